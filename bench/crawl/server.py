@@ -1,0 +1,134 @@
+"""nginx with one worker on one core: started for one run and stopped after it, so that its log is that run's log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONFIG = """\
+{user}
+worker_processes 1;
+daemon off;
+pid {work}/nginx.pid;
+error_log {work}/error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+    default_type text/html;
+    types {{ text/html html; text/plain txt; }}
+    charset utf-8;
+    sendfile on;
+    tcp_nopush on;
+    open_file_cache max=30000 inactive=10m;
+    open_file_cache_valid 10m;
+    keepalive_timeout 75s;
+    keepalive_requests 10000000;
+    client_body_temp_path {work}/tmp-body;
+    proxy_temp_path {work}/tmp-proxy;
+    fastcgi_temp_path {work}/tmp-fastcgi;
+    uwsgi_temp_path {work}/tmp-uwsgi;
+    scgi_temp_path {work}/tmp-scgi;
+    log_format short '$status $request_uri';
+    access_log {log};
+    server {{
+        listen 127.0.0.1:{port} backlog=1024;
+        root {root};
+    }}
+}}
+"""
+
+
+@dataclass
+class Serving:
+    """What the server knows of a run. Everything but the URL is filled in when it has stopped."""
+
+    url: str
+    statuses: Counter[int] = field(default_factory=Counter)
+    pages: Counter[str] = field(default_factory=Counter)
+    robots: int = 0
+    cpu_seconds: float = 0.0
+
+
+def install() -> str:
+    """Find nginx, installing it with apt-get if it is missing, and return its path."""
+    places = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
+    if found := shutil.which("nginx", path=places):
+        return found
+    print("nginx is missing: apt-get install nginx", flush=True)
+    subprocess.run(["apt-get", "update", "-q"], check=True, stdout=subprocess.DEVNULL)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "nginx"]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    if found := shutil.which("nginx", path=places):
+        return found
+    raise SystemExit("nginx could not be installed")
+
+
+def version(nginx: str) -> str:
+    return subprocess.run([nginx, "-v"], capture_output=True, text=True, check=True).stderr.rpartition("/")[2].strip()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serve(nginx: str, root: Path, work: Path, pin: list[str], *, log: bool) -> Iterator[Serving]:
+    """Serve `root` until the block ends, then read the log: which pages were asked for, how often, and the answers."""
+    work.mkdir(parents=True, exist_ok=True)
+    access = work / "access.log"
+    access.unlink(missing_ok=True)
+    port = free_port()
+    config = CONFIG.format(
+        user="user root;" if os.geteuid() == 0 else "",  # the files may lie where no other account can read
+        work=work,
+        log=f"{access} short buffer=64k" if log else "off",
+        port=port,
+        root=root,
+    )
+    (work / "nginx.conf").write_text(config)
+    command = [*pin, nginx, "-e", str(work / "error.log"), "-p", str(work), "-c", str(work / "nginx.conf")]
+    process = subprocess.Popen(command)
+    serving = Serving(f"http://127.0.0.1:{port}/")
+    try:
+        wait_for(port, process)
+        yield serving
+    finally:
+        process.terminate()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait for it again
+        serving.cpu_seconds = usage.ru_utime + usage.ru_stime
+    if log:
+        read_log(access, serving)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("nginx did not start: see error.log beside its configuration") from None
+            time.sleep(0.02)
+
+
+def read_log(access: Path, serving: Serving) -> None:
+    with access.open() as lines:
+        for line in lines:
+            status, _, path = line.rstrip("\n").partition(" ")
+            serving.statuses[int(status)] += 1
+            if path == "/robots.txt":
+                serving.robots += 1
+            elif status == "200":
+                serving.pages[path] += 1

@@ -1,0 +1,27 @@
+"""The demo: every book of the bookshop, from list pages to detail pages."""
+
+from shoal import Response, Spider
+
+
+class Books(Spider):
+    """The books of the demo shop: title, price, rating, stock."""
+
+    name = "books"
+    start_urls = ["http://127.0.0.1:8000/"]
+    settings = {"scope": {"max_depth": 8}}  # the shop's calendar has no last month
+
+    def parse(self, response: Response):
+        """A page with books on it, or any other: the books, and whatever else it links to."""
+        yield response.follow_all("article.product h3 a", callback=self.book, priority=10)
+        yield response.follow_all("a[href]:not(article.product a)")
+
+    def book(self, response: Response):
+        """A detail page."""
+        yield {
+            "title": response.css("h1::text").get(),
+            "price": response.css("p.price::text").re_first(r"[\d.]+"),
+            "rating": response.css("p.rating::attr(data-rating)").get(),
+            "stock": response.css("p.stock::text").re_first(r"\d+"),
+            "category": response.css("a.category::text").get(),
+            "url": response.url,
+        }

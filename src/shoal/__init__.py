@@ -1,0 +1,59 @@
+"""Shoal: many crawlers that move as one.
+
+Names are imported when they are first used, so that ``import shoal`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.config import Config as Config
+    from shoal.crawler import Crawl as Crawl
+    from shoal.crawler import crawl as crawl
+    from shoal.errors import DropItem as DropItem
+    from shoal.errors import ShoalError as ShoalError
+    from shoal.http import Request as Request
+    from shoal.http import Response as Response
+    from shoal.selector import Selector as Selector
+    from shoal.spider import Spider as Spider
+
+_HOMES = {
+    "Config": "shoal.config",
+    "Crawl": "shoal.crawler",
+    "DropItem": "shoal.errors",
+    "Request": "shoal.http",
+    "Response": "shoal.http",
+    "Selector": "shoal.selector",
+    "ShoalError": "shoal.errors",
+    "Spider": "shoal.spider",
+    "crawl": "shoal.crawler",
+}
+
+__version__ = "0.1.0"
+__all__ = [  # noqa: RUF022 - in the order in which one meets them
+    "Spider",
+    "Request",
+    "Response",
+    "Selector",
+    "Config",
+    "crawl",
+    "Crawl",
+    "DropItem",
+    "ShoalError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,146 @@
+"""`shoal audit`, `why`, `retry-failed`, `export`: what became of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.running import FrontierUrl, Output, given, resolve
+from shoal.errors import RunError, StoreError
+
+if TYPE_CHECKING:
+    from shoal.ports import Frontier, History, Run, Stats
+
+RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run (default: the newest).")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(audit)
+    app.command()(why)
+    app.command("retry-failed")(retry_failed)
+    app.command()(export)
+
+
+@asynccontextmanager
+async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
+    """The run that a command speaks of, and its frontier."""
+    from shoal.crawler import frontier_options
+    from shoal.frontier import open_store
+
+    config = resolve(None, given({"frontier": url}), []).config
+    if config.frontier.startswith("memory"):
+        raise StoreError("a memory frontier is gone with its process; say which one: --frontier sqlite:///file.db")
+    store = await open_store(config.frontier, readonly=readonly)
+    try:
+        runs = await store.list_runs()
+        chosen = [run for run in runs if run_id is None or run.run_id == run_id]
+        if not chosen:
+            known = ", ".join(run.run_id for run in runs[:5]) or "none"
+            raise RunError(f"{config.frontier} has no run {run_id or 'at all'}; it has: {known}")
+        yield chosen[0], await store.frontier(chosen[0].run_id, frontier_options(config))
+    finally:
+        await store.close()
+
+
+def audit(frontier: FrontierUrl = None, run_id: RunId = None) -> None:
+    """Show the ledger of a run, counted anew from its requests. Exit code 1 if it does not balance."""
+
+    async def work() -> bool:
+        async with opened(frontier, run_id, readonly=True) as (run, store):
+            counted, kept = await store.audit(), await store.stats()
+            _print_ledger(run, counted, await store.dead_kinds())
+            if counted != kept:
+                print(f"\nthe counters say something else: {kept}")
+            return counted.balanced and counted == kept
+
+    if not asyncio.run(work()):
+        print("\nNOT BALANCED: this is a bug in Shoal, or someone else wrote to the store")
+        sys.exit(1)
+    print("\nbalanced: nothing lost")
+
+
+def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
+    print(f"run {run.run_id} of {run.spider}: {run.state}{', still being seeded' if stats.seeding else ''}\n")
+    print(f"  pushed     {stats.pushed:>10}")
+    for name in ("ready", "waiting", "leased", "done", "dead"):
+        print(f"  {'=' if name == 'ready' else '+'} {name:<8} {getattr(stats, name):>10}")
+    for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]):
+        print(f"      {kind:<22} {count:>10}")
+    print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
+
+
+def why(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The URL as it was found, or as the summary shows it.")],
+    frontier: FrontierUrl = None,
+    run_id: RunId = None,
+) -> None:
+    """What became of a URL: where it was found, its attempts and waits, robots' word, its items."""
+
+    async def work() -> bool:
+        from shoal.http import Request
+
+        async with opened(frontier, run_id, readonly=True) as (run, store):
+            history = await store.find(Request(url))
+            if history is None:
+                print(f"run {run.run_id} has not seen {Request(url).url}: no fetched page links to it, or not in scope")
+                return False
+            _print_history(history)
+            return True
+
+    if not asyncio.run(work()):
+        sys.exit(1)
+
+
+def _print_history(history: History) -> None:
+    status = f", HTTP {history.status}" if history.status else ""
+    print(f"{history.url}\n  state     {history.state}{status}")
+    if history.reason:
+        print(f"  reason    {history.reason}")
+    print(f"  found on  {history.parent or 'given at the start'}")
+    print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
+    print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
+    for event in history.events:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        print(f"    {moment}  {event.what}{': ' + event.detail if event.detail else ''}")
+
+
+def retry_failed(
+    frontier: FrontierUrl = None,
+    run_id: RunId = None,
+    kind: Annotated[
+        list[str], typer.Option("--kind", metavar="KIND", help='Only these, as `audit` names them, e.g. "http 500".')
+    ] = [],
+) -> None:
+    """Make the dead requests of a run ready again, with all their attempts. What robots.txt forbade stays dead."""
+
+    async def work() -> None:
+        async with opened(frontier, run_id, readonly=False) as (run, store):
+            count = await store.retry_dead(kind or None)
+        print(f"{count} requests of run {run.run_id} are ready again; the same `shoal run` command fetches them")
+
+    asyncio.run(work())
+
+
+def export(output: Output, frontier: FrontierUrl = None, run_id: RunId = None) -> None:
+    """Write all items of a run to a file, in any of the formats."""
+    from shoal.sinks import open_sink
+    from shoal.sinks.drainer import export as drain
+
+    async def work() -> None:
+        async with opened(frontier, run_id, readonly=True) as (_, store):
+            for spec in output:
+                count = await drain(store, open_sink(spec), on_progress=_progress)
+                print(f"{count} items to {spec}", file=sys.stderr)
+
+    asyncio.run(work())
+
+
+def _progress(count: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{count} items", end="\r", file=sys.stderr, flush=True)

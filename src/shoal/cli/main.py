@@ -1,0 +1,56 @@
+"""The `shoal` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from shoal import __version__
+from shoal.cli import developing, inspecting, running
+from shoal.errors import ShoalError
+
+app = typer.Typer(
+    name="shoal",
+    help=(
+        "Crawl the web: politely, fast, and without losing a page.\n\n"
+        "Start with `shoal crawl URL -o pages.jsonl`, or write a spider with `shoal new NAME` and run it with "
+        "`shoal run FILE -o items.jsonl`. Add `--frontier sqlite:///crawl.db` and the crawl survives a crash: the same "
+        "command goes on where it was."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"shoal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+running.register(app)
+inspecting.register(app)
+developing.register(app)
+
+
+def main() -> None:
+    """The entry point. What Shoal raises on purpose is one line on standard error, and exit code 2."""
+    try:
+        app()
+    except ShoalError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("shoal: interrupted", file=sys.stderr)
+        sys.exit(130)

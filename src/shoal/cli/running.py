@@ -1,0 +1,164 @@
+"""`shoal crawl` and `shoal run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
+    from shoal.spider import Spider
+
+Output = Annotated[
+    list[str],
+    typer.Option(
+        "-o", "--output", metavar="FILE",
+        help="Where items go, by the ending: .jsonl .csv .parquet .db (SQLite), or - for standard output. Repeatable.",
+    ),
+]  # fmt: skip
+FrontierUrl = Annotated[
+    str | None,
+    typer.Option("--frontier", metavar="URL", help="Where the URLs are kept: memory: (default) or sqlite:///file.db"),
+]
+Setting = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as `shoal config` lists them. Repeatable."),
+]
+Delay = Annotated[
+    float | None, typer.Option("--delay", metavar="SECONDS", help="Between two fetches from one host (default 0.5).")
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", metavar="N", help="Requests in flight at once (default 32).")
+]
+MaxPages = Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after so many pages.")]
+NewRun = Annotated[bool, typer.Option("--new-run", help="Start anew, also when there is a run to go on with.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress, only warnings and the summary.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(crawl)
+    app.command()(run)
+
+
+def crawl(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to start.")],
+    output: Output = [],
+    item: Annotated[
+        list[str],
+        typer.Option("--item", metavar="NAME=CSS", help='A field of the item, e.g. "price=p.price". Repeatable.'),
+    ] = [],
+    depth: Annotated[int, typer.Option("--depth", metavar="N", help="Links away from the first page.")] = 3,
+    same_site: Annotated[bool, typer.Option("--same-site/--any-site", help="Stay on the host.")] = True,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Text as Markdown.")] = False,
+    max_pages: MaxPages = 1000,
+    delay: Delay = None,
+    concurrency: Concurrency = None,
+    frontier: FrontierUrl = None,
+    setting: Setting = [],
+    new_run: NewRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Crawl a site without writing code: title and text of each page, or the fields you choose."""
+    from shoal.pages import page_spider, parse_fields
+
+    spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
+    options = {
+        "scope.max_depth": depth,
+        "scope.max_pages": max_pages,
+        **given({"download_delay": delay, "concurrency": concurrency, "frontier": frontier}),
+    }
+    execute(spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet)
+
+
+def run(
+    spider: Annotated[str, typer.Argument(metavar="FILE", help="The spider's file, or FILE:Class.")],
+    output: Output = [],
+    argument: Annotated[
+        list[str],
+        typer.Option("-a", "--argument", metavar="KEY=VALUE", help="An argument of the spider. Repeatable."),
+    ] = [],
+    delay: Delay = None,
+    concurrency: Concurrency = None,
+    max_pages: MaxPages = None,
+    frontier: FrontierUrl = None,
+    setting: Setting = [],
+    new_run: NewRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a spider in this process.
+
+    With --frontier sqlite:///file.db it survives a crash: the same command again goes on where it was.
+    """
+    from shoal.spider import load_spider
+
+    made = load_spider(spider)(**pairs(argument, "-a"))
+    options = given(
+        {
+            "download_delay": delay,
+            "concurrency": concurrency,
+            "scope.max_pages": max_pages,
+            "frontier": frontier,
+        }
+    )
+    execute(made, resolve(made, options, setting), output, new_run=new_run, quiet=quiet, command=spider)
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that were on the command line."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def pairs(texts: list[str], option: str) -> dict[str, str]:
+    """``key=value`` of a repeated option."""
+    found = {}
+    for text in texts:
+        key, mark, value = text.partition("=")
+        if not mark or not key:
+            raise ConfigError(f"{option} {text!r}: write it as key=value")
+        found[key] = value
+    return found
+
+
+_OPTION_NAMES = {
+    "download_delay": "--delay",
+    "concurrency": "--concurrency",
+    "scope.max_pages": "--max-pages",
+    "scope.max_depth": "--depth",
+    "frontier": "--frontier",
+}
+
+
+def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[str]) -> Resolved:
+    """All layers of the configuration, with this command line on top."""
+    from shoal.config import find_config_file, load_config
+
+    return load_config(
+        file=find_config_file(os.environ),
+        spider=None if spider is None else spider.settings,
+        spider_name="" if spider is None else type(spider).__name__,
+        environ=os.environ,
+        command_line={**options, **pairs(settings, "--set")},
+        options=_OPTION_NAMES,
+    )
+
+
+def execute(
+    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = ""
+) -> None:
+    """Crawl, show it, and end with the summary. Exit code 1 when the crawl failed."""
+    from shoal.cli import progress, summary
+    from shoal.crawler import Crawl, run_blocking
+
+    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False)
+    console = progress.console()
+    progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
+    run_blocking(made, None if quiet else progress.show(console))
+    assert made.summary is not None
+    summary.show(console, made.summary, resolved.config, command)
+    sys.exit(1 if made.summary.state == "failed" else 0)

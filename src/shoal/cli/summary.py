@@ -1,0 +1,82 @@
+"""The last thing that a crawl says."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.cli.progress import duration
+from shoal.config import Config
+from shoal.events import Summary
+
+_TITLES = {
+    "finished": "finished: every page that was found is accounted for",
+    "stopped": "stopped before the end",
+    "limit": "page limit reached (scope.max_pages)",
+    "failed": "failed",
+}
+
+
+def show(console: Console, summary: Summary, config: Config, command: str = "") -> None:
+    """Print the summary and the commands that come next."""
+    stats, counters = summary.stats, summary.counters
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    robots = summary.dead_kinds.get("robots", 0)
+    dead = {kind: count for kind, count in summary.dead_kinds.items() if kind != "robots"}
+    reasons = ", ".join(f"{kind}: {count}" for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]))
+    rows = [
+        ("run", summary.run_id),
+        ("fetched", f"{counters.fetched} pages" + _of_which(counters.redirected, counters.from_cache)),
+        ("items", f"{stats.items}" + _items_beside(counters.dropped, counters.item_errors)),
+        ("duplicates", str(stats.duplicates)),
+        ("out of scope", str(counters.out_of_scope)),
+        ("blocked by robots", str(robots)),
+        ("retried", str(counters.retried)),
+        ("dead", f"{sum(dead.values())}" + (f" ({reasons})" if reasons else "")),
+        ("left", str(stats.remaining)),
+        ("lost", str(summary.lost)),
+        ("time", duration(summary.elapsed)),
+        ("speed", f"{summary.pages_per_second:.1f} pages/s"),
+        *(("written to", output) for output in summary.outputs if output != "-"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    console.print(f"\n{summary.spider}: {_TITLES[summary.state]}", style="red" if summary.error else "bold")
+    if summary.error:
+        console.print(f"  {summary.error}", style="red", markup=False)
+    console.print(table)
+    for hint in next_steps(summary, config, command):
+        console.print(f"  {hint}", style="dim", markup=False, soft_wrap=True)
+
+
+def _of_which(redirected: int, cached: int) -> str:
+    parts = [f"{count} {name}" for count, name in ((redirected, "redirects"), (cached, "from the cache")) if count]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _items_beside(dropped: int, errors: int) -> str:
+    parts = [f"{count} {name}" for count, name in ((dropped, "dropped"), (errors, "could not be stored")) if count]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
+    """What one may want to do now."""
+    if not config.frontier.startswith("sqlite:"):
+        if summary.state == "finished":
+            return []
+        return ["the queue was in memory and is gone; --frontier sqlite:///crawl.db would keep it"]
+    at = f"--frontier {config.frontier}"
+    steps = []
+    if summary.stats.remaining or summary.state == "failed":
+        steps.append("go on: the same command again")
+    if summary.stats.dead:
+        steps.append(f"shoal retry-failed {at}")
+    steps.append(f"shoal audit {at}")
+    steps.append(f"shoal why URL {at}")
+    if summary.stats.items:
+        steps.append(f"shoal export {at} -o items.csv")
+    if summary.state in ("finished", "limit") and command:
+        steps.append(f"shoal run {command} {at} --new-run")
+    return ["next: " + steps[0], *("      " + step for step in steps[1:])]

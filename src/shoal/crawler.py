@@ -1,0 +1,278 @@
+"""One crawl, put together: spider, configuration, store, onion, engine, outputs.
+
+The command line and a user's own program start crawls in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from shoal.config import Config, load_config
+from shoal.engine import Engine
+from shoal.errors import RunError, ShoalError
+from shoal.events import Snapshot, Summary
+from shoal.frontier import open_store
+from shoal.middleware import wrap
+from shoal.ports import Fetch, Fetcher, Frontier, FrontierOptions, Middleware, Run, Sink, Store
+from shoal.scheduler import Scheduler
+from shoal.scope import Scope
+from shoal.sinks import open_sink, sink_id
+from shoal.sinks.collect import CollectSink
+from shoal.sinks.drainer import Drainer
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.crawler")
+
+
+def crawl(
+    spider: type[Spider] | Spider,
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    outputs: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    new_run: bool = False,
+) -> Crawl:
+    """Crawl with a spider.
+
+    In a program without an event loop it runs to the end and returns the finished `Crawl` (``.items``, ``.summary``).
+    Inside a running loop it returns at once: ``await`` it, or take its items as they come with ``async for``.
+    """
+    made = Crawl(spider, config, outputs=outputs, arguments=arguments, new_run=new_run)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_blocking(made)
+    return made
+
+
+def run_blocking(made: Crawl, during: Callable[[Crawl], Any] | None = None) -> Crawl:
+    """Run a crawl on an event loop of its own. SIGINT and SIGTERM end it in good order, a second one at once.
+
+    ``during`` is a coroutine function that runs beside it, to show progress.
+    """
+    import uvloop
+
+    asked = False
+
+    def on_signal(number: int) -> None:
+        nonlocal asked
+        if asked:
+            os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # a live panel hides the cursor
+            os._exit(128 + number)
+        asked = True
+        made.stop()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, on_signal, number)
+            except (RuntimeError, ValueError):  # not the main thread: signals are someone else's
+                break
+        beside = asyncio.create_task(during(made)) if during is not None else None
+        try:
+            await made
+        finally:
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+
+    uvloop.run(main())
+    return made
+
+
+class Crawl:
+    """A crawl that was asked for: awaitable once, or an async iterator over its items."""
+
+    def __init__(
+        self,
+        spider: type[Spider] | Spider,
+        config: Config | Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] = (),
+        arguments: Mapping[str, Any] | None = None,
+        new_run: bool = False,
+        collect: bool = True,
+    ) -> None:
+        """``collect`` keeps the items in ``.items`` when there are no outputs; turn it off for large crawls."""
+        self.spider = spider(**(arguments or {})) if isinstance(spider, type) else spider
+        if isinstance(config, Config):
+            self.config = config
+        else:
+            name = type(self.spider).__name__
+            self.config = load_config(spider=self.spider.settings, spider_name=name, code=config).config
+        self.outputs = tuple(outputs)
+        self.items: list[dict[str, Any]] = []
+        self.summary: Summary | None = None
+        self.run: Run | None = None
+        self._new_run = new_run
+        self._collect = collect and not outputs
+        self._engine: Engine | None = None
+        self._stop_asked = False
+
+    def __await__(self) -> Generator[Any, None, Crawl]:
+        return self._to_the_end().__await__()
+
+    async def _to_the_end(self) -> Crawl:
+        sink = CollectSink(self.items) if self._collect else None
+        self.summary = await self._execute(sink)
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """The items as they come. Leaving the loop early ends the crawl."""
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
+        sink = CollectSink(queue)
+
+        async def execute() -> None:
+            try:
+                self.summary = await self._execute(sink)
+            finally:
+                await queue.put(None)
+
+        task = asyncio.create_task(execute())
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+        finally:
+            sink.leave()
+            self.stop()
+            await task
+
+    def stop(self) -> None:
+        """End in good order: finish what is in flight up to ``shutdown_grace``, and give the rest back."""
+        self._stop_asked = True
+        if self._engine is not None and not self._engine.stopping:
+            log.warning("stopping: what is in flight has %g s to end", self.config.shutdown_grace)
+            self._engine.stop()
+
+    async def snapshot(self) -> Snapshot | None:
+        """The crawl at this moment; None before it has begun."""
+        return None if self._engine is None else await self._engine.snapshot()
+
+    # -- putting it together
+
+    async def _execute(self, collector: Sink | None) -> Summary:
+        if self.summary is not None or self._engine is not None:
+            raise RunError("this crawl has run already; make another one")
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            store = await open_store(self.config.frontier)
+            stack.push_async_callback(store.close)
+            run = self.run = await self._choose_run(store)
+            frontier = await store.frontier(run.run_id, frontier_options(self.config))
+            if run.state != "running" and not await frontier.is_finished():
+                run = self.run = await store.transition(run.run_id, "running")
+            scope = Scope(self.config.scope, self.spider.allowed_domains)
+            scheduler = Scheduler(frontier, scope, ttl=self.config.lease.ttl)
+            fetch = self._onion(frontier, stack)
+            drainers = await self._open_outputs(frontier, collector)
+            keep = self.config.items.keep and not self.config.frontier.startswith("memory:")
+            engine = Engine(self.spider, self.config, scheduler, fetch, drainers, keep_items=keep)
+            self._engine = engine
+            error: ShoalError | None = None
+            try:
+                if self._stop_asked:
+                    engine.stop()
+                await engine.run()
+            except ShoalError as exc:
+                error = exc
+            finally:
+                ended = engine.limit_reached or await frontier.is_finished()
+                for drainer in drainers:
+                    try:
+                        await drainer.finish(finished=ended)
+                    except ShoalError as exc:
+                        error = error or exc
+            if ended and error is None:
+                await store.transition(run.run_id, "finished")
+            return await self._summarize(run, frontier, engine, error, started)
+
+    async def _choose_run(self, store: Store) -> Run:
+        """The run to go on with, or a new one."""
+        name = self.spider.spider_name()
+        if not self._new_run:
+            for run in await store.list_runs(name):
+                if run.state != "cancelled":
+                    return run
+        run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time())
+        return await store.create_run(run)
+
+    def _onion(self, frontier: Frontier, stack: AsyncExitStack) -> Fetch:
+        """The layers around the fetcher, outermost first."""
+        from shoal.fetch.http import HttpFetcher
+        from shoal.middleware.cache import Cache
+        from shoal.middleware.cookies import Cookies
+        from shoal.middleware.retry import StatusCheck
+        from shoal.middleware.robots import Robots
+        from shoal.middleware.throttle import Throttle
+
+        config = self.config
+        fetcher: Fetcher = HttpFetcher(config.http, config.user_agent)
+        stack.push_async_callback(fetcher.close)
+        layers: list[Middleware] = []
+        if config.robots.obey:
+            layers.append(Robots(config.robots, config.user_agent, frontier.update_host))
+        if config.cookies:
+            layers.append(Cookies())
+        if config.throttle.enabled:
+            layers.append(Throttle(config.throttle, frontier.update_host))
+        layers.append(StatusCheck(config.retry.statuses, self.spider.handle_statuses))
+        if config.cache.enabled:
+            layers.append(Cache(config.cache))
+        return wrap(fetcher.fetch, layers)
+
+    async def _open_outputs(self, frontier: Frontier, collector: Sink | None) -> list[Drainer]:
+        drainers = [Drainer(frontier, open_sink(spec), sink_id(spec)) for spec in self.outputs]
+        if collector is not None:
+            drainers.append(Drainer(frontier, collector, "collect"))
+        started: list[Drainer] = []
+        try:
+            for drainer in drainers:
+                await drainer.start()
+                started.append(drainer)
+        except BaseException:
+            for drainer in started:
+                await drainer.abandon()
+            raise
+        return drainers
+
+    async def _summarize(
+        self, run: Run, frontier: Frontier, engine: Engine, error: ShoalError | None, started: float
+    ) -> Summary:
+        finished = await frontier.is_finished()
+        state = "finished" if finished else "limit" if engine.limit_reached else "stopped"
+        return Summary(
+            run_id=run.run_id,
+            spider=run.spider,
+            state="failed" if error is not None else state,
+            error="" if error is None else str(error),
+            stats=await frontier.stats(),
+            dead_kinds=await frontier.dead_kinds(),
+            counters=engine.counters,
+            elapsed=time.monotonic() - started,
+            outputs=self.outputs,
+        )
+
+
+def frontier_options(config: Config) -> FrontierOptions:
+    """The frontier's slice of the configuration."""
+    return FrontierOptions(
+        max_attempts=config.retry.max_attempts,
+        delay=config.download_delay,
+        concurrency_per_host=config.concurrency_per_host,
+        max_queue_size=config.queue.max_size,
+        in_memory=config.queue.in_memory,
+    )
+
+
+def new_run_id() -> str:
+    """A name that sorts by time: ``20260215_120000_3fa9``."""
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)

@@ -1,0 +1,108 @@
+"""Every error that Shoal raises on purpose.
+
+::
+
+    ShoalError
+    ├── ConfigError          a setting: names the key and the layer it came from
+    ├── SpiderError          a spider file or class that can't be used
+    ├── RequestError         a request that can't be made: bad URL, method or callback
+    ├── SelectorError        a CSS or XPath query that can't be read
+    ├── FetchError           a page that could not be had; says whether a retry can help
+    ├── ItemError            an item that can't be stored
+    │   └── DropItem         raised by a pipeline to drop an item on purpose
+    ├── SinkError            an output that can't be opened or written
+    ├── RunError             a run that does not exist, or is not in the right state
+    └── FrontierError        the store of URLs
+        ├── QueueFullError   an explicit push past the maximum; nothing was recorded
+        ├── LeaseLostError   the lease's token is no longer current; nothing was changed
+        ├── StoreBusyError   another process works on this store
+        └── StoreError       the store can't be opened, is corrupt, or is something else
+
+Errors of libraries are wrapped at the border, with ``raise ... from exc``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class ShoalError(Exception):
+    """The root: ``except ShoalError`` catches whatever Shoal raises on purpose."""
+
+
+class ConfigError(ShoalError, ValueError):
+    """A setting is unknown or has a bad value."""
+
+
+class SpiderError(ShoalError):
+    """A spider file or class can't be used."""
+
+
+class RequestError(ShoalError, ValueError):
+    """A request can't be made from what was given."""
+
+
+class SelectorError(ShoalError, ValueError):
+    """A CSS or XPath query can't be read."""
+
+
+class FetchError(ShoalError):
+    """A page could not be had.
+
+    ``kind`` is a short word that failures are counted by (``timeout``, ``dns``, ``http 404`` ...). ``retryable`` says
+    whether another attempt can help, ``retry_after`` how long the server asked to wait. ``contacted`` is False when
+    nothing was sent to the host, so that its delay need not be kept. ``status`` is the HTTP status if there was one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        retryable: bool,
+        status: int = 0,
+        retry_after: timedelta | None = None,
+        contacted: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retryable = retryable
+        self.status = status
+        self.retry_after = retry_after
+        self.contacted = contacted
+
+
+class ItemError(ShoalError):
+    """An item can't be stored."""
+
+
+class DropItem(ItemError):
+    """Raised by a pipeline: this item is not wanted. It is counted, not an error."""
+
+
+class SinkError(ShoalError):
+    """An output can't be opened or written."""
+
+
+class RunError(ShoalError):
+    """A run does not exist, or is not in the state that this needs."""
+
+
+class FrontierError(ShoalError):
+    """The store of URLs could not do what was asked."""
+
+
+class QueueFullError(FrontierError):
+    """An explicit push went past the maximum queue size. Nothing was recorded; push it again later."""
+
+
+class LeaseLostError(FrontierError):
+    """The lease's token is no longer current: someone else has the request now. Nothing was changed."""
+
+
+class StoreBusyError(FrontierError):
+    """Another process works on this store."""
+
+
+class StoreError(FrontierError):
+    """The store can't be opened, is corrupt, or is something else."""

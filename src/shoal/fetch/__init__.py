@@ -1,0 +1,1 @@
+"""Fetchers: request in, response out."""

@@ -1,0 +1,583 @@
+"""The frontier in memory: nothing to install, gone with the process.
+
+A million URLs fit in 300 MB because a request is one ``bytes`` object (a fixed header, then its msgpack) in one
+dictionary, which the garbage collector never has to look at. Past ``in_memory`` queued requests, more go to disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+from struct import Struct as Layout
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.errors import QueueFullError, RequestError, RunError
+from shoal.frontier.backlog import Backlog, Spill
+from shoal.frontier.hosts import Host, Lane, LaneTable
+from shoal.frontier.rules import (
+    DEAD,
+    DONE,
+    LEASED,
+    LOST_KIND,
+    READY,
+    SPARED_KINDS,
+    STATE_NAMES,
+    WAITING,
+    check_transition,
+    child_fingerprint,
+    lost_reason,
+    push_fingerprint,
+)
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import (
+    Claim,
+    Completion,
+    Event,
+    Failure,
+    FrontierOptions,
+    History,
+    HostState,
+    HostUpdate,
+    Lease,
+    Leased,
+    LoggedItem,
+    Pushed,
+    RequestState,
+    Run,
+    RunState,
+    Stats,
+)
+
+_HEADER = Layout("<BBHIdQ16s")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+_NO_PARENT = bytes(16)
+_CHUNK = 1000
+_Fresh = dict[bytes, tuple[Request, bytes]]
+"""New requests by fingerprint, with their msgpack."""
+
+
+class _Head(NamedTuple):
+    """The fixed part of a record."""
+
+    state: int
+    attempts: int
+    status: int
+    items: int
+    at: float
+    sequence: int
+    parent: bytes
+
+
+class _Held(msgspec.Struct):
+    """A lease that is out."""
+
+    token: int
+    until: float
+    lane: Lane[Backlog]
+    rank: float
+
+
+class _Role(msgspec.Struct):
+    token: int = 0
+    until: float = 0.0
+    cursor: bytes = b""
+    finished: bool = False
+
+
+def _head(record: bytes) -> _Head:
+    return _Head._make(_HEADER.unpack_from(record))
+
+
+def _record(head: _Head, payload: bytes) -> bytes:
+    return _HEADER.pack(*head) + payload
+
+
+class MemoryStore:
+    """Runs and their frontiers in this process."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._runs: dict[str, Run] = {}
+        self._frontiers: dict[str, MemoryFrontier] = {}
+        self._hosts: dict[str, Host] = {}
+
+    async def create_run(self, run: Run) -> Run:
+        if run.run_id in self._runs:
+            raise RunError(f"there is a run {run.run_id} already")
+        self._runs[run.run_id] = run
+        return run
+
+    async def transition(self, run_id: str, state: RunState) -> Run:
+        run = self._runs.get(run_id)
+        check_transition(run_id, run, state)
+        assert run is not None
+        changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
+        return changed
+
+    async def get_run(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    async def list_runs(self, spider: str | None = None) -> list[Run]:
+        return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
+
+    async def frontier(self, run_id: str, options: FrontierOptions) -> MemoryFrontier:
+        if run_id not in self._runs:
+            raise RunError(f"there is no run {run_id}")
+        if run_id not in self._frontiers:
+            self._frontiers[run_id] = MemoryFrontier(options, self._hosts, self._clock, self._frontiers)
+        return self._frontiers[run_id]
+
+    async def close(self) -> None:
+        for frontier in self._frontiers.values():
+            frontier.discard()
+
+
+class MemoryFrontier:
+    """See `shoal.ports.Frontier`. No method gives way to another task in its middle, so each is one atomic step."""
+
+    def __init__(
+        self,
+        options: FrontierOptions,
+        hosts: dict[str, Host],
+        clock: Callable[[], float],
+        runs: dict[str, MemoryFrontier],
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._runs = runs
+        """The frontiers of all runs on the store, this one among them."""
+        self._lanes: LaneTable[Backlog] = LaneTable(hosts, options)
+        self._records: dict[int, bytes | None] = {}
+        """By fingerprint; None while it is on disk."""
+        self._held: dict[int, _Held] = {}
+        self._expiries: list[tuple[float, int, int]] = []
+        self._waiting: list[tuple[float, int, int]] = []
+        self._roles: dict[str, _Role] = {}
+        self._log: deque[LoggedItem] = deque()
+        self._causes: dict[int, tuple[str, str]] = {}
+        self._events: dict[int, list[Event]] = {}
+        self._spill: Spill | None = None
+        self._spill_at = min(options.in_memory, options.max_queue_size or options.in_memory)
+        self._spilled = 0
+        self._counts = [0, 0, 0, 0, 0]
+        self._pushed = self._duplicates = self._items = self._sequence = self._token = 0
+
+    # -- pushing
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        role = self._roles.get("seed")
+        if seed is not None and (role is None or role.token != seed.token):
+            return Pushed(0, 0)
+        fresh = self._fresh((push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests))
+        most = self._options.max_queue_size
+        if most is not None and fresh and self._counts[READY] + self._counts[WAITING] + len(fresh) > most:
+            raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
+        self._enqueue(fresh, _NO_PARENT, len(requests))
+        if seed is not None and role is not None:
+            role.cursor = cursor
+        return Pushed(len(fresh), len(requests) - len(fresh))
+
+    def _fresh(self, named: Iterable[tuple[bytes, Request]]) -> _Fresh:
+        """What is new, encoded: a request that can't be is refused here, before anything is changed."""
+        fresh: _Fresh = {}
+        for fingerprint, request in named:
+            if fingerprint not in fresh and int.from_bytes(fingerprint, "big") not in self._records:
+                try:
+                    fresh[fingerprint] = request, _encode(request)
+                except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                    raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+        return fresh
+
+    def _fresh_children(self, ended: Completion | Failure) -> _Fresh:
+        parent = ended.lease.fingerprint
+        return self._fresh((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
+
+    def _push_children(self, ended: Completion | Failure, fresh: _Fresh, known: int) -> Pushed:
+        # Another page of the same batch may have brought the same link meanwhile.
+        fresh = {name: new for name, new in fresh.items() if int.from_bytes(name, "big") not in self._records}
+        self._enqueue(fresh, ended.lease.fingerprint, len(ended.children))
+        self._duplicates += known
+        return Pushed(len(fresh), len(ended.children) - len(fresh) + known)
+
+    def _enqueue(self, fresh: _Fresh, parent: bytes, offered: int) -> None:
+        now = self._clock()
+        spilled: list[tuple[int, float, int, bytes, bytes]] = []
+        for fingerprint, (request, payload) in fresh.items():
+            self._sequence += 1
+            number, rank = int.from_bytes(fingerprint, "big"), -request.priority
+            record = _record(_Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
+            name = host_of(request.url)
+            lane = self._lanes.by_name.get(name) or self._lanes.add(name, Backlog(len(self._lanes.by_name)))
+            if lane.queue.has_tail(rank) or self._counts[READY] - self._spilled >= self._spill_at:
+                self._records[number] = None
+                spilled.append((lane.queue.number, rank, self._sequence, fingerprint, record))
+                lane.queue.count_spilled(rank, 1)
+                self._spilled += 1
+            else:
+                self._records[number] = record
+                lane.queue.push(rank, number)
+            self._counts[READY] += 1
+            lane.ready += 1
+            if lane.best is None or (rank, self._sequence) < lane.best:
+                lane.best = (rank, self._sequence)
+                self._lanes.place(lane, now)
+        if spilled:
+            self._spill = self._spill or Spill()
+            self._spill.add(spilled)
+        self._pushed += len(fresh)
+        self._duplicates += offered - len(fresh)
+
+    # -- leasing
+
+    async def lease(self, limit: int, ttl: float) -> Leased:
+        started = time.monotonic()
+        now = self._clock()
+        for frontier in self._runs.values():
+            frontier._wake(now)  # what another run lost must not keep a host from this one
+        leases: list[Lease] = []
+        while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:
+            leases.append(self._take(lane, now, ttl, started + ttl))
+            self._lanes.place(lane, now)
+        due_again = self._waiting[0][0] if self._waiting else None
+        moments = [at for at in (due_again, self._next_expiry(), self._lanes.next_due()) if at is not None]
+        return Leased(leases, max(0.0, min(moments) - now) if moments else None)
+
+    def _next_expiry(self) -> float | None:
+        """When the next lease runs out; entries of leases that ended or were renewed are dropped on the way."""
+        while self._expiries:
+            until, token, number = self._expiries[0]
+            held = self._held.get(number)
+            if held is not None and held.token == token and held.until == until:
+                return until
+            heappop(self._expiries)
+        return None
+
+    def _wake(self, now: float) -> None:
+        """Give back expired leases, and make ready what has waited long enough."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, token, number = heappop(self._expiries)
+            held = self._held.get(number)
+            if held is not None and held.token == token and held.until <= now:
+                self._expire(number, held, now)
+        while self._waiting and self._waiting[0][0] <= now:
+            _, _, number = heappop(self._waiting)
+            record = self._records[number]
+            assert record is not None
+            head, request = _head(record), _decode(record[_HEADER.size :])
+            self._set(number, head._replace(state=READY), record)
+            self._requeue(self._lanes.by_name[host_of(request.url)], -request.priority, head.sequence, number, now)
+
+    def _expire(self, number: int, held: _Held, now: float) -> None:
+        del self._held[number]
+        record = self._records[number]
+        assert record is not None
+        head = _head(record)
+        reason = lost_reason(head.attempts)
+        self._note(number, now, "lease lost", reason)
+        if head.attempts >= self._options.max_attempts:
+            self._causes[number] = (LOST_KIND, reason)
+            self._set(number, head._replace(state=DEAD, at=now), record)
+        else:
+            self._set(number, head._replace(state=READY, at=now), record)
+            self._requeue(held.lane, held.rank, head.sequence, number, now)
+        held.lane.host.returned(now, contacted=True)
+
+    def _take(self, lane: Lane[Backlog], now: float, ttl: float, deadline: float) -> Lease:
+        found = lane.queue.best()
+        assert found is not None
+        rank, bucket = found
+        if bucket.back and (not bucket.fresh or bucket.back[0][0] < self._sequence_of(bucket.fresh[0])):
+            number = heappop(bucket.back)[1]
+        elif bucket.fresh:
+            number = bucket.fresh.popleft()
+        else:
+            self._load(lane, rank)
+            number = bucket.fresh.popleft()
+        record = self._records[number]
+        assert record is not None
+        head = _head(record)
+        self._token += 1
+        self._set(number, head._replace(state=LEASED, attempts=min(255, head.attempts + 1), at=now), record)
+        self._held[number] = _Held(self._token, now + ttl, lane, rank)
+        heappush(self._expiries, (now + ttl, self._token, number))
+        lane.host.in_flight += 1
+        lane.ready -= 1
+        lane.best = self._best(lane)
+        request = _decode(record[_HEADER.size :])
+        fingerprint = number.to_bytes(16, "big")
+        return Lease(request, fingerprint, self._token, head.attempts + 1, lane.host.name, deadline)
+
+    def _best(self, lane: Lane[Backlog]) -> tuple[float, int] | None:
+        found = lane.queue.best()
+        if found is None:
+            return None
+        rank, bucket = found
+        if not bucket.fresh and bucket.spilled:
+            self._load(lane, rank)
+        fresh = self._sequence_of(bucket.fresh[0]) if bucket.fresh else None
+        back = bucket.back[0][0] if bucket.back else None
+        return rank, min(number for number in (fresh, back) if number is not None)
+
+    def _load(self, lane: Lane[Backlog], rank: float) -> None:
+        assert self._spill is not None
+        rows = self._spill.take(lane.queue.number, rank, _CHUNK)
+        for fingerprint, record in rows:
+            number = int.from_bytes(fingerprint, "big")
+            self._records[number] = record
+            lane.queue.push(rank, number)
+        lane.queue.count_spilled(rank, -len(rows))
+        self._spilled -= len(rows)
+
+    def _sequence_of(self, number: int) -> int:
+        record = self._records[number]
+        assert record is not None
+        return _head(record).sequence
+
+    def _requeue(self, lane: Lane[Backlog], rank: float, sequence: int, number: int, now: float) -> None:
+        lane.queue.put_back(rank, sequence, number)
+        lane.ready += 1
+        lane.best = self._best(lane)
+        self._lanes.place(lane, now)
+
+    def _set(self, number: int, head: _Head, record: bytes) -> None:
+        self._counts[record[0]] -= 1
+        self._counts[head.state] += 1
+        self._records[number] = _record(head, record[_HEADER.size :])
+
+    def _note(self, number: int, at: float, what: str, detail: str) -> None:
+        self._events.setdefault(number, []).append(Event(at, what, detail))
+
+    def _current(self, lease: Lease) -> tuple[int, _Held, bytes] | None:
+        """What is held under the lease's token, or None: stale."""
+        number = int.from_bytes(lease.fingerprint, "big")
+        held = self._held.get(number)
+        record = self._records.get(number)
+        if held is None or record is None or held.token != lease.token:
+            return None
+        return number, held, record
+
+    # -- ending a lease
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = time.monotonic() + ttl
+        until = self._clock() + ttl
+        renewed: list[Lease | None] = []
+        for lease in leases:
+            current = self._current(lease)
+            if current is None:
+                renewed.append(None)
+                continue
+            number, held, _ = current
+            held.until = until
+            heappush(self._expiries, (until, held.token, number))
+            renewed.append(msgspec.structs.replace(lease, deadline=deadline))
+        return renewed
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        now = self._clock()
+        fresh = [self._fresh_children(completion) for completion in completions]
+        return [self._complete(completion, new, now) for completion, new in zip(completions, fresh, strict=True)]
+
+    def _complete(self, completion: Completion, fresh: _Fresh, now: float) -> Pushed | None:
+        current = self._current(completion.lease)
+        if current is None:
+            return None
+        number, held, record = current
+        del self._held[number]
+        head = _head(record)
+        items = self._append(completion.lease.fingerprint, completion.items, head.items)
+        self._set(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
+        if completion.note:
+            self._note(number, now, "note", completion.note)
+        pushed = self._push_children(completion, fresh, completion.duplicates)
+        held.lane.host.returned(now, contacted=completion.contacted)
+        return pushed
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        now = self._clock()
+        fresh = [self._fresh_children(failure) for failure in failures]
+        return [self._fail(failure, new, now) for failure, new in zip(failures, fresh, strict=True)]
+
+    def _fail(self, failure: Failure, fresh: _Fresh, now: float) -> RequestState | None:
+        current = self._current(failure.lease)
+        if current is None:
+            return None
+        number, held, record = current
+        del self._held[number]
+        head = _head(record)._replace(status=failure.status, at=now)
+        if failure.retry_in is not None and head.attempts < self._options.max_attempts:
+            state = WAITING
+            self._note(
+                number, now, f"attempt {head.attempts} failed", f"{failure.reason}; waits {failure.retry_in:g} s"
+            )
+            heappush(self._waiting, (now + failure.retry_in, head.sequence, number))
+        else:
+            state = DEAD
+            self._note(number, now, f"attempt {head.attempts} failed", failure.reason)
+            self._causes[number] = (failure.kind, failure.reason)
+            head = head._replace(items=self._append(failure.lease.fingerprint, failure.items, head.items))
+            self._push_children(failure, fresh, 0)
+        self._set(number, head._replace(state=state), record)
+        held.lane.host.returned(now, contacted=failure.contacted)
+        return STATE_NAMES[state]
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        now = self._clock()
+        released = []
+        for lease in leases:
+            current = self._current(lease)
+            released.append(current is not None)
+            if current is None:
+                continue
+            number, held, record = current
+            del self._held[number]
+            head = _head(record)
+            self._set(number, head._replace(state=READY, attempts=head.attempts - 1, at=now), record)
+            self._requeue(held.lane, held.rank, head.sequence, number, now)
+            held.lane.host.returned(now, contacted=contacted)
+        return released
+
+    # -- roles and items
+
+    async def claim(self, role: str, ttl: float) -> Claim | None:
+        now = self._clock()
+        held = self._roles.setdefault(role, _Role())
+        if held.finished or held.until > now:
+            return None
+        self._token += 1
+        held.token, held.until = self._token, now + ttl
+        return Claim(role, held.token, held.cursor)
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+        held = self._roles.get(claim.role)
+        if held is None or held.token != claim.token:
+            return False
+        held.cursor, held.until = cursor, self._clock() + ttl
+        return True
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        held = self._roles.get(claim.role)
+        if held is None or held.token != claim.token:
+            return False
+        held.token, held.until, held.finished = 0, 0.0, finished
+        return True
+
+    def _append(self, fingerprint: bytes, items: Sequence[bytes], before: int) -> int:
+        """Log a request's items and return how many it has now. One that was dead and is retried may have some
+        ``before``: the new ones are numbered behind them, so that a key is never used twice."""
+        for index, payload in enumerate(items, before):
+            self._items += 1
+            self._log.append(LoggedItem(self._items, fingerprint, index, payload))
+        return before + len(items)
+
+    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        if not self._log:
+            return []
+        skip = max(0, after + 1 - self._log[0].seq)
+        return list(islice(self._log, skip, skip + limit))
+
+    async def trim_items(self, through: int) -> None:
+        while self._log and self._log[0].seq <= through:
+            self._log.popleft()
+
+    # -- hosts
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        lane = self._lanes.by_name.get(host) or self._lanes.add(host, Backlog(len(self._lanes.by_name)))
+        lane.host.apply(update, self._clock())
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        return self._lanes.states(self._clock(), limit)
+
+    # -- looking at it
+
+    def _seeding(self) -> bool:
+        role = self._roles.get("seed")
+        return role is None or not role.finished
+
+    def _stats(self, counts: Sequence[int], pushed: int) -> Stats:
+        ready, waiting, leased, done, dead = counts
+        return Stats(
+            pushed=pushed, ready=ready, waiting=waiting, leased=leased, done=done, dead=dead,
+            duplicates=self._duplicates, items=self._items, seeding=self._seeding(),
+        )  # fmt: skip
+
+    async def stats(self) -> Stats:
+        return self._stats(self._counts, self._pushed)
+
+    async def audit(self) -> Stats:
+        counts = [0, 0, 0, 0, 0]
+        for record in self._records.values():
+            counts[READY if record is None else record[0]] += 1
+        return self._stats(counts, self._pushed)
+
+    async def is_finished(self) -> bool:
+        ready, waiting, leased, _, _ = self._counts
+        return not (ready or waiting or leased or self._seeding())
+
+    async def find(self, request: Request) -> History | None:
+        number = int.from_bytes(request.fingerprint(), "big")
+        return self._history(number) if number in self._records else None
+
+    def _history(self, number: int) -> History:
+        record = self._read(number)
+        head, request = _head(record), _decode(record[_HEADER.size :])
+        parent = int.from_bytes(head.parent, "big")
+        url = _decode(self._read(parent)[_HEADER.size :]).url if parent in self._records else None
+        return History(
+            url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
+            attempts=head.attempts, status=head.status, items=head.items, parent=url,
+            reason=self._causes.get(number, ("", ""))[1],
+            events=(*self._events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
+        )  # fmt: skip
+
+    def _read(self, number: int) -> bytes:
+        record = self._records[number]
+        if record is None:
+            assert self._spill is not None
+            record = self._spill.find(number.to_bytes(16, "big"))
+        assert record is not None
+        return record
+
+    async def dead_kinds(self) -> dict[str, int]:
+        kinds: dict[str, int] = {}
+        for kind, _ in self._causes.values():
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds
+
+    async def dead(self) -> AsyncIterator[History]:
+        for number in list(self._causes):
+            yield self._history(number)
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        now = self._clock()
+        chosen = [
+            number
+            for number, (kind, _) in self._causes.items()
+            if (kind not in SPARED_KINDS if kinds is None else kind in kinds)
+        ]
+        for number in chosen:
+            del self._causes[number]
+            record = self._records[number]
+            assert record is not None
+            head, request = _head(record), _decode(record[_HEADER.size :])
+            self._note(number, now, "retried", "made ready again with all its attempts")
+            self._set(number, head._replace(state=READY, attempts=0, at=now), record)
+            self._requeue(self._lanes.by_name[host_of(request.url)], -request.priority, head.sequence, number, now)
+        return len(chosen)
+
+    async def close(self) -> None:
+        """Nothing: what it holds belongs to the store, where another worker may go on with it."""
+
+    def discard(self) -> None:
+        """The store is closed: forget what is on disk."""
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None

@@ -1,0 +1,57 @@
+"""What all frontiers decide in the same way."""
+
+from __future__ import annotations
+
+import os
+
+from shoal.errors import RunError
+from shoal.http import Request
+from shoal.links import derived_fingerprint
+from shoal.ports import Claim, RequestState, Run, RunState
+
+READY, WAITING, LEASED, DONE, DEAD = range(5)
+STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
+
+LOST_KIND = "worker lost"
+SPARED_KINDS = frozenset({"robots", "scope"})
+"""Kinds of death that a retry does not change unless it is asked for by name."""
+
+_STEPS: dict[RunState, frozenset[RunState]] = {
+    "queued": frozenset({"running", "cancelled"}),
+    "running": frozenset({"queued", "paused", "finished", "cancelled"}),
+    "paused": frozenset({"running", "cancelled"}),
+    "finished": frozenset({"running"}),
+    "cancelled": frozenset({"running"}),
+}
+
+
+def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
+    """RunError unless the run exists and may go to this state. Staying in a state is allowed."""
+    if run is None:
+        raise RunError(f"there is no run {run_id}")
+    if state != run.state and state not in _STEPS[run.state]:
+        raise RunError(f"run {run_id} is {run.state}; it can't become {state}")
+
+
+def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index: int) -> bytes:
+    """The name of a pushed request. One that is not filtered gets a name of its own, which is the same again when a
+    seeder that was taken over pushes it again."""
+    fingerprint = request.fingerprint()
+    if not request.dont_filter:
+        return fingerprint
+    if seed is None:
+        return derived_fingerprint(fingerprint, os.urandom(16))
+    return derived_fingerprint(fingerprint, b"seed", cursor, b"%d" % index)
+
+
+def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
+    """The name of a child. One that is not filtered is named by its place on its parent, so a parent that is handled
+    again after a crash does not make a second one."""
+    fingerprint = request.fingerprint()
+    return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
+
+
+def lost_reason(attempts: int) -> str:
+    """Why a request whose lease ran out failed."""
+    times = "once" if attempts == 1 else f"{attempts} times"
+    return f"its worker was lost while working on it, {times}"

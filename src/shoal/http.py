@@ -1,0 +1,273 @@
+"""Request and Response: what a spider gives and gets."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from shoal.errors import RequestError
+from shoal.links import LinkBatch, join_url, normalize_url, resolve, url_fingerprint
+
+if TYPE_CHECKING:
+    import turbohtml
+
+    from shoal.selector import Selector, SelectorList
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_UNSAFE_IN_HEADER = re.compile(r"[\r\n\0]")
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
+
+
+class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A page to fetch. ``json`` or ``form`` make the body, its content type, and POST of a GET.
+
+    ``callback`` and ``errback`` are methods of the spider, or their names: they travel by name. ``priority`` is a
+    number, higher first. ``dont_filter`` fetches it even if the run had its URL before. ``meta`` comes back with the
+    response; it holds whatever msgpack can. ``depth`` is set by the engine.
+    """
+
+    url: str
+    method: str = "GET"
+    headers: dict[str, str] = {}
+    body: bytes = b""
+    cookies: dict[str, str] = {}
+    meta: dict[str, Any] = {}
+    priority: float = 0
+    depth: int = 0
+    callback: Any = None
+    errback: Any = None
+    dont_filter: bool = False
+    timeout: float | None = None
+    proxy: str | None = None
+    redirects: list[str] = []
+    """The URLs that led here, first one first."""
+    json: Any = None
+    form: Any = None
+
+    def __post_init__(self) -> None:
+        self.url = normalize_url(self.url)
+        if self.callback is not None and not isinstance(self.callback, str):
+            self.callback = callback_name(self.callback)
+        if self.errback is not None and not isinstance(self.errback, str):
+            self.errback = callback_name(self.errback)
+        if self.json is not None or self.form is not None:
+            self._make_body()
+        if self.method != "GET" or self.headers:
+            self._check_head()
+
+    def _make_body(self) -> None:
+        if self.body or (self.json is not None and self.form is not None):
+            raise RequestError(f"give one of body, json and form, not several: {self.url}")
+        if self.json is not None:
+            self.body, kind = msgspec.json.encode(self.json), "application/json"
+        else:
+            pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
+            self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
+        self.json = self.form = None
+        if self.method == "GET":
+            self.method = "POST"
+        if not any(name.lower() == "content-type" for name in self.headers):
+            self.headers = {**self.headers, "Content-Type": kind}
+
+    def _check_head(self) -> None:
+        if not _TOKEN.fullmatch(self.method):
+            raise RequestError(f"not an HTTP method: {self.method!r}")
+        self.method = self.method.upper()
+        for name, value in self.headers.items():
+            if not _TOKEN.fullmatch(name) or _UNSAFE_IN_HEADER.search(value):
+                raise RequestError(f"not an HTTP header: {name!r}: {value[:80]!r}")
+
+    def fingerprint(self) -> bytes:
+        """What two requests for the same thing have in common."""
+        return url_fingerprint(self.url, self.method, self.body)
+
+    def replace(self, **changes: Any) -> Request:
+        """A copy with other values."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def callback_name(callback: Callable[..., Any]) -> str:
+    """The name under which a spider's method travels."""
+    if getattr(callback, "__self__", None) is None:
+        name = getattr(callback, "__qualname__", repr(callback))
+        raise RequestError(f"{name} can't be a callback: callbacks travel by name, so give a method of the spider")
+    return cast(str, callback.__name__)
+
+
+class Response:
+    """A page that was fetched. What is costly (text, the parsed tree) is made when first asked for."""
+
+    __slots__ = ("_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request", "status", "url")
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        status: int = 200,
+        headers: CIMultiDictProxy[str] | Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
+        request: Request | None = None,
+        elapsed: float = 0.0,
+        from_cache: bool = False,
+    ) -> None:
+        self.url = url
+        self.status = status
+        self.headers = headers if isinstance(headers, CIMultiDictProxy) else CIMultiDictProxy(CIMultiDict(headers))
+        self.body = body
+        self.request = request if request is not None else Request(url)
+        self.elapsed = elapsed
+        """Seconds from sending the request to the end of its headers."""
+        self.from_cache = from_cache
+        self._text: str | None = None
+        self._document: turbohtml.Document | None = None
+        self._selector: Selector | None = None
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status} {self.url}>"
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self.request.meta
+
+    @property
+    def redirects(self) -> list[str]:
+        """The URLs that led here, first one first."""
+        return self.request.redirects
+
+    @property
+    def document(self) -> turbohtml.Document:
+        """The parsed page, as turbohtml gives it."""
+        if self._document is None:
+            import turbohtml
+
+            try:
+                self._document = turbohtml.parse(
+                    self.body, encoding=self._declared_charset(), detect_encoding=True, positions=False
+                )
+            except LookupError:  # the header names a charset that does not exist
+                self._document = turbohtml.parse(self.body, detect_encoding=True, positions=False)
+        return self._document
+
+    @property
+    def encoding(self) -> str:
+        """Found as browsers do: byte-order mark, header, meta tag, then the content itself."""
+        return self.document.encoding or "utf-8"
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            import turbohtml.detect  # noqa: F401 - registers the codecs of the web, which are not quite Python's
+
+            self._text = self.body.decode("whatwg-" + self.encoding.lower(), "replace").removeprefix("\ufeff")
+        return self._text
+
+    def _declared_charset(self) -> str | None:
+        match = _CHARSET.search(self.headers.get("Content-Type", ""))
+        return match[1] if match else None
+
+    def json(self) -> Any:
+        """The body as JSON. ValueError says where it is not."""
+        return jsonlib.loads(self.body)
+
+    @property
+    def selector(self) -> Selector:
+        if self._selector is None:
+            from shoal.selector import Selector
+
+            self._selector = Selector(root=self.document)
+        return self._selector
+
+    def css(self, query: str) -> SelectorList:
+        return self.selector.css(query)
+
+    def xpath(self, query: str, **variables: Any) -> SelectorList:
+        return self.selector.xpath(query, **variables)
+
+    def re(self, pattern: str | re.Pattern[str]) -> list[str]:
+        """All matches in the text: the groups if there are any, else the whole match."""
+        found: list[str] = []
+        for match in re.finditer(pattern, self.text):
+            found.extend(match.groups(default="") if match.re.groups else [match[0]])
+        return found
+
+    @property
+    def base_url(self) -> str:
+        """What relative links are relative to: the page's own ``<base>``, or its URL."""
+        base = self.document.select_one("base[href]")
+        href = base.attr("href") if base is not None else None
+        if not href:
+            return self.url
+        try:
+            return join_url(self.url, href)
+        except RequestError:
+            return self.url
+
+    def urljoin(self, href: str) -> str:
+        """The URL that a link on this page leads to."""
+        return join_url(self.base_url, href)
+
+    def links(self, within: str = "a[href]") -> list[str]:
+        """The URLs of the page's links, each once; those that can't be crawled are left out."""
+        return resolve(self.base_url, self._hrefs(within))
+
+    def to_markdown(self) -> str:
+        """The page as Markdown."""
+        return self.document.to_markdown()
+
+    def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
+        """A request for a link: a URL, relative or not, or a selected element or attribute."""
+        return Request(self.urljoin(href_of(link)), callback=callback, **options)
+
+    def follow_all(
+        self,
+        links: str | Iterable[str | Selector] = "a[href]",
+        callback: Callable[..., Any] | str | None = None,
+        **options: Any,
+    ) -> LinkBatch:
+        """Follow many links in the same way: a CSS query (all links if left out), or URLs, elements, attributes.
+
+        One batch object whatever their number: yield it as it is.
+        """
+        hrefs = self._hrefs(links) if isinstance(links, str) else [href_of(link) for link in links]
+        name = callback if callback is None or isinstance(callback, str) else callback_name(callback)
+        errback = options.pop("errback", None)
+        if errback is not None and not isinstance(errback, str):
+            errback = callback_name(errback)
+        return LinkBatch(base=self.base_url, hrefs=hrefs, callback=name, errback=errback, **options)
+
+    def _hrefs(self, query: str) -> list[str]:
+        if "::" in query:
+            return self.css(query).getall()
+        hrefs = []
+        for element in self.document.select(query):
+            href = element.attr("href")
+            if href is None and element.tag != "a":
+                inner = element.select_one("a[href]")
+                href = inner.attr("href") if inner is not None else None
+            if href is not None:
+                hrefs.append(href)
+        return hrefs
+
+
+def href_of(link: str | Selector) -> str:
+    """The link in a string, a selected attribute, or a selected element with ``href``."""
+    if isinstance(link, str):
+        return link
+    root = link.root
+    if isinstance(root, str):
+        return root
+    href = link.attrib.get("href")
+    if href is None:
+        raise RequestError(f"<{getattr(root, 'tag', '?')}> has no href to follow")
+    return str(href)

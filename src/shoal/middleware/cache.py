@@ -1,0 +1,65 @@
+"""An HTTP cache for development: a page that was fetched once comes from the disk the next time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from shoal.config import Cache as CacheConfig
+from shoal.http import Request, Response
+from shoal.ports import Fetch
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    stored_at: float
+    url: str
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Cache:
+    """One file a page. Only GET and HEAD are kept, only what was answered with 2xx or 3xx, and nothing expires unless
+    ``ttl`` says so: it is meant for writing a spider, not for freshness."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._folder = Path(config.folder)
+        self._ttl = config.ttl
+
+    async def __call__(self, request: Request, fetch: Fetch) -> Response:
+        if request.method not in ("GET", "HEAD") or request.body:
+            return await fetch(request)
+        path = self._path(request)
+        entry = await asyncio.to_thread(self._load, path)
+        if entry is not None:
+            return Response(
+                entry.url, status=entry.status, headers=entry.headers, body=entry.body, request=request, from_cache=True
+            )
+        response = await fetch(request)
+        if 200 <= response.status < 400:
+            entry = _Entry(time.time(), response.url, response.status, list(response.headers.items()), response.body)
+            await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
+        return response
+
+    def _path(self, request: Request) -> Path:
+        name = request.fingerprint().hex()
+        return self._folder / name[:2] / name
+
+    def _load(self, path: Path) -> _Entry | None:
+        try:
+            entry = msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
+        except (FileNotFoundError, msgspec.MsgspecError):  # a broken entry is none
+            return None
+        expired = self._ttl is not None and entry.stored_at + self._ttl < time.time()
+        return None if expired else entry
+
+
+def _save(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    part.replace(path)  # whole or not at all

@@ -1,0 +1,72 @@
+"""Which answers are errors, whether another attempt can help, and how long to wait for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+from shoal.config import Retry
+from shoal.errors import FetchError
+from shoal.http import Request, Response
+from shoal.ports import Fetch
+
+LONGEST_RETRY_AFTER = timedelta(hours=24)
+
+
+class StatusCheck:
+    """Turns an answer that is no page into a FetchError. Redirects pass: the engine follows them."""
+
+    def __init__(self, retried: Collection[int], handled: Collection[int] = ()) -> None:
+        self._retried = frozenset(retried)
+        self._handled = frozenset(handled)
+
+    async def __call__(self, request: Request, fetch: Fetch) -> Response:
+        response = await fetch(request)
+        status = response.status
+        if 200 <= status < 400 or status in self._handled:
+            return response
+        raise FetchError(
+            f"{request.url} answered {status}",
+            kind=f"http {status}",
+            retryable=status in self._retried,
+            status=status,
+            retry_after=parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)),
+            contacted=not response.from_cache,
+        )
+
+
+class RetryPolicy:
+    """How long a failed request waits: what the server asked for, else twice as long each time, with jitter."""
+
+    def __init__(self, config: Retry, random_fraction: Callable[[], float] = random.random) -> None:
+        self._config = config
+        self._random = random_fraction
+
+    def retry_in(self, error: FetchError, attempt: int) -> float | None:
+        """Seconds until the next attempt. None: give up, the request is dead."""
+        if not error.retryable or attempt >= self._config.max_attempts:
+            return None
+        if error.retry_after is not None:
+            return error.retry_after.total_seconds()
+        delay = min(self._config.max_delay, self._config.base_delay * 2.0 ** (attempt - 1))
+        return delay * (0.75 + 0.5 * self._random())
+
+
+def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
+    """The header's seconds or date, never negative and never more than a day; None if it says nothing."""
+    if not value:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        wait = timedelta(seconds=min(int(value[:9]), 10**9))
+    else:
+        try:
+            moment = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        wait = moment - now
+    return min(max(wait, timedelta(0)), LONGEST_RETRY_AFTER)

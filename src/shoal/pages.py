@@ -1,0 +1,68 @@
+"""The spider behind `shoal crawl URL`: pages without a line of code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shoal.errors import SpiderError
+from shoal.http import Response
+from shoal.links import LinkBatch, host_of, normalize_url
+from shoal.spider import Spider
+
+
+class PageSpider(Spider):
+    """An item for each page: its URL and the chosen fields; follows the links of the page."""
+
+    fields: Mapping[str, str] = {}
+    """Name to CSS query; empty: title and text."""
+    markdown = False
+    """Text as Markdown instead of plain."""
+
+    def parse(self, response: Response) -> Iterator[dict[str, Any] | LinkBatch]:
+        if not _is_html(response):
+            return
+        yield {"url": response.url, **(self._chosen(response) if self.fields else self._whole(response))}
+        yield response.follow_all()
+
+    def _chosen(self, response: Response) -> dict[str, Any]:
+        item: dict[str, Any] = {}
+        for name, query in self.fields.items():
+            values = response.css(query if "::" in query else query + "::text").getall()
+            texts = [text for value in values if (text := value.strip())]
+            item[name] = texts[0] if len(texts) == 1 else texts or None
+        return item
+
+    def _whole(self, response: Response) -> dict[str, Any]:
+        title = response.css("title::text").get()
+        text = response.to_markdown() if self.markdown else response.document.main_text()
+        return {"title": title.strip() if title else None, "text": text}
+
+
+def page_spider(url: str, *, same_site: bool, fields: Mapping[str, str], markdown: bool) -> PageSpider:
+    """A spider for one site, named by its host, so that a crawl of it can be resumed."""
+    url = normalize_url(url if "://" in url else "http://" + url)
+    host = host_of(url)
+    kind = type("PageSpider", (PageSpider,), {"name": host})
+    spider: PageSpider = kind(start_urls=[url], fields=dict(fields), markdown=markdown)
+    if same_site:
+        spider.allowed_domains = [host.removeprefix("www.")]
+    return spider
+
+
+def parse_fields(definitions: list[str]) -> dict[str, str]:
+    """``name=css`` of the command line."""
+    fields = {}
+    for definition in definitions:
+        name, mark, query = definition.partition("=")
+        if not mark or not name.strip() or not query.strip():
+            raise SpiderError(f'--item {definition!r}: write it as "name=css query", for example "price=p.price"')
+        fields[name.strip()] = query.strip()
+    return fields
+
+
+def _is_html(response: Response) -> bool:
+    kind = response.headers.get("Content-Type", "text/html").lower()
+    return "html" in kind or "xml" in kind or kind.startswith("text/plain")
+
+

@@ -1,0 +1,332 @@
+"""The contracts between the engine and what can be exchanged: one page of values, one of Protocols without behaviour.
+
+The laws that every frontier keeps are in ``docs/architecture.md``; ``shoal.testing`` proves them on a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from shoal.http import Request, Response
+
+RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
+RequestState: TypeAlias = Literal["ready", "waiting", "leased", "done", "dead"]
+
+
+class FrontierOptions(Struct, frozen=True, kw_only=True):
+    """What a frontier needs to know of the configuration."""
+
+    max_attempts: int = 3
+    delay: float = 0.0
+    """Seconds from the end of one fetch to the lease of the next on a host, unless the host has its own."""
+    concurrency_per_host: int = 8
+    max_queue_size: int | None = None
+    """Explicit pushes past it raise QueueFullError; children of a completed request always enter."""
+    in_memory: int = 100_000
+    """How many queued requests are held in memory before the rest goes to disk (memory frontier only)."""
+
+
+class Lease(Struct, frozen=True):
+    """The right to work on one request until ``deadline``, proven by ``token``."""
+
+    request: Request
+    fingerprint: bytes
+    token: int
+    attempt: int
+    """1 for the first; a crash counts."""
+    host: str
+    deadline: float
+    """On this process's monotonic clock, taken before the store was asked, so never later than the store's."""
+
+
+class Leased(Struct, frozen=True):
+    """An answer to ``lease``."""
+
+    leases: list[Lease]
+    wait: float | None
+    """Seconds until something that waits may become due; None when nothing waits for time alone."""
+
+
+class Completion(Struct, kw_only=True):
+    """A page that was handled: becomes done, with its items and children, in one atomic step."""
+
+    lease: Lease
+    items: Sequence[bytes] = ()
+    children: Sequence[Request] = ()
+    status: int = 0
+    duplicates: int = 0
+    """Links that were left out because this run had them already; only counted."""
+    contacted: bool = True
+    """False when nothing was sent to the host (a cached page): its delay does not start again."""
+    note: str = ""
+
+
+class Failure(Struct, kw_only=True):
+    """An attempt that failed: waits ``retry_in`` seconds and becomes ready again, or is dead if that is None.
+
+    A request whose attempts are used up is dead whatever ``retry_in`` says. Items and children (of an errback) are
+    committed only with a death.
+    """
+
+    lease: Lease
+    kind: str
+    reason: str
+    retry_in: float | None = None
+    items: Sequence[bytes] = ()
+    children: Sequence[Request] = ()
+    status: int = 0
+    contacted: bool = True
+
+
+class Pushed(Struct, frozen=True):
+    """How many requests of a push were new, and how many were known already."""
+
+    added: int
+    duplicates: int
+
+
+class LoggedItem(Struct, frozen=True):
+    """An item in the run's item log. ``key`` is the same however often its page was tried."""
+
+    seq: int
+    fingerprint: bytes
+    index: int
+    payload: bytes
+
+    @property
+    def key(self) -> str:
+        return f"{self.fingerprint.hex()}-{self.index}"
+
+
+class Claim(Struct, frozen=True):
+    """The right to one role of a run (``seed``, or the drainer of one sink), with the cursor its last holder left."""
+
+    role: str
+    token: int
+    cursor: bytes
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """The ledger of a run."""
+
+    pushed: int = 0
+    ready: int = 0
+    waiting: int = 0
+    leased: int = 0
+    done: int = 0
+    dead: int = 0
+    duplicates: int = 0
+    items: int = 0
+    seeding: bool = False
+
+    @property
+    def balanced(self) -> bool:
+        return self.pushed == self.ready + self.waiting + self.leased + self.done + self.dead
+
+    @property
+    def remaining(self) -> int:
+        return self.ready + self.waiting + self.leased
+
+
+class Event(Struct, frozen=True):
+    """Something that happened to a request."""
+
+    at: float
+    what: str
+    detail: str = ""
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """What became of a URL."""
+
+    url: str
+    state: RequestState
+    depth: int
+    priority: float
+    attempts: int
+    status: int
+    items: int
+    parent: str | None
+    reason: str
+    events: tuple[Event, ...]
+
+
+class HostUpdate(Struct, frozen=True, kw_only=True):
+    """What to change of a host's politeness. UNSET leaves a value as it is; None returns it to the default."""
+
+    delay: float | UnsetType | None = UNSET
+    concurrency: int | UnsetType | None = UNSET
+    crawl_delay: float | UnsetType | None = UNSET
+    learned_delay: float | UnsetType | None = UNSET
+    block_for: float | UnsetType | None = UNSET
+    """Seconds from now during which nothing of this host is leased; 0 or None unblocks."""
+    block_reason: str = ""
+
+
+class HostState(Struct, frozen=True, kw_only=True):
+    """A host's politeness as it is in force."""
+
+    host: str
+    delay: float
+    why: str
+    concurrency: int
+    in_flight: int
+    ready: int
+    blocked_for: float
+    block_reason: str
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One execution of a spider."""
+
+    run_id: str
+    spider: str
+    state: RunState
+    created_at: float
+    settings: Mapping[str, Any] = {}
+
+
+class Frontier(Protocol):
+    """All URLs of one run. Every method may be called by many tasks and processes at the same time.
+
+    Each call that changes something is one atomic step: after a crash it happened whole or not at all. Any of them
+    may raise FrontierError; then nothing was changed.
+    """
+
+    async def push(
+        self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b""
+    ) -> Pushed:
+        """Add what is new. QueueFullError leaves no trace. With ``seed``: fenced by it, and its cursor is saved."""
+        ...
+
+    async def lease(self, limit: int, ttl: float) -> Leased:
+        """Up to ``limit`` requests whose host is due, best priority first, equal ones first-in first-out.
+
+        Expired leases of others are given back first.
+        """
+        ...
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        """The same leases with a new deadline; None for each that is lost."""
+        ...
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        """What became of the children of each; None where the lease was lost, and then nothing was changed."""
+        ...
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        """The state each is in now; None where the lease was lost."""
+        ...
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        """Give back unused: ready again in its old place, and the attempt does not count."""
+        ...
+
+    async def claim(self, role: str, ttl: float) -> Claim | None:
+        """Take a role; None while another holds it, or when it is finished."""
+        ...
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+        """Save the cursor and keep the role; False when it was lost."""
+        ...
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        """Give a role back, for good when ``finished``. A run whose ``seed`` is not finished is not finished."""
+        ...
+
+    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        """The item log in order, behind ``after``."""
+        ...
+
+    async def trim_items(self, through: int) -> None:
+        """Forget the log through this sequence number; the count stays."""
+        ...
+
+    async def update_host(self, host: str, update: HostUpdate) -> None: ...
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        """The hosts with most to do first."""
+        ...
+
+    async def stats(self) -> Stats:
+        """The counters, cheap enough for every second."""
+        ...
+
+    async def audit(self) -> Stats:
+        """The same, counted anew from the requests themselves."""
+        ...
+
+    async def is_finished(self) -> bool:
+        """Nothing ready, waiting, leased or still being seeded."""
+        ...
+
+    async def find(self, request: Request) -> History | None: ...
+
+    async def dead_kinds(self) -> dict[str, int]:
+        """How many requests are dead, by kind."""
+        ...
+
+    def dead(self) -> AsyncIterator[History]: ...
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        """Make dead requests ready again with all their attempts (all kinds but robots' unless named)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Where runs and their frontiers are kept, opened by a URL."""
+
+    async def create_run(self, run: Run) -> Run: ...
+
+    async def transition(self, run_id: str, state: RunState) -> Run:
+        """RunError when there is no such run or the step is not allowed."""
+        ...
+
+    async def get_run(self, run_id: str) -> Run | None: ...
+
+    async def list_runs(self, spider: str | None = None) -> list[Run]:
+        """Newest first."""
+        ...
+
+    async def frontier(self, run_id: str, options: FrontierOptions) -> Frontier: ...
+
+    async def close(self) -> None: ...
+
+
+Fetch: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+class Fetcher(Protocol):
+    """Request in, response out. FetchError says whether a retry can help."""
+
+    async def fetch(self, request: Request) -> Response: ...
+
+    async def close(self) -> None: ...
+
+
+class Middleware(Protocol):
+    """One layer of the onion around the fetcher."""
+
+    async def __call__(self, request: Request, fetch: Fetch) -> Response: ...
+
+
+class Sink(Protocol):
+    """Where items go. It is opened at the state that its last ``flush`` returned; what was written after that flush
+    is undone or overwritten, so a repeated write changes nothing."""
+
+    async def open(self, state: bytes) -> None: ...
+
+    async def write(self, items: Sequence[LoggedItem]) -> None: ...
+
+    async def flush(self) -> bytes:
+        """Make everything written so far durable, and return the state to open at."""
+        ...
+
+    async def close(self, *, finished: bool) -> None:
+        """``finished``: the run is over and everything was written."""
+        ...

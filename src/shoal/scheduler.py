@@ -1,0 +1,155 @@
+"""What may enter the frontier, and in which form: between the engine's pages and the frontier's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from shoal.errors import LeaseLostError, RequestError
+from shoal.http import Request
+from shoal.links import KnownLinks, LinkBatch, resolve
+from shoal.ports import Completion, Failure, Frontier, Lease, Leased
+from shoal.scope import Scope
+
+
+class Admitted(Struct):
+    """What a page found, sorted: the children to push, and counts of the rest."""
+
+    children: list[Request]
+    duplicates: int = 0
+    out_of_scope: int = 0
+    hrefs: list[tuple[str, list[str]]] = []
+    """(page, raw hrefs) that the frontier will know once the children are pushed."""
+
+
+class Scheduler:
+    """A run's queue and filter.
+
+    The engine uses the batch forms and settles leases with the frontier itself. The forms for one request are for
+    people with a loop of their own: each request that ``next_request`` gave must be completed, failed or released, and
+    LeaseLostError says when that came too late.
+    """
+
+    def __init__(self, frontier: Frontier, scope: Scope, *, ttl: float = 300.0) -> None:
+        self.frontier = frontier
+        self.scope = scope
+        self._ttl = ttl
+        self._known = KnownLinks()
+        self._out: dict[int, Lease] = {}
+
+    # -- in batches
+
+    def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> Admitted:
+        """Resolve, filter and deduplicate what a page found. Nothing is recorded before ``learn``."""
+        admitted = Admitted([])
+        depth = parent.depth + 1
+        if self.scope.too_deep(depth):
+            admitted.out_of_scope = sum(len(each) if isinstance(each, LinkBatch) else 1 for each in found)
+            return admitted
+        for each in found:
+            if isinstance(each, LinkBatch):
+                self._admit_batch(each, depth, admitted)
+            elif self.scope.refuses(each.url):
+                admitted.out_of_scope += 1
+            else:
+                each.depth = depth
+                admitted.children.append(each)
+        return admitted
+
+    def _admit_batch(self, batch: LinkBatch, depth: int, admitted: Admitted) -> None:
+        if batch.dont_filter:
+            hrefs = batch.hrefs
+        else:
+            hrefs = self._known.unknown(batch.base, batch.hrefs)
+            admitted.duplicates += len(batch.hrefs) - len(hrefs)
+            admitted.hrefs.append((batch.base, hrefs))
+        for url in resolve(batch.base, hrefs):
+            if self.scope.refuses(url):
+                admitted.out_of_scope += 1
+                continue
+            admitted.children.append(
+                Request(
+                    url, callback=batch.callback, errback=batch.errback, priority=batch.priority, depth=depth,
+                    headers=batch.headers, cookies=batch.cookies, meta=batch.meta, dont_filter=batch.dont_filter,
+                )  # fmt: skip
+            )
+
+    def learn(self, admitted: Admitted) -> None:
+        """The frontier has taken these children: their hrefs need not be looked at again."""
+        for base, hrefs in admitted.hrefs:
+            self._known.learn(base, hrefs)
+
+    async def enqueue_requests(self, requests: Sequence[Request]) -> int:
+        """Push what is in scope; how many of them were new. QueueFullError: none of them was recorded."""
+        inside = [request for request in requests if not self._outside(request)]
+        return (await self.frontier.push(inside)).added if inside else 0
+
+    async def next_requests(self, limit: int) -> Leased:
+        """Leases for up to ``limit`` requests that may be fetched now."""
+        return await self.frontier.lease(limit, self._ttl)
+
+    # -- one at a time
+
+    async def enqueue_request(self, request: Request) -> bool:
+        """True if it was new and in scope; False for a duplicate."""
+        return await self.enqueue_requests([request]) == 1
+
+    async def next_request(self) -> Request | None:
+        """The best request whose host is due, leased to the caller; None if there is none right now."""
+        leased = await self.next_requests(1)
+        if not leased.leases:
+            return None
+        lease = leased.leases[0]
+        self._out[id(lease.request)] = lease
+        return lease.request
+
+    async def complete(
+        self, request: Request, *, items: Sequence[bytes] = (), children: Sequence[Request] = ()
+    ) -> int:
+        """Done, with its encoded items and its children in the same step; how many children were new."""
+        completion = Completion(lease=self._taken(request), items=items, children=children)
+        (pushed,) = await self.frontier.complete([completion])
+        if pushed is None:
+            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+        return pushed.added
+
+    async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
+        """The attempt failed: wait ``retry_in`` seconds for another, or die. The state it is in now."""
+        failure = Failure(lease=self._taken(request), kind="failed", reason=reason, retry_in=retry_in)
+        (state,) = await self.frontier.fail([failure])
+        if state is None:
+            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+        return state
+
+    async def release(self, request: Request) -> None:
+        """Give it back unused."""
+        (released,) = await self.frontier.release([self._taken(request)])
+        if not released:
+            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+
+    async def has_pending_requests(self) -> bool:
+        """Whether anything is ready, waiting or being worked on."""
+        return (await self.frontier.stats()).remaining > 0
+
+    async def idle(self) -> bool:
+        """Whether there is nothing to do: nothing ready, waiting or being worked on."""
+        return not await self.has_pending_requests()
+
+    async def close(self) -> None:
+        """Give back what ``next_request`` handed out and nobody settled."""
+        leases = list(self._out.values())
+        self._out.clear()
+        if leases:
+            await self.frontier.release(leases)
+
+    def _taken(self, request: Request) -> Lease:
+        lease = self._out.pop(id(request), None)
+        if lease is None:
+            raise RequestError(f"{request.url} did not come from next_request, or is settled already")
+        return lease
+
+    def _outside(self, request: Request) -> bool:
+        return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
+
+

@@ -1,0 +1,48 @@
+"""Which URLs belong to a run: a pure decision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shoal.config import Scope as ScopeConfig
+from shoal.links import host_of
+
+
+class Scope:
+    """Domains, URL rules and depth, compiled once."""
+
+    def __init__(self, config: ScopeConfig, allowed_domains: Sequence[str] = ()) -> None:
+        self._domains = tuple(domain.lower().lstrip(".") for domain in (*config.allowed_domains, *allowed_domains))
+        self._allow = [re.compile(rule) for rule in config.allow]
+        self._deny = [re.compile(rule) for rule in config.deny]
+        self._max_length = config.max_url_length
+        self.max_depth = config.max_depth
+        self._hosts: dict[str, bool] = {}
+
+    def too_deep(self, depth: int) -> bool:
+        return self.max_depth is not None and depth > self.max_depth
+
+    def refuses(self, url: str) -> str | None:
+        """Why a URL does not belong to the run; None if it does. Depth is asked for apart: it is not the URL's."""
+        if self._domains and not self._allows_host(host_of(url)):
+            return "outside the allowed domains"
+        if len(url) > self._max_length:
+            return f"longer than {self._max_length} characters"
+        if self._allow and not any(rule.search(url) for rule in self._allow):
+            return "no allow rule fits"
+        for rule in self._deny:
+            if rule.search(url):
+                return f"denied by the rule {rule.pattern!r}"
+        return None
+
+    def _allows_host(self, host: str) -> bool:
+        known = self._hosts.get(host)
+        if known is None:
+            name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+            known = any(
+                domain in (name, host) or name.endswith("." + domain) for domain in self._domains
+            )
+            if len(self._hosts) < 100_000:
+                self._hosts[host] = known
+        return known

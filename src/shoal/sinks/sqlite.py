@@ -1,0 +1,172 @@
+"""Items as rows of a SQLite database.
+
+A table is made for each type of item, or one for all if its name is given. ``_key`` is its primary key, and a row that
+is written again is updated, so nothing needs to be undone after a crash. Rows of earlier runs stay.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.errors import SinkError
+from shoal.item import as_text, decode_item
+from shoal.ports import LoggedItem
+from shoal.sinks.files import in_thread, storage_errors
+
+_KEY = "_key"
+_BUSY = 5.0  # seconds to wait for another process's transaction
+_AS_IT_IS = frozenset({str, float, bytes, bool, type(None)})
+
+
+class SQLiteSink:
+    """See the module. Columns have no type and are added as they appear; nested values are JSON text."""
+
+    def __init__(self, path: str, table: str | None = None, *, run_id: str = "") -> None:
+        self._path = os.path.realpath(path)
+        self._table = table
+        self._prefix = f"{run_id}-" if run_id else ""
+        self._database: sqlite3.Connection | None = None
+        self._tables: dict[str, _Table] = {}
+
+    async def open(self, state: bytes) -> None:
+        await in_thread(self._open)
+
+    def _open(self) -> None:
+        self._close()
+        with storage_errors(self._path):  # SQLite would only say "unable to open database file"
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666))
+        with self._errors():
+            # One transaction for each write is begun and ended by hand, so that new columns are part of it.
+            self._database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+            self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # is it a database at all?
+        if self._table is not None:
+            with self._errors():
+                _Table(self._database, self._table, self._path)
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        if items:
+            await in_thread(self._write, items)
+
+    def _write(self, items: Sequence[LoggedItem]) -> None:
+        database = self._database
+        assert database is not None, "write before open"
+        with self._errors():
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                for name, rows in self._by_table(items).items():
+                    if name not in self._tables:
+                        self._tables[name] = _Table(database, name, self._path)
+                    self._tables[name].upsert(rows)
+                database.execute("COMMIT")
+            except BaseException:
+                self._tables.clear()  # their new columns are gone again
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+
+    def _by_table(self, items: Sequence[LoggedItem]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+        tables: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for item in items:
+            name, data = decode_item(item.payload)
+            tables.setdefault(self._table or name.lower(), []).append((self._prefix + item.key, data))
+        return tables
+
+    async def flush(self) -> bytes:
+        """Every write was a durable transaction."""
+        return b""
+
+    async def close(self, *, finished: bool) -> None:
+        await in_thread(self._close)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            database, self._database = self._database, None
+            self._tables.clear()
+            with self._errors():
+                database.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise SinkError(f"can't write {self._path}: {_advice(exc)}") from exc
+
+
+def _advice(exc: sqlite3.Error) -> str:
+    text = str(exc)
+    if "not a database" in text:
+        return "it is not a SQLite database; choose another output"
+    if "locked" in text:
+        return "another process keeps it locked; close that one, or choose another output"
+    if "disk is full" in text:
+        return "the disk is full; free some space, then go on"
+    if "readonly" in text:
+        return "no permission; change its permissions and those of its folder, or choose another place"
+    return text
+
+
+class _Table:
+    """One table of the database, and which of its columns a field goes to."""
+
+    def __init__(self, database: sqlite3.Connection, name: str, path: str) -> None:
+        """Makes the table if there is none. One that a sink did not make is left alone."""
+        self._database = database
+        self._name = _quote(name)
+        found = database.execute(f"PRAGMA table_info({self._name})").fetchall()
+        if found and not any(column == _KEY and primary for _, column, *_, primary in found):
+            raise SinkError(
+                f"can't write {path}: its table {name!r} was not made by Shoal (it has no primary key {_KEY!r}); "
+                "choose another table with sqlite:///file.db?table=name"
+            )
+        if not found:
+            database.execute(f"CREATE TABLE {self._name} ({_quote(_KEY)} TEXT PRIMARY KEY NOT NULL)")
+        self._columns = {column for _, column, *_ in found}
+        self._taken = {column.lower() for column in self._columns} | {_KEY}
+        self._homes: dict[str, str] = {}
+
+    def upsert(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Rows with the same fields go together."""
+        shapes: dict[tuple[str, ...], list[list[Any]]] = {}
+        for key, data in rows:
+            shapes.setdefault(tuple(data), []).append([key, *map(_cell, data.values())])
+        for fields, cells in shapes.items():
+            columns = [_quote(self._home(field)) for field in fields]
+            updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
+            self._database.executemany(
+                f"INSERT INTO {self._name} ({', '.join([_quote(_KEY), *columns])}) "
+                f"VALUES ({', '.join('?' * (len(columns) + 1))}) "
+                f"ON CONFLICT ({_quote(_KEY)}) DO {f'UPDATE SET {updates}' if updates else 'NOTHING'}",
+                cells,
+            )
+
+    def _home(self, field: str) -> str:
+        """The column of a field. SQLite does not tell ``Title`` from ``title``: the later one gets a number."""
+        home = self._homes.get(field)
+        if home is not None:
+            return home
+        home, number = field, 1
+        others = {_KEY, *self._homes.values()}
+        while home in others or (home not in self._columns and home.lower() in self._taken):
+            number += 1
+            home = f"{field}_{number}"
+        if home not in self._columns:
+            self._database.execute(f"ALTER TABLE {self._name} ADD COLUMN {_quote(home)}")
+            self._columns.add(home)
+            self._taken.add(home.lower())
+        self._homes[field] = home
+        return home
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _cell(value: Any) -> Any:
+    if type(value) in _AS_IT_IS or (type(value) is int and value < 1 << 63):
+        return value
+    return as_text(value)

@@ -1,0 +1,118 @@
+"""The user's class: where to start, and what to do with a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shoal.errors import SpiderError
+from shoal.http import Request, Response
+
+
+class Spider:
+    """Subclass it, give it a ``name`` and ``start_urls``, and write ``parse``.
+
+    A callback takes a response and gives items (dict, dataclass, msgspec Struct, pydantic or attrs), requests, and
+    batches of links, as a generator, an async generator, a list, or nothing. An errback takes the request and the
+    error that it died of, and gives the same.
+    """
+
+    name: ClassVar[str] = ""
+    start_urls: Sequence[str] = ()
+    allowed_domains: Sequence[str] = ()
+    """Only these domains and their subdomains are followed; empty: all."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """This spider's own configuration, weaker than the environment and the command line."""
+    pipelines: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Each takes (item, spider) and returns the item, changed or not; it may be async; it raises DropItem to drop it."""
+    handle_statuses: Collection[int] = ()
+    """Statuses besides 2xx whose pages go to the callback instead of being errors."""
+
+    def __init__(self, **arguments: Any) -> None:
+        """``arguments`` (``-a key=value`` on the command line) become attributes."""
+        for name, value in arguments.items():
+            if callable(getattr(type(self), name, None)):
+                raise SpiderError(f"{type(self).__name__}: argument {name!r} would hide the method of that name")
+            setattr(self, name, value)
+        self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")
+
+    @classmethod
+    def spider_name(cls) -> str:
+        return cls.name or cls.__name__.lower()
+
+    def start(self) -> Iterable[Request] | AsyncIterable[Request]:
+        """The first requests; a generator of either kind. By default one for each of ``start_urls``."""
+        return [Request(url) for url in self.start_urls]
+
+    def parse(self, response: Response) -> Any:
+        """The callback of requests that name no other."""
+        raise SpiderError(f"{type(self).__name__} has no parse() method, which is where its pages go")
+
+    def callback(self, name: str | None) -> Callable[..., Any]:
+        """The method a request names. SpiderError if this spider has none of that name."""
+        found = getattr(self, name or "parse", None)
+        if found is None or not callable(found) or (name or "").startswith("__"):
+            raise SpiderError(f"{type(self).__name__} has no method {name!r}, which a request names as its callback")
+        return found  # type: ignore[no-any-return]
+
+
+def load_spider(reference: str) -> type[Spider]:
+    """The spider class in ``file.py``, or ``file.py:ClassOrName`` where there are several.
+
+    SpiderError says what is wrong with the file, and where.
+    """
+    path_text, _, wanted = reference.partition(".py:")
+    path = Path(path_text + ".py" if wanted else reference)
+    spiders = spiders_in(path)
+    if wanted:
+        spiders = [spider for spider in spiders if wanted in (spider.__name__, spider.spider_name())]
+    if len(spiders) == 1:
+        return spiders[0]
+    if not spiders:
+        which = f"no spider {wanted!r}" if wanted else "no spider: write a class that inherits from shoal.Spider"
+        raise SpiderError(f"{path}: {which}")
+    names = ", ".join(f"{path}:{spider.__name__}" for spider in spiders)
+    raise SpiderError(f"{path} has several spiders; say which one: {names}")
+
+
+def spiders_in(path: Path) -> list[type[Spider]]:
+    """The spider classes that a file defines."""
+    if not path.is_file():
+        raise SpiderError(f"there is no spider file {path}; `shoal new NAME` writes one")
+    module_name = f"shoal_spider_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise SpiderError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickles of the file's own classes look it up there
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as exc:
+        raise SpiderError(f"{path}, line {exc.lineno}: {exc.msg}: {(exc.text or '').strip()}") from exc
+    except Exception as exc:  # whatever the user's file raises at import
+        raise SpiderError(f"{path}, line {_line_in(path, exc)}: {type(exc).__name__}: {exc}") from exc
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Spider)
+        and value is not Spider
+        and value.__module__ == module_name
+    ]
+
+
+def _line_in(path: Path, exc: BaseException) -> int:
+    """The last line of this file that the error came through."""
+    line, trace = 0, exc.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,17 @@
+"""The contract of `shoal.ports.Frontier` and `shoal.ports.Store` as tests, one or more for each law."""
+
+from __future__ import annotations
+
+from shoal.testing.leasing import LeasingContract
+from shoal.testing.ledger import LedgerContract
+from shoal.testing.politeness import PolitenessContract
+from shoal.testing.pushing import PushingContract
+from shoal.testing.roles import RolesContract
+
+
+class FrontierContract(PushingContract, LeasingContract, PolitenessContract, LedgerContract, RolesContract):
+    """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
+
+    All durations are whole seconds and each is missed or met by one at least, so a store's clock may go on by itself a
+    little (`Harness.drift`) while a test runs.
+    """

@@ -1,0 +1,373 @@
+"""What a frontier knows of its requests: the ledger, the items, the end, each URL's story (laws 1, 4 and 9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed, Stats
+from shoal.testing.harness import Harness
+from shoal.testing.pushing import WHOLE
+from shoal.testing.steps import (
+    TTL,
+    ContractTests,
+    all_items,
+    check_books,
+    check_refused,
+    complete,
+    fail,
+    finish_seeding,
+    history,
+    lease_names,
+    lease_one,
+    page,
+    push,
+)
+
+
+class LedgerContract(ContractTests):
+    """Counting, item log, finishing, looking back."""
+
+    # -- conservation
+
+    async def test_nothing_is_lost_at_any_step(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+
+        async def counts() -> tuple[int, ...]:
+            await check_books(frontier)
+            stats = await frontier.stats()
+            return stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead
+
+        assert await counts() == (0, 0, 0, 0, 0, 0)
+        await push(frontier, *range(6))
+        assert await counts() == (6, 6, 0, 0, 0, 0)
+        leases = (await frontier.lease(5, ttl=5)).leases
+        assert await counts() == (6, 1, 0, 5, 0, 0)
+        await complete(frontier, leases[0], children=[page("child")])
+        assert await counts() == (7, 2, 0, 4, 1, 0)
+        await fail(frontier, leases[1])
+        assert await counts() == (7, 2, 0, 3, 1, 1)
+        await fail(frontier, leases[2], retry_in=20)
+        assert await counts() == (7, 2, 1, 2, 1, 1)
+        await frontier.release([leases[3]])
+        assert await counts() == (7, 3, 1, 1, 1, 1)
+        await harness.advance(5)
+        await frontier.lease(0, TTL)
+        leases = (await frontier.lease(10, TTL)).leases
+        assert await counts() == (7, 0, 1, 4, 1, 1)
+        await frontier.retry_dead()
+        assert await counts() == (7, 1, 1, 4, 1, 0)
+        await complete(frontier, *leases)
+        await harness.advance(20)
+        await complete(frontier, *(await frontier.lease(10, TTL)).leases)
+        assert await counts() == (7, 0, 0, 0, 7, 0)
+
+    # -- items
+
+    async def test_items_are_logged_with_the_page_that_made_them(self, frontier: Frontier) -> None:
+        await push(frontier, 1, 2, 3)
+        first, second, third = (await frontier.lease(3, TTL)).leases
+        await frontier.complete([Completion(lease=second, items=[b"a", b""]), Completion(lease=first, items=[b"\x00"])])
+        await complete(frontier, third)
+        log = await all_items(frontier)
+        assert [(item.fingerprint, item.index, item.payload) for item in log] == [
+            (second.fingerprint, 0, b"a"),
+            (second.fingerprint, 1, b""),
+            (first.fingerprint, 0, b"\x00"),
+        ]
+        assert [item.key for item in log[:2]] == [f"{second.fingerprint.hex()}-0", f"{second.fingerprint.hex()}-1"]
+        assert (await frontier.stats()).items == 3
+        assert (await history(frontier, second.request)).items == 2
+
+    async def test_a_page_gives_its_items_once_however_often_it_is_tried(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        await push(frontier, 1)
+        lost = await lease_one(frontier, ttl=5)
+        await harness.advance(5)
+        failed = await lease_one(frontier)
+        assert await fail(frontier, failed, retry_in=5, items=[b"early"], children=[page("early")]) == "waiting"
+        await harness.advance(5)
+        last = await lease_one(frontier)
+        await complete(frontier, last, items=[b"x"])
+        for lease in (lost, failed, last):
+            await check_refused(frontier, lease)
+        (item,) = await all_items(frontier)
+        assert (item.key, item.payload) == (f"{page(1).fingerprint().hex()}-0", b"x")
+        assert await frontier.find(page("early")) is None
+
+    async def test_items_and_children_of_a_failure_come_with_death_alone(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+        await push(frontier, 1)
+        found = {"items": [b"from the errback"], "children": [page("elsewhere")]}
+        assert await fail(frontier, await lease_one(frontier), retry_in=1, **found) == "waiting"
+        assert (await frontier.stats()).items == 0
+        assert await frontier.find(page("elsewhere")) is None
+        await harness.advance(1)
+        assert await fail(frontier, await lease_one(frontier), retry_in=1, **found) == "dead"
+        assert [item.payload for item in await all_items(frontier)] == [b"from the errback"]
+        assert (await history(frontier, page("elsewhere"))).parent == page(1).url
+
+    async def test_no_item_key_is_used_twice(self, frontier: Frontier) -> None:
+        await push(frontier, 1)
+        await fail(frontier, await lease_one(frontier), items=[b"a", b"b"])
+        await frontier.retry_dead()
+        await complete(frontier, await lease_one(frontier), items=[b"c", b"d"])
+        log = await all_items(frontier)
+        assert [(item.index, item.payload) for item in log] == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+        assert (await history(frontier, page(1))).items == 4
+
+    async def test_the_log_is_read_behind_a_number(self, frontier: Frontier) -> None:
+        await push(frontier, 1, 2)
+        for lease in (await frontier.lease(2, TTL)).leases:
+            await complete(frontier, lease, items=[b"%d" % number for number in range(5)])
+        log = await all_items(frontier)
+        numbers = [item.seq for item in log]
+        assert numbers == sorted(set(numbers))
+        assert numbers[0] > 0
+        read, after = [], 0
+        while some := await frontier.read_items(after, 3):
+            assert len(some) <= 3
+            read += some
+            after = some[-1].seq
+        assert read == log
+        assert await frontier.read_items(numbers[6], 1) == [log[7]]
+        assert await frontier.read_items(0, 0) == []
+
+    async def test_a_trimmed_log_forgets_its_beginning_alone(self, frontier: Frontier) -> None:
+        await push(frontier, 1, 2)
+        first, second = (await frontier.lease(2, TTL)).leases
+        await complete(frontier, first, items=[b"0", b"1", b"2"])
+        log = await all_items(frontier)
+        await frontier.trim_items(log[1].seq)
+        assert await frontier.read_items(0, 10) == [log[2]]
+        assert await frontier.read_items(log[0].seq, 10) == [log[2]]
+        await frontier.trim_items(log[2].seq)
+        await frontier.trim_items(log[0].seq)
+        assert await all_items(frontier) == []
+        assert (await frontier.stats()).items == 3
+        await complete(frontier, second, items=[b"3"])
+        (item,) = await frontier.read_items(log[2].seq, 10)
+        assert item.seq > log[2].seq
+        assert item.payload == b"3"
+        assert (await frontier.stats()).items == 4
+
+    # -- finished
+
+    async def test_a_run_that_is_not_seeded_is_not_finished(self, harness: Harness, frontier: Frontier) -> None:
+        assert not await frontier.is_finished()
+        claim = await frontier.claim("seed", 5)
+        assert claim is not None
+        assert not await frontier.is_finished()
+        await frontier.relinquish(claim)
+        assert not await frontier.is_finished()
+        await frontier.claim("seed", 5)
+        await harness.advance(100)  # its seeder is lost
+        assert not await frontier.is_finished()
+        await finish_seeding(frontier)
+        assert await frontier.is_finished()
+
+    async def test_every_request_that_is_not_over_keeps_it_unfinished(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        await finish_seeding(frontier)
+        await push(frontier, 1, 2)
+        assert not await frontier.is_finished()  # ready
+        first, second = (await frontier.lease(2, ttl=30)).leases
+        assert not await frontier.is_finished()  # leased
+        await complete(frontier, second)
+        await fail(frontier, first, retry_in=20)
+        assert not await frontier.is_finished()  # waiting
+        await harness.advance(20)
+        assert not await frontier.is_finished()  # due again
+        await lease_one(frontier, ttl=5)
+        await harness.advance(100)
+        assert not await frontier.is_finished()  # its worker is lost
+        await fail(frontier, await lease_one(frontier))
+        assert await frontier.is_finished()
+
+    async def test_a_request_that_dies_with_its_worker_ends_the_run(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=1))
+        await finish_seeding(frontier)
+        await push(frontier, 1)
+        await lease_one(frontier, ttl=5)
+        await harness.advance(5)
+        assert await lease_names(frontier) == []
+        assert await frontier.is_finished()
+
+    async def test_children_keep_a_run_unfinished_without_a_gap(self, frontier: Frontier) -> None:
+        await finish_seeding(frontier)
+        await push(frontier, 0)
+        for depth in range(5):
+            lease = await lease_one(frontier)
+            if depth % 2:
+                await fail(frontier, lease, children=[page(depth + 1)])
+            else:
+                await complete(frontier, lease, children=[page(depth + 1)])
+            assert not await frontier.is_finished()
+        await complete(frontier, await lease_one(frontier), children=[page(0)])  # nothing new
+        assert await frontier.is_finished()
+
+    async def test_a_finished_run_goes_on_when_something_comes(self, frontier: Frontier) -> None:
+        await finish_seeding(frontier)
+        assert await frontier.is_finished()
+        await push(frontier, 1)
+        assert not await frontier.is_finished()
+        await fail(frontier, await lease_one(frontier))
+        assert await frontier.is_finished()
+        await frontier.retry_dead()
+        assert not await frontier.is_finished()
+
+    # -- one URL's story
+
+    async def test_a_url_that_was_never_pushed_is_not_found(self, frontier: Frontier) -> None:
+        assert await frontier.find(page(1)) is None
+
+    async def test_the_story_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "parent")
+        child = page("child", priority=1.5, depth=4)
+        await complete(frontier, await lease_one(frontier), children=[child], status=200, note="a note")
+        found = await history(frontier, child)
+        assert (found.url, found.state, found.depth, found.priority) == (child.url, "ready", 4, 1.5)
+        assert (found.attempts, found.status, found.items, found.parent) == (0, 0, 0, page("parent").url)
+        assert found.reason == ""
+        lease = await lease_one(frontier, ttl=5)
+        assert (await history(frontier, child)).state == "leased"
+        await harness.advance(5)
+        lease = await lease_one(frontier)
+        await fail(frontier, lease, retry_in=7, reason="it was slow", status=504)
+        found = await history(frontier, child)
+        assert (found.state, found.attempts, found.status) == ("waiting", 2, 504)
+        await harness.advance(7)
+        await complete(frontier, await lease_one(frontier), status=201, items=[b"1", b"2"])
+        found = await history(frontier, child)
+        assert (found.state, found.attempts, found.status, found.items) == ("done", 3, 201, 2)
+        story = [f"{event.what} {event.detail}" for event in found.events]
+        lost = next(number for number, text in enumerate(story) if "lost" in text)
+        slow = next(number for number, text in enumerate(story) if "it was slow" in text)
+        done = next(number for number, text in enumerate(story) if "done" in text)
+        assert lost < slow < done
+        times = [event.at for event in found.events]
+        assert times == sorted(times)
+        assert times[slow] - times[lost] < 1
+        assert 7 <= times[done] - times[slow] < 8
+        parent = await history(frontier, page("parent"))
+        assert (parent.parent, parent.status) == (None, 200)
+        assert any("a note" in event.detail for event in parent.events)
+
+    # -- the dead
+
+    async def test_the_dead_are_counted_by_kind_and_told_with_their_reasons(self, frontier: Frontier) -> None:
+        assert await frontier.dead_kinds() == {}
+        await push(frontier, *range(4))
+        kinds = ["timeout", "robots", "timeout"]
+        for kind in kinds:
+            await fail(frontier, await lease_one(frontier), kind=kind, reason=f"because of {kind}", status=7)
+        assert await frontier.dead_kinds() == {"timeout": 2, "robots": 1}
+        dead = [each async for each in frontier.dead()]
+        assert sorted((each.url, each.state, each.reason, each.status) for each in dead) == [
+            (page(number).url, "dead", f"because of {kind}", 7) for number, kind in enumerate(kinds)
+        ]
+
+    async def test_the_dead_are_retried_with_all_their_attempts(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+        await push(frontier, 1)
+        await fail(frontier, await lease_one(frontier), retry_in=1)
+        await harness.advance(1)
+        await fail(frontier, await lease_one(frontier), retry_in=1)
+        assert await frontier.retry_dead() == 1
+        assert await frontier.dead_kinds() == {}
+        assert [each async for each in frontier.dead()] == []
+        found = await history(frontier, page(1))
+        assert (found.state, found.attempts) == ("ready", 0)
+        lease = await lease_one(frontier)
+        assert lease.attempt == 1
+        assert await fail(frontier, lease, retry_in=1) == "waiting"
+        assert await frontier.retry_dead() == 0
+
+    async def test_what_robots_forbid_is_retried_when_named_alone(self, frontier: Frontier) -> None:
+        kinds = ["timeout", "robots", "scope", "http 500", "dns"]
+        await push(frontier, *kinds)
+        for kind in kinds:
+            await fail(frontier, await lease_one(frontier), kind=kind)
+        assert await frontier.retry_dead(["dns", "no such kind"]) == 1
+        assert await frontier.retry_dead([]) == 0
+        assert await frontier.retry_dead() == 2
+        assert await frontier.dead_kinds() == {"robots": 1, "scope": 1}
+        assert await frontier.retry_dead(["robots"]) == 1
+        assert await lease_names(frontier) == ["timeout", "robots", "http%20500", "dns"]
+
+    # -- across restarts
+
+    async def test_everything_outlives_the_process(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("nothing of it outlives its process")
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+        await push(frontier, *range(5))
+        leases = (await frontier.lease(4, ttl=60)).leases
+        await complete(frontier, leases[0], items=[b"x", b"y"], children=[page("child"), WHOLE], duplicates=4, note="n")
+        await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
+        await fail(frontier, leases[2], retry_in=100)
+        pages = [page(number) for number in range(3)]
+        before = [await history(frontier, each) for each in pages], await all_items(frontier)
+        frontier = await harness.reopen()
+        assert ([await history(frontier, each) for each in pages], await all_items(frontier)) == before
+        assert await frontier.dead_kinds() == {"http 404": 1}
+        stats = await frontier.stats()
+        assert stats == Stats(
+            pushed=7,
+            ready=stats.ready,
+            waiting=1,
+            leased=stats.leased,
+            done=1,
+            dead=1,
+            duplicates=4,
+            items=2,
+            seeding=True,
+        )
+        assert await frontier.push(pages) == Pushed(0, 3)
+        await harness.advance(60)
+        leases = (await frontier.lease(9, TTL)).leases
+        assert [(lease.request, lease.attempt) for lease in leases] == [
+            (page(3), 2),  # it was leased when the process died
+            (page(4), 1),
+            (page("child"), 1),
+            (WHOLE, 1),
+        ]
+        await harness.advance(40)
+        last = await lease_one(frontier)
+        assert (last.request, last.attempt) == (page(2), 2)
+        await complete(frontier, *leases, last)
+
+    async def test_no_token_is_given_again_after_a_restart(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("nothing of it outlives its process")
+        frontier = await harness.open()
+        await push(frontier, 1)
+        before = await lease_one(frontier, ttl=5)
+        frontier = await harness.reopen()
+        await harness.advance(5)
+        after = await lease_one(frontier)
+        assert after.token != before.token
+        await check_refused(frontier, before)
+        assert await frontier.complete([Completion(lease=after), Completion(lease=before)]) == [Pushed(0, 0), None]
+
+    async def test_a_url_that_kills_the_whole_process_dies(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("nothing of it outlives its process")
+        frontier = await harness.open(FrontierOptions(max_attempts=3))
+        await push(frontier, "killer")
+        for attempt in (1, 2, 3):
+            assert (await lease_one(frontier, ttl=5)).attempt == attempt
+            frontier = await harness.reopen()
+            await harness.advance(5)
+        assert await lease_names(frontier) == []
+        assert (await history(frontier, page("killer"))).state == "dead"
+
+    async def test_a_failure_that_was_told_is_not_told_again(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, 1)
+        lease = await lease_one(frontier)
+        failure = Failure(lease=lease, kind="k", reason="r", retry_in=1)
+        assert await frontier.fail([failure]) == ["waiting"]
+        await harness.advance(1)
+        assert await frontier.fail([failure]) == [None]
+        assert (await lease_one(frontier)).attempt == 2

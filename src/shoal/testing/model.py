@@ -1,0 +1,307 @@
+"""A frontier that is obviously right, and slow: plain lists and one line for each rule. It works on its own clock and
+never touches a store; `shoal.testing.machine` takes the same steps on it and on a backend."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from shoal.errors import QueueFullError
+from shoal.frontier.rules import LOST_KIND, SPARED_KINDS
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import FrontierOptions, HostUpdate, Pushed, RequestState, Stats
+
+
+@dataclass(eq=False)
+class Entry:
+    """A request and what became of it."""
+
+    request: Request
+    name: Hashable
+    place: int
+    parent: Entry | None
+    state: RequestState = "ready"
+    attempts: int = 0
+    token: int = 0
+    until: float = 0.0
+    """When it is due again, or when its lease runs out."""
+    items: int = 0
+    status: int = 0
+    kind: str = ""
+    reason: str = ""
+
+    @property
+    def host(self) -> str:
+        return host_of(self.request.url)
+
+
+class Held(NamedTuple):
+    """A lease."""
+
+    entry: Entry
+    token: int
+    attempt: int
+
+
+@dataclass
+class Host:
+    """What is known of a host."""
+
+    delay: float | None = None
+    concurrency: int | None = None
+    crawl_delay: float | None = None
+    learned_delay: float | None = None
+    blocked_until: float = 0.0
+    ended_at: float | None = None
+
+
+@dataclass
+class Role:
+    """A role of a run."""
+
+    token: int = 0
+    until: float = 0.0
+    cursor: bytes = b""
+    finished: bool = False
+
+
+@dataclass
+class World:
+    """What all runs of a store share."""
+
+    now: float = 0.0
+    hosts: dict[str, Host] = field(default_factory=lambda: defaultdict(Host))
+    runs: list[Model] = field(default_factory=list)
+
+    def in_flight(self, host: str) -> int:
+        return sum(entry.host == host for run in self.runs for entry in run.in_state("leased"))
+
+
+class Model:
+    """One run. A refused step returns what the port says (None, False), so that both can be compared."""
+
+    def __init__(self, options: FrontierOptions, world: World) -> None:
+        self.options = options
+        self.world = world
+        self.entries: list[Entry] = []
+        self.log: list[tuple[Entry, int, bytes]] = []
+        self.logged = 0
+        self.duplicates = 0
+        self.roles: dict[str, Role] = defaultdict(Role)
+        self._tokens = 0
+        world.runs.append(self)
+
+    def in_state(self, *states: RequestState) -> list[Entry]:
+        return [entry for entry in self.entries if entry.state in states]
+
+    def stats(self) -> Stats:
+        counts = {state: len(self.in_state(state)) for state in ("ready", "waiting", "leased", "done", "dead")}
+        pushed, seeding = len(self.entries), not self.roles["seed"].finished
+        return Stats(pushed=pushed, duplicates=self.duplicates, items=self.logged, seeding=seeding, **counts)
+
+    # -- pushing
+
+    def push(self, requests: Sequence[Request], seed: int | None = None, cursor: bytes = b"") -> Pushed:
+        if seed is not None and not self._holds("seed", seed):
+            return Pushed(0, 0)
+        if seed is None:
+            named = [(object() if each.dont_filter else each.fingerprint(), each) for each in requests]
+        else:
+            named = [
+                (("seed", cursor, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
+                for number, each in enumerate(requests)
+            ]
+        new = len({name for name, _ in named} - {entry.name for entry in self.entries})
+        most = self.options.max_queue_size
+        if most is not None and new and len(self.in_state("ready", "waiting")) + new > most:
+            raise QueueFullError
+        if seed is not None:
+            self.roles["seed"].cursor = cursor
+        return self._add(named, None)
+
+    def _add(self, named: Iterable[tuple[Hashable, Request]], parent: Entry | None) -> Pushed:
+        added = known = 0
+        for name, request in named:
+            if any(entry.name == name for entry in self.entries):
+                known += 1
+            else:
+                added += 1
+                self.entries.append(Entry(request, name, len(self.entries), parent))
+        self.duplicates += known
+        return Pushed(added, known)
+
+    def _add_children(self, parent: Entry, children: Sequence[Request]) -> Pushed:
+        return self._add(
+            [
+                (("child", parent.name, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
+                for number, each in enumerate(children)
+            ],
+            parent,
+        )
+
+    # -- leasing
+
+    def lease(self, limit: int, ttl: float) -> tuple[list[Held], float | None]:
+        now = self.world.now
+        for entry in self.in_state("leased"):
+            if entry.until <= now:
+                self.lose(entry)
+        for entry in self.in_state("waiting"):
+            if entry.until <= now:
+                entry.state = "ready"
+        leases: list[Held] = []
+        while len(leases) < limit and (due := [entry for entry in self.in_state("ready") if self._is_due(entry.host)]):
+            best = min(due, key=lambda entry: (-entry.request.priority, entry.place))
+            self._tokens += 1
+            best.state, best.token, best.until = "leased", self._tokens, now + ttl
+            best.attempts += 1
+            leases.append(Held(best, best.token, best.attempts))
+        held_back = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
+        moments = [entry.until for entry in self.in_state("waiting", "leased")]
+        moments += [self._due_at(host) for host in held_back if not self._is_due(host)]
+        return leases, min(moments) - now if moments else None
+
+    def lose(self, entry: Entry) -> None:
+        """The worker of a leased request is lost."""
+        entry.state = "ready"
+        if entry.attempts >= self.options.max_attempts:
+            entry.state, entry.kind = "dead", LOST_KIND
+        self._ended(entry, contacted=True)
+
+    def _delay(self, host: str) -> float:
+        known = self.world.hosts[host]
+        own = self.options.delay if known.delay is None else known.delay
+        return max(own, known.crawl_delay or 0.0, known.learned_delay or 0.0)
+
+    def _due_at(self, host: str) -> float:
+        known, delay = self.world.hosts[host], self._delay(host)
+        delayed = known.ended_at + delay if known.ended_at is not None and delay else 0.0
+        return max(delayed, known.blocked_until)
+
+    def _has_room(self, host: str) -> bool:
+        own = self.world.hosts[host].concurrency
+        many = self.options.concurrency_per_host if own is None else own
+        return self.world.in_flight(host) < (1 if self._delay(host) else many)
+
+    def _is_due(self, host: str) -> bool:
+        return self._has_room(host) and self._due_at(host) <= self.world.now
+
+    # -- ending a lease
+
+    def is_current(self, held: Held) -> bool:
+        return held.entry.state == "leased" and held.entry.token == held.token
+
+    def _ended(self, entry: Entry, *, contacted: bool) -> None:
+        if contacted:
+            self.world.hosts[entry.host].ended_at = self.world.now
+
+    def renew(self, held: Held, ttl: float) -> bool:
+        if not self.is_current(held):
+            return False
+        held.entry.until = self.world.now + ttl
+        return True
+
+    def complete(
+        self,
+        held: Held,
+        items: Sequence[bytes],
+        children: Sequence[Request],
+        *,
+        status: int,
+        duplicates: int,
+        contacted: bool,
+    ) -> Pushed | None:
+        if not self.is_current(held):
+            return None
+        entry = held.entry
+        entry.state, entry.status = "done", status
+        self._log_items(entry, items)
+        self.duplicates += duplicates
+        pushed = self._add_children(entry, children)
+        self._ended(entry, contacted=contacted)
+        return Pushed(pushed.added, pushed.duplicates + duplicates)
+
+    def fail(
+        self,
+        held: Held,
+        retry_in: float | None,
+        items: Sequence[bytes],
+        children: Sequence[Request],
+        *,
+        status: int,
+        kind: str,
+        reason: str,
+        contacted: bool,
+    ) -> RequestState | None:
+        if not self.is_current(held):
+            return None
+        entry = held.entry
+        entry.status = status
+        if retry_in is not None and entry.attempts < self.options.max_attempts:
+            entry.state, entry.until = "waiting", self.world.now + retry_in
+        else:
+            entry.state, entry.kind, entry.reason = "dead", kind, reason
+            self._log_items(entry, items)
+            self._add_children(entry, children)
+        self._ended(entry, contacted=contacted)
+        return entry.state
+
+    def release(self, held: Held, *, contacted: bool) -> bool:
+        if not self.is_current(held):
+            return False
+        held.entry.state = "ready"
+        held.entry.attempts -= 1
+        self._ended(held.entry, contacted=contacted)
+        return True
+
+    def _log_items(self, entry: Entry, items: Sequence[bytes]) -> None:
+        for payload in items:
+            self.log.append((entry, entry.items, payload))
+            entry.items += 1
+            self.logged += 1
+
+    def retry_dead(self, kinds: Sequence[str] | None) -> int:
+        dead = self.in_state("dead")
+        chosen = [entry for entry in dead if (entry.kind not in SPARED_KINDS if kinds is None else entry.kind in kinds)]
+        for entry in chosen:
+            entry.state, entry.attempts = "ready", 0
+        return len(chosen)
+
+    # -- roles and hosts
+
+    def _holds(self, role: str, token: int) -> bool:
+        return token != 0 and self.roles[role].token == token
+
+    def claim(self, role: str, ttl: float) -> tuple[int, bytes] | None:
+        """The token and the cursor."""
+        held = self.roles[role]
+        if held.finished or held.until > self.world.now:
+            return None
+        self._tokens += 1
+        held.token, held.until = self._tokens, self.world.now + ttl
+        return held.token, held.cursor
+
+    def advance(self, role: str, token: int, cursor: bytes, ttl: float) -> bool:
+        if not self._holds(role, token):
+            return False
+        self.roles[role].cursor, self.roles[role].until = cursor, self.world.now + ttl
+        return True
+
+    def relinquish(self, role: str, token: int, *, finished: bool) -> bool:
+        if not self._holds(role, token):
+            return False
+        self.roles[role] = Role(cursor=self.roles[role].cursor, finished=finished)
+        return True
+
+    def update_host(self, host: str, update: HostUpdate) -> None:
+        known = self.world.hosts[host]
+        for name in ("delay", "concurrency", "crawl_delay", "learned_delay"):
+            if (value := getattr(update, name)) is not UNSET:
+                setattr(known, name, value)
+        if update.block_for is not UNSET:
+            known.blocked_until = self.world.now + update.block_for if update.block_for else 0.0

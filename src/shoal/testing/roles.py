@@ -1,0 +1,227 @@
+"""Who seeds and who drains, and the runs of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import permutations
+from typing import get_args
+
+import pytest
+
+from shoal.errors import QueueFullError, RunError
+from shoal.ports import Claim, Frontier, FrontierOptions, HostUpdate, Pushed, Run, RunState
+from shoal.testing.harness import Harness
+from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
+
+ALLOWED: set[tuple[RunState, RunState]] = {
+    ("queued", "running"), ("queued", "cancelled"),
+    ("running", "queued"), ("running", "paused"), ("running", "finished"), ("running", "cancelled"),
+    ("paused", "running"), ("paused", "cancelled"),
+    ("finished", "running"), ("cancelled", "running"),
+}  # fmt: skip
+
+
+async def claim_role(frontier: Frontier, role: str = "seed", ttl: float = TTL) -> Claim:
+    """Take a role that has to be free."""
+    claim = await frontier.claim(role, ttl)
+    assert claim is not None
+    assert claim.role == role
+    return claim
+
+
+class RolesContract(ContractTests):
+    """Roles of a run, seeding, runs."""
+
+    # -- roles
+
+    async def test_a_role_is_held_by_one(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("run")
+        claims = await asyncio.gather(*(worker.claim("seed", TTL) for worker in [frontier, other] * 3))
+        assert sum(claim is not None for claim in claims) == 1
+        assert (await claim_role(other, "drain")).cursor == b""  # another role is another matter
+
+    async def test_a_role_that_was_given_back_is_free_with_its_cursor(self, frontier: Frontier) -> None:
+        claim = await claim_role(frontier)
+        assert await frontier.advance(claim, b"\x00 cursor", TTL)
+        assert await frontier.relinquish(claim)
+        again = await claim_role(frontier)
+        assert again.cursor == b"\x00 cursor"
+        assert again.token != claim.token
+
+    async def test_a_role_is_taken_over_when_its_holder_is_lost(self, harness: Harness, frontier: Frontier) -> None:
+        lost = await claim_role(frontier, "drain", ttl=5)
+        assert await frontier.advance(lost, b"here", 10)
+        await harness.advance(9)
+        assert await frontier.claim("drain", TTL) is None
+        await harness.advance(1)
+        successor = await claim_role(frontier, "drain")
+        assert successor.cursor == b"here"
+        assert not await frontier.advance(lost, b"late", TTL)
+        assert not await frontier.relinquish(lost, finished=True)
+        assert await frontier.advance(successor, b"there", TTL)
+        assert await frontier.claim("drain", TTL) is None
+        assert await frontier.relinquish(successor)
+        assert not await frontier.advance(successor, b"late", TTL)
+        assert not await frontier.relinquish(successor, finished=True)
+        assert (await claim_role(frontier, "drain")).cursor == b"there"
+
+    async def test_a_finished_role_is_over(self, harness: Harness, frontier: Frontier) -> None:
+        claim = await claim_role(frontier)
+        assert await frontier.relinquish(claim, finished=True)
+        await harness.advance(1000)
+        assert await frontier.claim("seed", TTL) is None
+        assert not await frontier.advance(claim, b"late", TTL)
+        assert not await frontier.relinquish(claim)
+        assert not (await frontier.stats()).seeding
+
+    async def test_roles_belong_to_a_run(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("second")
+        await finish_seeding(frontier)
+        claim = await claim_role(other)
+        assert await frontier.is_finished()
+        assert not await other.is_finished()
+        assert not await frontier.advance(claim, b"x", TTL)
+
+    # -- seeding
+
+    async def test_seeds_and_their_cursor_are_saved_together(self, harness: Harness, frontier: Frontier) -> None:
+        claim = await claim_role(frontier, ttl=5)
+        assert await frontier.push([page(1), page(2)], seed=claim, cursor=b"2") == Pushed(2, 0)
+        assert await frontier.push([page(2), page(3)], seed=claim, cursor=b"4") == Pushed(1, 1)
+        await harness.advance(5)
+        assert (await claim_role(frontier)).cursor == b"4"
+
+    async def test_a_seeder_that_was_taken_over_pushes_nothing(self, harness: Harness, frontier: Frontier) -> None:
+        lost = await claim_role(frontier, ttl=5)
+        await frontier.push([page(1)], seed=lost, cursor=b"1")
+        await harness.advance(5)
+        successor = await claim_role(frontier)
+        before = await frontier.stats()
+        assert await frontier.push([page(1), page(2)], seed=lost, cursor=b"2") == Pushed(0, 0)
+        assert await frontier.stats() == before
+        assert await frontier.find(page(2)) is None
+        assert await frontier.push([page(2)], seed=successor, cursor=b"2") == Pushed(1, 0)
+        await frontier.relinquish(successor, finished=True)
+        assert await frontier.push([page(3)], seed=successor, cursor=b"3") == Pushed(0, 0)
+        assert await frontier.find(page(3)) is None
+
+    async def test_a_refused_batch_of_seeds_does_not_move_the_cursor(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_queue_size=1))
+        claim = await claim_role(frontier)
+        await frontier.push([page(1)], seed=claim, cursor=b"1")
+        with pytest.raises(QueueFullError):
+            await frontier.push([page(2)], seed=claim, cursor=b"2")
+        await frontier.relinquish(claim)
+        assert (await claim_role(frontier)).cursor == b"1"
+
+    async def test_unfiltered_seeds_that_are_pushed_again_enter_once(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        seeds = [page(1, dont_filter=True), page(1, dont_filter=True), page(1)]
+        claim = await claim_role(frontier, ttl=5)
+        assert await frontier.push(seeds, seed=claim, cursor=b"3") == Pushed(3, 0)
+        assert await frontier.push(seeds, seed=claim, cursor=b"3") == Pushed(0, 3)  # the answer was lost on its way
+        await harness.advance(5)
+        successor = await claim_role(frontier)
+        assert await frontier.push(seeds, seed=successor, cursor=b"3") == Pushed(0, 3)
+        assert await frontier.push(seeds[:1], seed=successor, cursor=b"4") == Pushed(1, 0)
+        assert await lease_names(frontier) == ["1"] * 4
+
+    async def test_a_seeder_has_pushed_nothing_when_its_batch_is_empty(self, frontier: Frontier) -> None:
+        claim = await claim_role(frontier)
+        assert await frontier.push([], seed=claim, cursor=b"0") == Pushed(0, 0)
+        await frontier.relinquish(claim)
+        assert (await claim_role(frontier)).cursor == b"0"
+
+    async def test_roles_outlive_the_process(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("nothing of it outlives its process")
+        frontier = await harness.open()
+        claim = await claim_role(frontier, ttl=5)
+        await frontier.push([page(1, dont_filter=True)], seed=claim, cursor=b"1")
+        drain = await claim_role(frontier, "drain")
+        await frontier.relinquish(drain, finished=True)
+        frontier = await harness.reopen()
+        await harness.advance(5)
+        successor = await claim_role(frontier)
+        assert successor.cursor == b"1"
+        assert successor.token != claim.token
+        assert await frontier.push([page(2)], seed=claim, cursor=b"2") == Pushed(0, 0)
+        assert await frontier.push([page(1, dont_filter=True)], seed=successor, cursor=b"1") == Pushed(0, 1)
+        assert await frontier.claim("drain", TTL) is None
+        await frontier.relinquish(successor, finished=True)
+        frontier = await harness.reopen()
+        assert not (await frontier.stats()).seeding
+
+    # -- runs
+
+    async def test_runs_are_created_and_found(self, harness: Harness, frontier: Frontier) -> None:
+        store = harness.store
+        made = Run(
+            run_id="r-1", spider="books", state="queued", created_at=5.5, settings={"delay": 1.5, "x": {"y": [1]}}
+        )
+        assert await store.create_run(made) == made
+        assert await store.get_run("r-1") == made
+        assert await store.get_run("r-2") is None
+        with pytest.raises(RunError):
+            await store.create_run(made)
+
+    async def test_runs_are_listed_newest_first(self, harness: Harness, frontier: Frontier) -> None:
+        for number in range(4):
+            run = Run(run_id=f"r-{number}", spider=f"s-{number % 2}", state="queued", created_at=1000.0 + number)
+            await harness.store.create_run(run)
+        runs = [run.run_id for run in await harness.store.list_runs()]
+        assert runs == ["r-3", "r-2", "r-1", "r-0", "run"]
+        assert [run.run_id for run in await harness.store.list_runs("s-1")] == ["r-3", "r-1"]
+        assert await harness.store.list_runs("nothing") == []
+
+    async def test_a_run_takes_the_steps_that_are_allowed(self, harness: Harness, frontier: Frontier) -> None:
+        store = harness.store
+        for number, (old, new) in enumerate(permutations(get_args(RunState), 2)):
+            run = await store.create_run(Run(run_id=f"r-{number}", spider="s", state=old, created_at=0.0))
+            assert (await store.transition(run.run_id, old)).state == old
+            if (old, new) in ALLOWED:
+                assert (await store.transition(run.run_id, new)).state == new
+            else:
+                with pytest.raises(RunError):
+                    await store.transition(run.run_id, new)
+            after = await store.get_run(run.run_id)
+            assert after is not None
+            assert after.state == (new if (old, new) in ALLOWED else old)
+
+    async def test_a_run_that_does_not_exist_has_no_frontier(self, harness: Harness, frontier: Frontier) -> None:
+        with pytest.raises(RunError):
+            await harness.store.frontier("nothing", FrontierOptions())
+        with pytest.raises(RunError):
+            await harness.store.transition("nothing", "running")
+
+    async def test_runs_do_not_see_each_other(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("second")
+        await push(frontier, 1)
+        assert await other.find(page(1)) is None
+        await push(other, 1, 2)
+        await complete(frontier, await lease_one(frontier), items=[b"one"])
+        assert [item.payload for item in await frontier.read_items(0, 9)] == [b"one"]
+        assert await other.read_items(0, 9) == []
+        assert (await frontier.stats()).pushed == 1
+        assert await lease_names(other) == ["1", "2"]
+
+    async def test_a_frontier_that_was_closed_loses_nothing(self, harness: Harness) -> None:
+        options = FrontierOptions(in_memory=2, concurrency_per_host=20)
+        frontier = await harness.open(options)
+        await push(frontier, *range(10))
+        await frontier.update_host("a.example", HostUpdate(block_for=5))
+        await frontier.close()
+        frontier = await harness.open_run("run", options)
+        assert await lease_names(frontier) == []
+        await harness.advance(5)
+        assert await lease_names(frontier) == [str(number) for number in range(10)]
+
+    async def test_runs_outlive_the_process(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("nothing of it outlives its process")
+        await harness.open()
+        await harness.store.create_run(Run(run_id="r", spider="s", state="queued", created_at=5.5, settings={"a": [1]}))
+        run = await harness.store.transition("r", "running")
+        await harness.reopen()
+        assert await harness.store.get_run("r") == run

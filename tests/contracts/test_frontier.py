@@ -1,0 +1,20 @@
+"""Every frontier keeps every law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal.testing import FrontierContract, Harness
+from shoal.testing.machine import check_machine
+from tests.contracts.conftest import BACKENDS
+
+
+class TestFrontier(FrontierContract):
+    """On the backends of the ``harness`` fixture."""
+
+
+@pytest.mark.parametrize("make_harness", list(BACKENDS.values()), ids=list(BACKENDS))
+def test_random_steps_agree_with_the_model(make_harness: Callable[[], Harness]) -> None:
+    check_machine(make_harness)

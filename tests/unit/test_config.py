@@ -1,0 +1,620 @@
+"""The settings: every layer, their order, conversion, and what each mistake is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.config import (
+    Config,
+    Http,
+    Queue,
+    Retry,
+    Scope,
+    Throttle,
+    env_name,
+    find_config_file,
+    flatten,
+    load_config,
+    mask,
+)
+from shoal.errors import ConfigError
+from shoal.layers import keys
+
+
+def message(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        file = tmp_path / "shoal.toml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write
+
+
+# Values
+
+
+def test_defaults() -> None:
+    config = Config()
+    assert (config.mode, config.frontier, config.concurrency, config.download_delay) == (
+        "standalone",
+        "memory:",
+        32,
+        0.5,
+    )
+    assert config.http.max_body_bytes == 33_554_432
+    assert config.retry.statuses == (408, 425, 429, 500, 502, 503, 504, 522, 524)
+    assert config.queue.max_size is None
+    assert config.cache.folder == ".shoal-cache"
+    assert config.lease.ttl == 300.0
+    assert config.items.keep
+
+
+def test_frozen_and_keywords_only() -> None:
+    with pytest.raises(AttributeError):
+        Config().concurrency = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Http(5.0)  # type: ignore[call-arg]
+
+
+def test_values_are_held_in_the_type_of_their_field() -> None:
+    given = {"A": "1"}
+    config = Config(download_delay=2, http=Http(headers=given), scope=Scope(allow=["a"]))  # type: ignore[arg-type]
+    given["A"] = "2"
+    assert isinstance(config.download_delay, float)
+    assert config.scope.allow == ("a",)
+    assert config.http.headers == {"A": "1"}
+    assert Config(log_level="debug").log_level == "DEBUG"  # type: ignore[arg-type]
+
+
+def test_any_number_of_seconds_is_a_timedelta() -> None:
+    assert timedelta(seconds=Config(download_delay=1e9).download_delay)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("concurrency", 0, "must be an integer, at least 1, not 0"),
+        ("concurrency", True, "must be an integer, at least 1, not True"),
+        ("concurrency", 1.5, "must be an integer, at least 1, not 1.5"),
+        ("concurrency_per_host", 0, "must be an integer, at least 1, not 0"),
+        ("download_delay", -0.1, "must be a number, at least 0, at most 1e+09, not -0.1"),
+        ("download_delay", float("nan"), "must be a number, at least 0, at most 1e+09, not nan"),
+        ("shutdown_grace", float("inf"), "must be a number, at least 0, at most 1e+09, not inf"),
+        ("lease.ttl", 0, "must be a number, more than 0, at most 1e+09, not 0"),
+        ("http.read_timeout", 0, "must be a number, more than 0, at most 1e+09, not 0"),
+        ("http.max_redirects", -1, "must be an integer, at least 0, not -1"),
+        ("http.verify_tls", "yes", "must be true or false, not 'yes'"),
+        ("throttle.backoff_factor", 0.5, "must be a number, at least 1, at most 100, not 0.5"),
+        ("retry.max_attempts", 0, "must be an integer, at least 1, not 0"),
+        ("retry.statuses", [42], "must be a list (each an integer, at least 100, at most 599), not [42]"),
+        ("scope.max_depth", -1, "must be an integer, at least 0, or none, not -1"),
+        ("scope.max_pages", 0, "must be an integer, at least 1, or none, not 0"),
+        ("queue.max_size", 0, "must be an integer, at least 1, or none, not 0"),
+        ("cache.folder", "", "must be text that is not empty, not ''"),
+        ("cache.ttl", "1h", "must be a number, at least 0, at most 1e+09, or none, not '1h'"),
+        ("mode", "cluster", 'must be one of "distributed", "standalone", not \'cluster\''),
+        ("log_level", "LOUD", 'must be one of "CRITICAL", "DEBUG", "ERROR", "INFO", "WARNING", not \'LOUD\''),
+        ("user_agent", "a\nb", "must be one line"),
+        ("scope.allow", "one", "must be a list (each text), not 'one'"),
+        ("scope.deny", ["ok", "("], "must hold regular expressions; '(' does not compile: missing )"),
+        ("scope.deny", ["a{99999999999}"], "must hold regular expressions; 'a{99999999999}' does not compile"),
+        ("scope.allowed_domains", ["https://a.org"], "host names such as \"example.com\", not 'https://a.org'"),
+        ("scope.allowed_domains", [""], "not ''"),
+        ("http.headers", {"A": 1}, "must be a table (text to text)"),
+        ("http.headers", {"A B": "x"}, "must hold header names, not 'A B'"),
+        ("http.headers", {"A": "x\r\nB: y"}, "must hold values of one line; that of 'A' has more"),
+        ("http.proxy", "ftp://p:1", "must be http://, https:// or socks5:// with a host, not 'ftp://p:1'"),
+        ("http.proxy", "http://", "with a host, not 'http://'"),
+        ("http.proxy", "http://p:99999", "not 'http://p:99999'"),
+        ("frontier", "mysql://host", "must be memory:, sqlite:///file, redis://host:port/number, rediss://"),
+        ("frontier", "memory", "or postgresql://host/database, not 'memory'"),
+        ("frontier", "sqlite:///", "not 'sqlite:///'"),
+        ("frontier", "sqlite://file", "not 'sqlite://file'"),
+        ("frontier", "redis://h:x/0", "not 'redis://h:x/0'"),
+        ("frontier", "redis://h/name", "not 'redis://h/name'"),
+        ("frontier", "redis://[::1", "not 'redis://[::1'"),
+    ],
+)
+def test_bad_values(key: str, value: object, said: str) -> None:
+    told = message(Config().with_settings, {key: value})
+    assert told.startswith(f'"{key}" must')
+    assert said in told
+
+
+def test_bad_values_by_hand() -> None:
+    assert message(Config, concurrency=0) == '"Config.concurrency" must be an integer, at least 1, not 0'
+    assert message(Http, proxy="p").startswith('"Http.proxy" must be http://')
+    assert message(Config, http=Retry()) == '"Config.http" must be of type Http, not Retry'
+    assert message(msgspec.structs.replace, Throttle(), slow_after=0).startswith('"Throttle.slow_after" must be')
+
+
+@pytest.mark.parametrize(
+    "frontier",
+    [
+        "memory:",
+        "sqlite:///crawl.db",
+        "sqlite:////var/crawl.db",
+        "redis://h",
+        "redis://u:p@[::1]:6379/3",
+        "rediss://h:1/0?ssl_cert_reqs=none",
+        "postgresql://u@h/db",
+        "postgresql:///db?host=/run",
+    ],
+)
+def test_good_frontiers(frontier: str) -> None:
+    assert Config(frontier=frontier).frontier == frontier
+
+
+@pytest.mark.parametrize(
+    "proxy", [None, "http://p:8080", "https://u:p@p:1", "socks5://127.0.0.1:9050", "http://[::1]:1"]
+)
+def test_good_proxies(proxy: str | None) -> None:
+    assert Http(proxy=proxy).proxy == proxy
+
+
+@pytest.mark.parametrize("frontier", ["memory:", "sqlite:///crawl.db"])
+def test_a_fleet_needs_a_frontier_to_share(frontier: str) -> None:
+    told = message(Config, mode="distributed", frontier=frontier)
+    assert f'can\'t share the frontier "{frontier}"' in told
+    assert 'set "frontier" to redis://host:port/number or postgresql://host/database' in told
+
+
+def test_with_settings() -> None:
+    config = Config(concurrency=5).with_settings({"http.proxy": "http://p:1", "retry": {"max_attempts": 7}})
+    assert (config.concurrency, config.http.proxy, config.retry.max_attempts) == (5, "http://p:1", 7)
+    assert config.with_settings({"http": Http(max_redirects=1)}).http == Http(max_redirects=1)
+    assert config.with_settings({}) == config
+
+
+def test_with_settings_names_all_that_is_wrong() -> None:
+    told = message(Config().with_settings, {"concurrency": 0, "http": {"prxy": None}, "retry": 3, "htp": {}})
+    assert told.splitlines() == [
+        '"concurrency" must be an integer, at least 1, not 0',
+        'unknown key "http.prxy"; did you mean "http.proxy"?',
+        '"retry" must be a table; its keys are retry.max_attempts, retry.base_delay, retry.max_delay, retry.statuses',
+        'unknown key "htp"',
+    ]
+
+
+def test_a_key_given_twice() -> None:
+    settings = {"http.proxy": None, "http": {"proxy": "http://p"}}
+    assert message(Config().with_settings, settings) == '"http.proxy" is given twice'
+
+
+def test_a_section_of_another_kind() -> None:
+    assert message(Config().with_settings, {"http": Retry()}).startswith('"http" must be a table; its keys are http.')
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("downlod_delay", '"download_delay"'),
+        ("DOWNLOAD_DELAY", '"download_delay"'),
+        ("obey", '"robots.obey"'),
+        ("ttl", '"cache.ttl" or "lease.ttl"'),
+        ("shoal.concurrency", '"concurrency"'),
+        ("http.headers.Accept", '"http.headers"'),
+    ],
+)
+def test_the_nearest_key(key: str, meant: str) -> None:
+    assert message(Config().with_settings, {key: 1}) == f'unknown key "{key}"; did you mean {meant}?'
+
+
+def test_nothing_near() -> None:
+    assert message(Config().with_settings, {"zzz": 1}) == 'unknown key "zzz"'
+
+
+def test_flatten() -> None:
+    flat = flatten(Config(concurrency=5, http=Http(proxy="http://p")))
+    assert list(flat) == list(keys(Config))
+    assert (flat["concurrency"], flat["http.proxy"], flat["items.keep"]) == (5, "http://p", True)
+    assert "http" not in flat
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
+        ("redis://u:secret@h:1/0", "redis://u:***@h:1/0"),
+        ("redis://:se/cr:e@t@h", "redis://:***@h"),
+        ("redis:///:secret@h", "redis:///:***@h"),
+        ("http://me@mail.org:secret@h:1", "http://me@mail.org:***@h:1"),
+        ("me:secret@h:1", "me:***@h:1"),
+        ("postgresql://u@h:5432/db", "postgresql://u@h:5432/db"),
+        ("postgresql://h/db?password=secret&x=1", "postgresql://h/db?password=***&x=1"),
+        ("host=h password='se cret' user=u", "host=h password=*** user=u"),
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
+        ("memory:", "memory:"),
+    ],
+)
+def test_mask(url: str, shown: str) -> None:
+    assert mask(url) == shown
+
+
+@given(password=st.text(min_size=1))
+def test_no_password_is_shown(password: str) -> None:
+    url = f"redis://:{password}@host:1/0"
+    assert mask(url) == "redis://:***@host:1/0"
+
+
+def test_secrets_are_nowhere_to_be_seen() -> None:
+    config = Config.distributed(
+        redis_password="secret",
+        http={
+            "proxy": "http://u:secret@p",
+            "headers": {"Authorization": "secret", "X-Api-Key": "secret", "Accept": "*"},
+        },
+    )
+    resolved = load_config(code=config)
+    shown = [repr(config), str(config), repr(config.__rich_repr__()), repr(resolved), repr(flatten(config))]
+    assert not [text for text in shown if "secret" in text]
+    assert "redis://:***@127.0.0.1:6379/0" in repr(config)
+    assert flatten(config)["http.headers"] == {"Authorization": "***", "X-Api-Key": "***", "Accept": "*"}
+    assert flatten(config, reveal=True)["frontier"] == "redis://:secret@127.0.0.1:6379/0"
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SHOAL_FRONTIER": "reds://:secret@h"},
+        {"SHOAL_HTTP__PROXY": "u:secret@h:80"},
+        {"SHOAL_HTTP__HEADERS": '{"Authorization": "secret"'},
+        {"SHOAL_HTTP__HEADERS": '["secret"]'},
+        {"SHOAL_REDIS_PASSWORD": "secret"},
+    ],
+)
+def test_no_secret_in_an_error(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ=environ)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    told = message(load_config, code={"frontier": ["redis://:secret@h"], "http.headers": ["secret"]})
+    assert "secret" not in told
+
+
+# Factories
+
+
+def test_standalone() -> None:
+    config = Config.standalone(project_name="my_standalone_project", concurrency=10, download_delay=1.0)
+    assert config == Config(project_name="my_standalone_project", concurrency=10, download_delay=1.0)
+    assert Config.standalone() == Config.standalone(queue_type="memory", filter_type="memory") == Config()
+
+
+def test_standalone_with_more() -> None:
+    config = Config.standalone(max_queue_size=50_000, http={"proxy": "http://p"}, scope=Scope(max_depth=2))
+    assert config == Config(queue=Queue(max_size=50_000), http=Http(proxy="http://p"), scope=Scope(max_depth=2))
+    file = "sqlite:///crawl.db"
+    assert Config.standalone(frontier=file) == Config.standalone(queue_type="sqlite", frontier=file)
+
+
+def test_distributed() -> None:
+    config = Config.distributed(
+        project_name="my_distributed_project",
+        redis_host="127.0.0.1",
+        redis_port=6379,
+        redis_password="mypassword",
+        concurrency=20,
+        download_delay=0.5,
+    )
+    assert (config.mode, config.concurrency) == ("distributed", 20)
+    assert config.frontier == "redis://:mypassword@127.0.0.1:6379/0"
+    plain = Config.distributed(project_name="example", redis_host="127.0.0.1", redis_port=6379)
+    assert plain.frontier == "redis://127.0.0.1:6379/0"
+    assert Config.distributed(queue_type="redis", filter_type="redis").frontier == plain.frontier
+    assert Config.distributed(redis_host="::1", redis_db=3).frontier == "redis://[::1]:6379/3"
+
+
+def test_distributed_on_postgresql() -> None:
+    url = "postgresql://u:p@h/db"
+    assert Config.distributed(frontier=url) == Config.distributed(queue_type="postgresql", frontier=url)
+    assert Config.distributed(frontier=url).mode == "distributed"
+
+
+@given(password=st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
+def test_any_password_survives_the_url(password: str) -> None:
+    url = urlsplit(Config.distributed(redis_password=password).frontier)
+    assert unquote(url.password or "") == password
+    assert (url.hostname, url.port, url.path) == ("127.0.0.1", 6379, "/0")
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "said"),
+    [
+        ("standalone", {"queue_type": "redis"}, 'no queue of type "redis"; use Config.distributed'),
+        ("standalone", {"frontier": "postgresql://h/d"}, 'no queue of type "postgresql"; use Config.distributed'),
+        ("standalone", {"queue_type": "sqlite"}, 'not the kind of the frontier "memory:"; set "frontier" to'),
+        ("standalone", {"queue_type": "kafka"}, 'queue_type "kafka" is not the kind of the frontier'),
+        ("standalone", {"filter_type": "redis"}, 'filter_type "redis" can\'t go with queue_type "memory"'),
+        ("standalone", {"mode": "distributed"}, '"mode" is "standalone" here; leave it out'),
+        ("standalone", {"concurency": 1}, 'unknown key "concurency"; did you mean "concurrency"?'),
+        ("standalone", {"max_queue_size": 0}, '"queue.max_size" must be an integer, at least 1, or none, not 0'),
+        ("distributed", {"queue_type": "memory"}, 'no queue of type "memory"; use Config.standalone'),
+        ("distributed", {"frontier": "sqlite:///f"}, 'no queue of type "sqlite"; use Config.standalone'),
+        ("distributed", {"queue_type": "postgresql"}, 'set "frontier" to a URL of that kind'),
+        ("distributed", {"filter_type": "memory"}, "leave filter_type out"),
+        ("distributed", {"frontier": "redis://h", "redis_password": "x"}, "give either frontier or redis_host"),
+        ("distributed", {"redis_port": 70000}, '"frontier" must be'),
+        ("distributed", {"redis_db": -1}, '"frontier" must be'),
+        ("distributed", {"redis_host": ""}, '"frontier" must be'),
+    ],
+)
+def test_factories_refuse(factory: str, arguments: dict[str, Any], said: str) -> None:
+    assert said in message(getattr(Config, factory), **arguments)
+
+
+# Layers
+
+
+def test_no_layer_at_all() -> None:
+    resolved = load_config()
+    assert resolved.config == Config()
+    assert set(resolved.sources) == set(keys(Config))
+    assert set(resolved.sources.values()) == {"default"}
+
+
+def test_each_layer_is_stronger_than_the_one_before(toml: Any) -> None:
+    file = toml("concurrency = 2")
+    layers: list[tuple[dict[str, Any], str]] = [
+        ({"file": file}, str(file)),
+        ({"spider": {"concurrency": 3}, "spider_name": "Books"}, "spider Books"),
+        ({"environ": {"SHOAL_CONCURRENCY": "4"}}, "SHOAL_CONCURRENCY"),
+        ({"command_line": {"concurrency": "5"}}, "--set concurrency"),
+        ({"code": {"concurrency": 6}}, "code"),
+    ]
+    arguments: dict[str, Any] = {}
+    for number, (layer, source) in enumerate(layers, start=2):
+        arguments |= layer
+        resolved = load_config(**arguments)
+        assert (resolved.config.concurrency, resolved.sources["concurrency"]) == (number, source)
+        assert resolved.sources["download_delay"] == "default"
+
+
+def test_layers_add_up(toml: Any) -> None:
+    file = toml(
+        """
+        project_name = "books"
+        "retry.max_attempts" = 4
+        [http]
+        proxy = "http://file:1"
+        read_timeout = 5
+        [http.headers]
+        Accept = "text/html"
+        [spiders]
+        books = "books.py:Books"
+        """
+    )
+    resolved = load_config(
+        file=file,
+        spider={"scope.max_depth": 2, "http": {"max_redirects": 1}},
+        environ={"SHOAL_HTTP__PROXY": "http://env:1", "PATH": "/bin", "SHOAL_CONFIG": "elsewhere"},
+        command_line={"scope.max_pages": 9, "frontier": "sqlite:///f"},
+        options={"frontier": "--frontier"},
+        code={"throttle": Throttle(enabled=False)},
+    )
+    config = resolved.config
+    assert (config.project_name, config.retry.max_attempts, config.scope) == (
+        "books",
+        4,
+        Scope(max_depth=2, max_pages=9),
+    )
+    assert config.http == Http(proxy="http://env:1", read_timeout=5, max_redirects=1, headers={"Accept": "text/html"})
+    named = {
+        "project_name": str(file),
+        "retry.max_attempts": str(file),
+        "http.headers": str(file),
+        "http.max_redirects": "spider",
+        "http.proxy": "SHOAL_HTTP__PROXY",
+        "scope.max_pages": "--set scope.max_pages",
+        "frontier": "--frontier",
+        "throttle.enabled": "code",
+        "cookies": "default",
+    }
+    assert {key: resolved.sources[key] for key in named} == named
+
+
+def test_a_config_in_code_is_whole() -> None:
+    resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, code=Config.standalone(project_name="example"))
+    assert resolved.config == Config(project_name="example")
+    assert set(resolved.sources.values()) == {"code"}
+
+
+def test_mode_and_frontier_from_different_layers(toml: Any) -> None:
+    file = toml('mode = "distributed"')
+    assert load_config(file=file, environ={"SHOAL_FRONTIER": "redis://h/0"}).config.mode == "distributed"
+    assert message(load_config, file=file).startswith(f'{file}: "mode" is "distributed", but a fleet')
+
+
+def test_mistakes_name_their_layer(toml: Any) -> None:
+    file = toml('downlod_delay = 1\nconcurrency = "5"\n[http]\nproxy = 3')
+    told = message(
+        load_config,
+        file=file,
+        spider={"robots": {"obay": False}},
+        spider_name="Books",
+        environ={"SHOAL_CONCURRENCY": "five"},
+        command_line={"retry.max_attempts": "0", "frontier": "x:", "nope.ttl": "1"},
+        options={"frontier": "--frontier"},
+        code={"cookies": "yes"},
+    )
+    frontiers = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number"
+    assert told.splitlines() == [
+        f'{file}: unknown key "downlod_delay"; did you mean "download_delay"?',
+        f"{file}: \"concurrency\" must be an integer, at least 1, not '5'",
+        f'{file}: "http.proxy" must be text, or none',
+        'spider Books: unknown key "robots.obay"; did you mean "robots.obey"?',
+        "SHOAL_CONCURRENCY: \"concurrency\" must be an integer, at least 1, not 'five'",
+        '--set retry.max_attempts: "retry.max_attempts" must be an integer, at least 1, not 0',
+        f"--frontier: \"frontier\" must be {frontiers} or postgresql://host/database, not 'x:'",
+        '--set nope.ttl: unknown key "nope.ttl"; did you mean "cache.ttl" or "lease.ttl"?',
+        "code: \"cookies\" must be true or false, not 'yes'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SHOAL_DOWNLOD_DELAY", 'unknown key "downlod_delay"; did you mean SHOAL_DOWNLOAD_DELAY?'),
+        ("SHOAL_HTTP_PROXY", 'unknown key "http_proxy"; did you mean SHOAL_HTTP__PROXY?'),
+        ("SHOAL_PROXY", 'unknown key "proxy"; did you mean SHOAL_HTTP__PROXY?'),
+        ("SHOAL_ZZZ", 'unknown key "zzz"'),
+    ],
+)
+def test_unknown_variables(name: str, said: str) -> None:
+    assert message(load_config, environ={name: "1"}) == f"{name}: {said}"
+
+
+def test_a_file_that_is_not_toml(toml: Any) -> None:
+    file = toml('concurrency = 5\nproject_name = "open\n')
+    assert message(load_config, file=file).startswith(f"{file}: not valid TOML: ")
+    assert "line 2" in message(load_config, file=file)
+    file.write_bytes(b"project_name = '\xff'")
+    assert message(load_config, file=file) == f"{file}: not valid TOML: not UTF-8 at byte 16"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "none.toml"
+    assert message(load_config, file=file) == f"{file}: can't be read: No such file or directory"
+
+
+def test_the_file_is_found_here_or_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    above = tmp_path / "shoal.toml"
+    above.touch()
+    assert find_config_file({}, inner) == above
+    (inner / "shoal.toml").mkdir()  # a folder is no file
+    monkeypatch.chdir(inner)
+    assert find_config_file({}) == above
+    nearer = tmp_path / "a" / "shoal.toml"
+    nearer.touch()
+    assert find_config_file({}) == nearer
+    assert find_config_file({"SHOAL_CONFIG": "other.toml"}) == Path("other.toml")
+    assert find_config_file({"SHOAL_CONFIG": ""}) == nearer
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("concurrency", "5", 5),
+        ("queue.in_memory", "200_000", 200_000),
+        ("download_delay", "0.25", 0.25),
+        ("download_delay", "2", 2.0),
+        ("project_name", "5", "5"),
+        ("mode", "Standalone", "standalone"),
+        ("log_level", "debug", "DEBUG"),
+        ("cookies", "true", True),
+        ("cookies", "1", True),
+        ("cookies", "YES", True),
+        ("cookies", "on", True),
+        ("cookies", "False", False),
+        ("cookies", "0", False),
+        ("cookies", "no", False),
+        ("cookies", "off", False),
+        ("http.proxy", "none", None),
+        ("http.proxy", "http://p", "http://p"),
+        ("cache.ttl", "None", None),
+        ("cache.ttl", "60", 60.0),
+        ("scope.max_depth", "3", 3),
+        ("scope.allowed_domains", "a.org, b.org,", ("a.org", "b.org")),
+        ("scope.allowed_domains", "", ()),
+        ("scope.allow", "[0-9]", ("[0-9]",)),
+        ("scope.allow", "[1]", ("[1]",)),
+        ("scope.allow", '["a{1,2}", "b"]', ("a{1,2}", "b")),
+        ("retry.statuses", "500,503", (500, 503)),
+        ("retry.statuses", "[500, 503]", (500, 503)),
+        ("http.headers", '{"Accept": "*/*"}', {"Accept": "*/*"}),
+    ],
+)
+def test_text_becomes_what_the_field_is(key: str, text: str, value: object) -> None:
+    for layer in ({"environ": {env_name(key): text}}, {"command_line": {key: text}}):
+        found = flatten(load_config(**layer).config)[key]  # type: ignore[arg-type]
+        assert found == value
+        assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("concurrency", "5.0"),
+        ("concurrency", "none"),
+        ("concurrency", ""),
+        ("download_delay", "soon"),
+        ("download_delay", "nan"),
+        ("cookies", "maybe"),
+        ("cookies", "2"),
+        ("scope.max_depth", ""),
+        ("retry.statuses", "500,many"),
+        ("http.headers", "Accept: x"),
+        ("http.headers", '{"Accept": 1}'),
+        ("http.proxy", ""),
+    ],
+)
+def test_text_that_means_nothing(key: str, text: str) -> None:
+    assert message(load_config, environ={env_name(key): text}).startswith(f'{env_name(key)}: "{key}" must be')
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "project_name": st.text(min_size=1),
+    "concurrency": st.integers(min_value=1),
+    "download_delay": st.floats(min_value=0, max_value=1e9),
+    "cookies": st.booleans(),
+    "cache.ttl": st.none() | st.floats(min_value=0, max_value=1e9),
+    "scope.max_depth": st.none() | st.integers(min_value=0),
+    "scope.allow": st.lists(st.sampled_from(["a{1,2}", " b ", "[0-9]", '"', ""])).map(tuple),
+    "retry.statuses": st.lists(st.integers(min_value=100, max_value=599)).map(tuple),
+    "http.headers": st.dictionaries(st.sampled_from(["Accept", "X-1"]), st.text(alphabet=st.characters(codec="utf-8"))),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES))
+def test_what_is_written_out_is_read_back(values: dict[str, Any]) -> None:
+    headers = values.get("http.headers", {})
+    values |= {"http.headers": {name: "".join(text.split()) for name, text in headers.items()}}
+    text = {
+        env_name(key): json.dumps(value) if isinstance(value, tuple | dict) else str(value)
+        for key, value in values.items()
+    }
+    assert load_config(environ=text).config == Config().with_settings(values) == load_config(code=values).config
+
+
+def test_every_key_has_a_variable_of_its_own() -> None:
+    assert len({env_name(key) for key in keys(Config)}) == len(keys(Config))
+
+
+def test_every_kind_of_field_has_words() -> None:
+    for key in keys(Config):
+        assert message(Config().with_settings, {key: object}).startswith(f'"{key}" must be ')
+
+
+def test_importing_is_light() -> None:
+    heavy = "{'aiohttp', 'rich', 'typer', 'turbohtml', 'pydantic'}"
+    code = f"import sys, shoal.layers, shoal.config; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,226 @@
+"""What can be an item, what becomes of it on the way, and what is said of one that can't be stored."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import ItemError
+from shoal.item import as_text, decode_item, encode_item, is_item
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Book:
+    title: str
+    price: float
+    tags: list[str] = field(default_factory=list)
+
+
+class Author(msgspec.Struct):
+    name: str
+    born: int | None = None
+
+
+class Point(msgspec.Struct, array_like=True):
+    x: int
+    y: int
+
+
+class Shop(pydantic.BaseModel):
+    name: str
+    url: pydantic.HttpUrl
+    opened: date | None = None
+
+
+class Blob(pydantic.BaseModel):
+    data: bytes
+
+
+@attrs.define
+class Review:
+    text: str
+    stars: int
+
+
+class Text(str):
+    pass
+
+
+class Number(float):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"title": "A", "price": 1.5, "n": 3, "ok": True, "none": None}, None),
+        ({}, ("item", {})),
+        ({"a": {"b": [1, {"c": "d"}]}}, None),
+        (OrderedDict(a=1), ("item", {"a": 1})),
+        (defaultdict(int, a=1), ("item", {"a": 1})),
+        (MappingProxyType({"a": 1}), ("item", {"a": 1})),
+        (UserDict(a=1), ("item", {"a": 1})),
+        (Book("A", 1.0, ["x"]), ("Book", {"title": "A", "price": 1.0, "tags": ["x"]})),
+        (Author("B"), ("Author", {"name": "B", "born": None})),
+        (Point(1, 2), ("Point", {"x": 1, "y": 2})),
+        (Review("fine", 4), ("Review", {"text": "fine", "stars": 4})),
+        (
+            Shop(name="S", url="https://example.com/a", opened=date(2020, 1, 2)),
+            ("Shop", {"name": "S", "url": "https://example.com/a", "opened": "2020-01-02"}),
+        ),
+        (Blob(data=b"\xff\x00"), ("Blob", {"data": b"\xff\x00"})),
+        ({"book": Book("A", 1.0), "shop": {"of": Author("B", 1900)}}, None),
+        ({"s": Text("x"), "f": Number(1.5)}, ("item", {"s": "x", "f": 1.5})),
+        ({"text": "Zürich 東京 🐟\n"}, None),
+        ({"big": 2**64 - 1, "small": -(2**63)}, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_items_of_every_kind(item: Any, expected: tuple[str, dict[str, Any]] | None) -> None:
+    assert is_item(item)
+    decoded = decode_item(encode_item(item))
+    if expected is None and "book" in item:
+        assert decoded[1]["book"]["title"] == "A"
+        assert decoded[1]["shop"]["of"] == {"name": "B", "born": 1900}
+    else:
+        assert decoded == (expected or ("item", item))
+
+
+def test_values_as_msgspec_writes_them() -> None:
+    key = UUID(int=7)
+    item = {
+        "decimal": Decimal("9.99"),
+        "date": date(2024, 2, 29),
+        "naive": datetime(2024, 2, 29, 12),
+        "aware": datetime(2024, 2, 29, 12, tzinfo=UTC),
+        "uuid": key,
+        "set": {1},
+        "tuple": (1, 2),
+        "enum": Colour.RED,
+        "bytes": b"\x00",
+        "enum_key": {Colour.RED: 1, key: 2},
+    }
+    assert decode_item(encode_item(item))[1] == {
+        "decimal": "9.99",
+        "date": "2024-02-29",
+        "naive": "2024-02-29T12:00:00",
+        "aware": datetime(2024, 2, 29, 12, tzinfo=UTC),
+        "uuid": str(key),
+        "set": [1],
+        "tuple": [1, 2],
+        "enum": "red",
+        "bytes": b"\x00",
+        "enum_key": {"red": 1, str(key): 2},
+    }
+
+
+_recursive: dict[str, Any] = {"a": {"b": []}}
+_recursive["a"]["b"].append(_recursive)
+_deep: dict[str, Any] = {}
+for _ in range(5000):
+    _deep = {"a": _deep}
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"title": "A", "make": lambda: 1}, ["make", "function"]),
+        ({"tags": ["a", {"x": object()}]}, ["tags[1].x", "object"]),
+        ({"where": Book("A", 1.0, [object()])}, ["where.tags[0]", "object"]),  # type: ignore[list-item]
+        (Author(name=object()), ["name", "object"]),  # type: ignore[arg-type]
+        (Review(text="x", stars=open), ["stars", "builtin_function_or_method"]),  # type: ignore[arg-type]
+        ({"n": {"id": 2**64}}, ["n.id", "64 bits"]),
+        ({"n": -(2**63) - 1}, ["n", "64 bits"]),
+        ({1: "a"}, ["key 1", "an int"]),
+        ({"prices": {"a": {None: 1}}}, ["prices.a", "key None"]),
+        ({"prices": [{(1, 2): 1}]}, ["prices[0]", "key (1, 2)", "a tuple"]),
+        ({"prices": {b"x": 1}}, ["prices", "b'x'", "bytes"]),
+        (_recursive, ["a.b[0]", "refers back"]),
+        (_deep, ["too deep"]),
+        ({"text": "half \ud83d"}, ["text", "surrogate"]),
+        ({"it": (x for x in "ab")}, ["it", "generator"]),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(item: Any, words: list[str]) -> None:
+    with pytest.raises(ItemError) as caught:
+        encode_item(item)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("thing", ["text", 3, None, [{"a": 1}], ("a",), Book, object(), b"x"], ids=str)
+def test_not_an_item(thing: object) -> None:
+    assert not is_item(thing)
+    with pytest.raises(ItemError, match=f"an item is a dict.* not (an? )?{type(thing).__name__.removesuffix('Type')}"):
+        encode_item(thing)
+
+
+def test_a_root_model_without_fields_is_no_item() -> None:
+    with pytest.raises(ItemError):
+        encode_item(pydantic.RootModel[list[int]]([1]))
+
+
+def test_shared_parts_are_explained_in_no_time() -> None:
+    shared: Any = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    assert encode_item({"x": [1]})
+    with pytest.raises(ItemError, match="bad is an? object"):
+        encode_item({"bad": object(), "x": [1]})
+    with pytest.raises(ItemError, match="key 1"):
+        encode_item({"a": [[1], [1]], "x": {1: 2}})
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(), _values, max_size=5))
+def test_round_trip(item: dict[str, Any]) -> None:
+    assert decode_item(encode_item(item)) == ("item", item)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), msgspec.msgpack.encode(["item", 1])]
+)
+def test_not_a_payload(payload: bytes) -> None:
+    with pytest.raises(ItemError, match="not an encoded item"):
+        decode_item(payload)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a\"b", 'a"b'), (1, "1"), (True, "true"), ([1, "x"], '[1,"x"]'), ({"a": None}, '{"a":null}'), (b"\x00\x01", "AAE="),
+     (datetime(2024, 1, 2, tzinfo=UTC), "2024-01-02T00:00:00Z")],
+)  # fmt: skip
+def test_as_text(value: Any, text: str) -> None:
+    assert as_text(value) == text
+
+
+def test_imports_neither_pydantic_nor_attrs() -> None:
+    code = "import sys, shoal.item, shoal.sinks; print([m for m in ('pydantic', 'attrs', 'attr', 'pyarrow', 'sqlite3') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
