@@ -1,14 +1,17 @@
 """The demo: every book of the bookshop, from list pages to detail pages."""
 
-from shoal import Response, Spider
+from shoal import Request, Response, Spider
 
 
 class Books(Spider):
     """The books of the demo shop: title, price, rating, stock."""
 
     name = "books"
-    start_urls = ["http://127.0.0.1:8000/"]
+    start_url = "http://127.0.0.1:8000/"  # another one on the command line: -a start_url=...
     settings = {"scope": {"max_depth": 8}}  # the shop's calendar has no last month
+
+    def start(self):
+        yield Request(self.start_url)
 
     def parse(self, response: Response):
         """A page with books on it, or any other: the books, and whatever else it links to."""

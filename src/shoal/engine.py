@@ -13,8 +13,10 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from inspect import isawaitable
+from types import GeneratorType
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
@@ -230,6 +232,8 @@ class Engine:
 
     async def _collect(self, result: Any) -> list[Any]:
         """Everything that a callback gives, whatever kind of callback it is."""
+        if isinstance(result, GeneratorType):
+            return list(result)
         if isawaitable(result):
             result = await result
         if result is None:
@@ -266,10 +270,19 @@ class Engine:
                 if encoded is not None:
                     items.append(encoded)
         for each in found:
-            for name in (each.callback, each.errback):
-                if name is not None:
-                    self._spider.callback(name)
+            self._check(each)
         return items, found
+
+    def _check(self, found: Request | LinkBatch) -> None:
+        """A request that could not travel is an error of the callback that made it, and shows up there."""
+        for name in (found.callback, found.errback):
+            if name is not None:
+                self._spider.callback(name)
+        if found.meta:
+            try:
+                msgspec.msgpack.encode(found.meta)
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise RequestError(f"meta can't travel with the request: {exc}") from exc
 
     async def _encode(self, item: Any) -> bytes | None:
         try:

@@ -104,7 +104,9 @@ def callback_name(callback: Callable[..., Any]) -> str:
 class Response:
     """A page that was fetched. What is costly (text, the parsed tree) is made when first asked for."""
 
-    __slots__ = ("_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request", "status", "url")
+    __slots__ = (
+        "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request", "status", "url",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -249,15 +251,17 @@ class Response:
     def _hrefs(self, query: str) -> list[str]:
         if "::" in query:
             return self.css(query).getall()
-        hrefs = []
-        for element in self.document.select(query):
-            href = element.attr("href")
-            if href is None and element.tag != "a":
-                inner = element.select_one("a[href]")
-                href = inner.attr("href") if inner is not None else None
-            if href is not None:
-                hrefs.append(href)
-        return hrefs
+        elements = self.document.select(query)
+        hrefs = [element.attr("href") for element in elements]
+        if None not in hrefs:
+            return cast(list[str], hrefs)
+        return [href for element in elements if (href := _first_href(element)) is not None]
+
+
+def _first_href(element: turbohtml.Element) -> str | None:
+    """An element's own link, or the first within it: ``li.next`` may be selected as well as ``li.next a``."""
+    inner = element if element.attr("href") is not None else element.select_one("a[href]")
+    return inner.attr("href") if inner is not None else None
 
 
 def href_of(link: str | Selector) -> str:

@@ -19,6 +19,7 @@ PLAIN = "item"
 
 _KINDS = "a dict, dataclass, msgspec Struct, pydantic model or attrs class"
 _VALUES = "text, numbers, bytes, dates, lists and dicts of them"
+_WITH_FIELDS = (dict, msgspec.Struct, Mapping)
 _TEXT = frozenset({str})
 _SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 _FAILURES = (TypeError, ValueError, OverflowError, RecursionError, AttributeError, msgspec.MsgspecError)
@@ -58,7 +59,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 def is_item(value: object) -> bool:
     """Whether it looks like an item; what is in it is seen when it is encoded."""
-    if isinstance(value, dict | msgspec.Struct | Mapping):
+    if isinstance(value, _WITH_FIELDS):
         return True
     kind = type(value)
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__") or _is_pydantic(kind)
@@ -122,20 +123,20 @@ def _check_keys(value: Any) -> None:
 
 def _explain(item: object) -> str | None:
     try:
-        return _find_fault(item, "", (), set())
+        return _find_fault(item, "", ())
     except RecursionError:
         return "the item is nested too deep"
 
 
-def _find_fault(value: Any, path: str, above: tuple[int, ...], faultless: set[int]) -> str | None:
+def _find_fault(value: Any, path: str, above: tuple[int, ...]) -> str | None:
     """The first thing in ``value`` that can't be stored, in words. ``above`` are the containers that lead to it."""
     where = f"item field {path}" if path else "the item"
     if id(value) in above:
         return f"{where} refers back to a {_type_name(value)} that it is part of"
-    if id(value) in faultless:
-        return None
     try:
         children = _children(value)
+    except RecursionError:
+        raise
     except _FAILURES as exc:
         return f"{where} ({_article(value)}) can't be stored: {exc}"
     if children is None:
@@ -144,10 +145,9 @@ def _find_fault(value: Any, path: str, above: tuple[int, ...], faultless: set[in
         if not _is_text(key):
             return f"{where} has the key {key!r}, {_article(key)}: keys must be text"
         label = f"[{key.index}]" if isinstance(key, _Index) else f".{key}" if path else str(key)
-        fault = _find_fault(child, path + label, (*above, id(value)), faultless)
+        fault = _find_fault(child, path + label, (*above, id(value)))
         if fault is not None:
             return fault
-    faultless.add(id(value))
     return None
 
 

@@ -28,7 +28,7 @@ class Spider:
     settings: ClassVar[Mapping[str, Any]] = {}
     """This spider's own configuration, weaker than the environment and the command line."""
     pipelines: ClassVar[Sequence[Callable[..., Any]]] = ()
-    """Each takes (item, spider) and returns the item, changed or not; it may be async; it raises DropItem to drop it."""
+    """Each takes (item, spider) and returns the item, changed or not; it may be async, and raise DropItem."""
     handle_statuses: Collection[int] = ()
     """Statuses besides 2xx whose pages go to the callback instead of being errors."""
 

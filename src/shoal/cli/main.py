@@ -54,3 +54,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("shoal: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,7 +66,7 @@ class HttpFetcher:
             )  # fmt: skip
         started = time.monotonic()
         try:
-            async with session.request(
+            answer = await session.request(
                 request.method,
                 URL(request.url, encoded=True),
                 headers=request.headers or None,
@@ -74,33 +74,34 @@ class HttpFetcher:
                 allow_redirects=False,
                 proxy=proxy,
                 timeout=timeout,
-            ) as answer:
-                elapsed = time.monotonic() - started
+            )
+            elapsed = time.monotonic() - started
+            try:
                 body = await self._read(answer)
-                headers = answer.headers
+            finally:
+                answer.release()  # drops the connection unless the body was read to its end
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             _wrap(exc, request)
-        coding = headers.get("Content-Encoding")
+        coding = answer.headers.get("Content-Encoding")
         if coding and body:
             body = decompress(body, coding, self._config.max_body_bytes)
         return Response(
-            request.url, status=answer.status, headers=headers, body=body, request=request, elapsed=elapsed
+            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed
         )
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
         """The body, unless it is too large: then the download stops."""
         limit = self._config.max_body_bytes
+        content = answer.content
         if answer.content_length is not None and answer.content_length > limit:
-            answer.close()
             raise _too_large(limit)
-        chunk = await answer.content.readany()
-        if answer.content.at_eof():
+        chunk = await content.readany()
+        if content.at_eof():
             return chunk
         parts, size = [chunk], len(chunk)
-        while chunk := await answer.content.readany():
+        while chunk := await content.readany():
             size += len(chunk)
             if size > limit:
-                answer.close()
                 raise _too_large(limit)
             parts.append(chunk)
         return b"".join(parts)

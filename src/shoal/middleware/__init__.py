@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from shoal.http import Request, Response
 from shoal.ports import Fetch, Middleware
 
 
@@ -19,12 +19,5 @@ class Postponed(Exception):
 def wrap(fetch: Fetch, layers: Sequence[Middleware]) -> Fetch:
     """``fetch`` inside the layers, the first of them outermost."""
     for layer in reversed(layers):
-        fetch = _bind(layer, fetch)
+        fetch = partial(layer, fetch=fetch)
     return fetch
-
-
-def _bind(layer: Middleware, fetch: Fetch) -> Fetch:
-    async def wrapped(request: Request) -> Response:
-        return await layer(request, fetch)
-
-    return wrapped

@@ -15,6 +15,7 @@ from shoal.ports import Fetch, HostUpdate
 _OVERLOADED = frozenset({429, 503})
 _SLOWER = 3.0  # times its usual latency: a host that struggles
 _FORGET = 0.8  # of the learned delay is kept with each good answer
+_FIRST = 0.25  # seconds, for a host that complains the first time; doubled each time after that
 _NEGLIGIBLE = 0.02
 
 
@@ -42,7 +43,7 @@ def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learn
 
 def after_overload(host: Learned, config: ThrottleConfig) -> Learned:
     """The host said that it has too much to do."""
-    delay = min(config.max_delay, max(1.0, host.delay * config.backoff_factor))
+    delay = min(config.max_delay, max(_FIRST, host.delay * config.backoff_factor))
     return Learned(host.usual, host.recent, delay)
 
 

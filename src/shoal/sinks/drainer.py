@@ -96,12 +96,15 @@ class Drainer:
                 self._position, self._state = _decode_cursor(self._claim.cursor)
             self._written = self._position
             await self._sink.open(self._state)
-        except BaseException:
+        except BaseException as exc:
             await self._give_role_back()
+            if isinstance(exc, msgspec.MsgspecError):
+                raise SinkError(f"the saved cursor of {self._name} can't be read: {exc}") from exc
             raise
 
     async def _take_role(self, wait: float) -> Claim:
         until = time.monotonic() + wait
+        told = False
         while True:
             self._renew_at = time.monotonic() + self._ttl / 3
             claim = await self._frontier.claim(self._role, self._ttl)
@@ -110,6 +113,9 @@ class Drainer:
             left = until - time.monotonic()
             if left <= 0:
                 raise SinkError(f"another process of this run writes to {self._name}; it can't be written twice")
+            if not told and left > _CLAIM_POLL:
+                told = True
+                log.warning("waiting up to %g s for %s: another process writes to it, or has died", left, self._name)
             await asyncio.sleep(min(left, _CLAIM_POLL))
 
     @property
@@ -138,6 +144,7 @@ class Drainer:
         count = await self._persist(self._drain)
         if self._unsaved and time.monotonic() >= self._flush_at:
             await self._persist(self._save)
+        await asyncio.sleep(0)  # in memory nothing else may have waited
         return count
 
     async def _sleep(self) -> None:
@@ -183,6 +190,7 @@ class Drainer:
         await self._close_unfinished()
         await self._sink.open(self._state)
         self._written, self._broken = self._position, False
+        self.nudge()
 
     async def _persist(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """A step, tried again when the storage fails: a full disk may have room in a moment."""
@@ -259,7 +267,10 @@ class Drainer:
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=self._ttl / 3))[0]:
-                await self._advance(self._position, self._state)
+                try:
+                    await self._advance(self._position, self._state)
+                except FrontierError as exc:
+                    log.warning("the role of %s could not be renewed: %s", self._name, exc)
         finally:
             await asyncio.wait({task})
         task.result()

@@ -10,7 +10,6 @@ import asyncio
 import csv
 import errno
 import fcntl
-import io
 import os
 import select
 import stat
@@ -330,19 +329,25 @@ class CsvSink:
         await in_thread(self._open, _saved(self._file.path, state))
 
     def _open(self, saved: _Saved) -> None:
-        file = self._file
-        file.open(saved.offset)
-        fields, offset = [], 0
-        if saved.rows:
-            fields = self._read_header()
-            added = len(fields) - len(saved.fields)
-            if fields[: len(saved.fields)] != saved.fields:
-                raise changed(file.path, "has another header")
-            offset = saved.offset + len(_lines([fields])) - len(_lines([saved.fields])) + added * saved.rows
-            if file.size < offset:
-                raise changed(file.path, f"has {file.size} bytes, and had {offset}")
-        file.cut(offset)
+        self._file.open(saved.offset)
+        try:
+            fields, offset = self._find_place(saved) if saved.rows else ([], 0)
+            self._file.cut(offset)
+        except BaseException:
+            self._file.close()
+            raise
         self._fields, self._rows, self._seq = fields, saved.rows, 0
+
+    def _find_place(self, saved: _Saved) -> tuple[list[str], int]:
+        """The header that the file has now, and where what was saved ends in it."""
+        path, fields = self._file.path, self._read_header()
+        if fields[: len(saved.fields)] != saved.fields:
+            raise changed(path, "has another header")
+        commas = (len(fields) - len(saved.fields)) * saved.rows
+        offset = saved.offset + len(_lines([fields])) - len(_lines([saved.fields])) + commas
+        if self._file.size < offset:
+            raise changed(path, f"has {self._file.size} bytes, and had {offset}")
+        return fields, offset
 
     def _read_header(self) -> list[str]:
         path = self._file.path
@@ -364,7 +369,7 @@ class CsvSink:
         fields = self._fields + added
         if not fields:  # empty items, and nothing to put into a row
             return
-        lines = _lines([_cell(row.get(name)) for name in fields] for row in rows)
+        lines = _lines(_cells(row, fields) for row in rows)
         if len(lines) < _LARGE and not (added and self._rows):
             self._append(fields, lines, len(rows), items[-1].seq)
         else:
@@ -405,24 +410,19 @@ class CsvSink:
 _AS_IT_IS = frozenset({str, int, float, type(None)})
 
 
-def _cell(value: Any) -> Any:
-    return value if type(value) in _AS_IT_IS else as_text(value)
+def _cells(row: dict[str, Any], fields: Iterable[str]) -> list[Any]:
+    values = map(row.get, fields)
+    return [value if type(value) in _AS_IT_IS else as_text(value) for value in values]
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> bytes:
     r"""Rows as CSV. The writer is left at its ``\r\n``, which makes it quote either of them within a value."""
-    lines: list[str] = []
-    writer = csv.writer(_Lines(lines))
-    writer.writerows(rows)
+    lines = _Lines()
+    csv.writer(lines).writerows(rows)
     return "".join([line[:-2] + "\n" for line in lines]).encode()
 
 
-class _Lines(io.TextIOBase):
-    """A file for `csv.writer`, which writes each row with one call."""
+class _Lines(list[str]):
+    """What `csv.writer` writes to: it writes each row with one call."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def write(self, line: str) -> int:
-        self._lines.append(line)
-        return len(line)
+    write = list.append

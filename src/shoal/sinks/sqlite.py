@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from shoal.errors import SinkError
@@ -130,11 +131,9 @@ class _Table:
         self._homes: dict[str, str] = {}
 
     def upsert(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Rows with the same fields go together."""
-        shapes: dict[tuple[str, ...], list[list[Any]]] = {}
-        for key, data in rows:
-            shapes.setdefault(tuple(data), []).append([key, *map(_cell, data.values())])
-        for fields, cells in shapes.items():
+        """In order, rows with the same fields together."""
+        for fields, alike in groupby(rows, lambda row: tuple(row[1])):
+            cells = [[key, *map(_cell, data.values())] for key, data in alike]
             columns = [_quote(self._home(field)) for field in fields]
             updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
             self._database.executemany(

@@ -4,18 +4,16 @@ shortest story that tells them apart."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
-    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -31,7 +29,7 @@ from shoal.testing.model import Held, Model, World
 Result = TypeVar("Result")
 
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 FOREVER = 1e6
 
@@ -65,15 +63,18 @@ PAGE: SearchStrategy[Page] = st.builds(
 )
 PAGES = st.lists(PAGE, max_size=5)
 ITEMS = st.lists(st.binary(max_size=2), max_size=2)
+NUMBER = st.integers(0, 50)
+PICKS = st.lists(NUMBER, min_size=1, max_size=3)
+"""Which of those that are there, counted around."""
 CURSORS = st.sampled_from([b"", b"1", b"2"])
 TTLS = st.sampled_from([20.0, 50.0, 100.0])
-DELAYS = st.sampled_from([None, 0.0, 10.0, 30.0])
+DELAYS = st.sampled_from([None, 0.0, 10.0, 20.0])
 UPDATES: SearchStrategy[HostUpdate] = st.one_of(
     st.builds(HostUpdate, delay=DELAYS),
     st.builds(HostUpdate, crawl_delay=DELAYS),
     st.builds(HostUpdate, learned_delay=DELAYS),
     st.builds(HostUpdate, concurrency=st.sampled_from([None, 1, 2, 9])),
-    st.builds(HostUpdate, block_for=st.sampled_from([None, 0.0, 20.0, 60.0])),
+    st.builds(HostUpdate, block_for=st.sampled_from([None, 0.0, 20.0, 50.0])),
 )
 OPTIONS: SearchStrategy[FrontierOptions] = st.builds(
     FrontierOptions,
@@ -98,10 +99,6 @@ def check_machine(make_harness: Callable[[], Harness], with_settings: settings =
 class FrontierMachine(RuleBasedStateMachine):
     """One worker of one run, and now and then a neighbour: another run that meets the same hosts."""
 
-    leases: Bundle[Taken] = Bundle("leases")
-    spent: Bundle[Taken] = Bundle("spent")
-    roles: Bundle[Role] = Bundle("roles")
-
     def make_harness(self) -> Harness:
         """The backend to run on."""
         raise NotImplementedError
@@ -111,7 +108,11 @@ class FrontierMachine(RuleBasedStateMachine):
         self._runner = asyncio.Runner()
         self._harness = self.make_harness()
         self._requests = 0
+        self._leases: list[Taken] = []
+        """Those that were not used yet; some may have run out."""
+        self._spent: list[Taken] = []
         self._neighbours: list[Taken] = []
+        self._roles: list[Role] = []
         self._fingerprints: dict[int, bytes] = {}
 
     def _do(self, step: Coroutine[Any, Any, Result]) -> Result:
@@ -130,12 +131,13 @@ class FrontierMachine(RuleBasedStateMachine):
             for place, page in enumerate(pages)
         ]
 
-    @initialize(options=OPTIONS)
-    def open(self, options: FrontierOptions) -> None:
+    @initialize(options=OPTIONS, pages=st.lists(PAGE, min_size=3, max_size=6))
+    def open(self, options: FrontierOptions, pages: list[Page]) -> None:
         self.world = World()
         self.model, self.neighbour_model = Model(options, self.world), Model(options, self.world)
         self.frontier = self._do(self._harness.open(options))
         self.neighbour = self._do(self._harness.open_run("neighbour", options))
+        self.push(pages, None, b"")
 
     # -- pushing
 
@@ -155,14 +157,11 @@ class FrontierMachine(RuleBasedStateMachine):
                 return
             raise AssertionError(f"a full queue took {pushed}") from None
 
-    @rule(pages=PAGES)
-    def push(self, pages: list[Page]) -> None:
-        self._push(self.frontier, self.model, self._make(pages), None, b"")
-
-    @rule(pages=PAGES, role=roles, cursor=CURSORS)
-    def push_seeds(self, pages: list[Page], role: Role, cursor: bytes) -> None:
-        if role.claim.role == "seed":
-            self._push(self.frontier, self.model, self._make(pages), role, cursor)
+    @rule(pages=PAGES, seeder=st.none() | NUMBER, cursor=CURSORS)
+    def push(self, pages: list[Page], seeder: int | None, cursor: bytes) -> None:
+        seeders = [role for role in self._roles if role.claim.role == "seed"]
+        role = seeders[seeder % len(seeders)] if seeders and seeder is not None else None
+        self._push(self.frontier, self.model, self._make(pages), role, cursor)
 
     # -- leasing
 
@@ -182,14 +181,25 @@ class FrontierMachine(RuleBasedStateMachine):
             assert lease.fingerprint == self._fingerprints.setdefault(id(held.entry), name)
         return taken
 
-    @rule(target=leases, limit=st.integers(0, 5), ttl=TTLS)
-    def lease(self, limit: int, ttl: float) -> Any:
-        return multiple(*self._lease(self.frontier, self.model, limit, ttl))
+    @rule(limit=st.integers(0, 5), ttl=TTLS, seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]))
+    def lease(self, limit: int, ttl: float, seconds: float) -> None:
+        self.advance(seconds)
+        self._leases += self._lease(self.frontier, self.model, limit, ttl)
 
-    @rule(batch=st.lists(leases, max_size=3), ttl=TTLS)
-    def renew(self, batch: list[Taken], ttl: float) -> None:
+    def _renew(self, batch: list[Taken], ttl: float) -> None:
         renewed = self._do(self.frontier.renew([taken.lease for taken in batch], ttl))
         assert [lease is not None for lease in renewed] == [self.model.renew(taken.held, ttl) for taken in batch]
+
+    @precondition(lambda self: self._leases)
+    @rule(picks=PICKS, ttl=TTLS)
+    def renew(self, picks: list[int], ttl: float) -> None:
+        batch = self._take(picks)
+        self._leases += batch
+        self._renew(batch, ttl)
+
+    def _take(self, picks: list[int]) -> list[Taken]:
+        """Some of the leases, which are no longer unused then."""
+        return [self._leases.pop(pick % len(self._leases)) for pick in picks if self._leases]
 
     # -- ending leases
 
@@ -213,16 +223,12 @@ class FrontierMachine(RuleBasedStateMachine):
         ]
         assert self._do(self.frontier.complete(completions)) == expected
 
-    @rule(
-        target=spent,
-        batch=st.lists(consumes(leases), min_size=1, max_size=3),
-        pages=PAGES,
-        items=ITEMS,
-        contacted=st.booleans(),
-    )
-    def complete(self, batch: list[Taken], pages: list[Page], items: list[bytes], contacted: bool) -> Any:
+    @precondition(lambda self: self._leases)
+    @rule(picks=PICKS, pages=PAGES, items=ITEMS, contacted=st.booleans())
+    def complete(self, picks: list[int], pages: list[Page], items: list[bytes], contacted: bool) -> None:
+        batch = self._take(picks)
+        self._spent += batch
         self._complete(batch, pages, items, contacted)
-        return multiple(*batch)
 
     def _fail(
         self,
@@ -255,9 +261,9 @@ class FrontierMachine(RuleBasedStateMachine):
         ]  # fmt: skip
         assert self._do(self.frontier.fail(failures)) == expected
 
+    @precondition(lambda self: self._leases)
     @rule(
-        target=spent,
-        batch=st.lists(consumes(leases), min_size=1, max_size=2),
+        picks=PICKS,
         retry_in=st.sampled_from([None, 10.0, 20.0, 60.0]),
         kind=st.sampled_from(["timeout", "robots"]),
         pages=PAGES,
@@ -266,27 +272,32 @@ class FrontierMachine(RuleBasedStateMachine):
     )
     def fail(
         self,
-        batch: list[Taken],
+        picks: list[int],
         retry_in: float | None,
         kind: str,
         pages: list[Page],
         items: list[bytes],
         contacted: bool,
-    ) -> Any:
+    ) -> None:
+        batch = self._take(picks)
+        self._spent += batch
         self._fail(batch, retry_in, kind, pages, items, contacted)
-        return multiple(*batch)
 
     def _release(self, batch: list[Taken], contacted: bool) -> None:
         expected = [self.model.release(taken.held, contacted=contacted) for taken in batch]
         assert self._do(self.frontier.release([taken.lease for taken in batch], contacted=contacted)) == expected
 
-    @rule(target=spent, batch=st.lists(consumes(leases), min_size=1, max_size=3), contacted=st.booleans())
-    def release(self, batch: list[Taken], contacted: bool) -> Any:
+    @precondition(lambda self: self._leases)
+    @rule(picks=PICKS, contacted=st.booleans())
+    def release(self, picks: list[int], contacted: bool) -> None:
+        batch = self._take(picks)
+        self._spent += batch
         self._release(batch, contacted)
-        return multiple(*batch)
 
-    @rule(taken=spent, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
-    def use_a_spent_lease(self, taken: Taken, how: str, pages: list[Page]) -> None:
+    @precondition(lambda self: self._spent)
+    @rule(pick=NUMBER, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
+    def use_a_spent_lease(self, pick: int, how: str, pages: list[Page]) -> None:
+        taken = self._spent[pick % len(self._spent)]
         match how:
             case "complete":
                 self._complete([taken, taken], pages, [b"stale"], True)
@@ -297,8 +308,9 @@ class FrontierMachine(RuleBasedStateMachine):
             case "release":
                 self._release([taken], True)
             case _:
-                self.renew([taken], 100.0)
+                self._renew([taken], 100.0)
 
+    @precondition(lambda self: self.model.in_state("dead"))
     @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))
     def retry_dead(self, kinds: list[str] | None) -> None:
         assert self._do(self.frontier.retry_dead(kinds)) == self.model.retry_dead(kinds)
@@ -315,39 +327,43 @@ class FrontierMachine(RuleBasedStateMachine):
         self._do(self.frontier.update_host(host, update))
         self.model.update_host(host, update)
 
-    @rule(target=roles, role=st.sampled_from(["seed", "drain"]), ttl=TTLS)
-    def claim(self, role: str, ttl: float) -> Any:
-        claim, expected = self._do(self.frontier.claim(role, ttl)), self.model.claim(role, ttl)
-        assert (claim and claim.cursor) == (expected and expected[1])
-        return multiple(Role(claim, expected[0])) if claim and expected else multiple()
-
-    @rule(role=roles, cursor=CURSORS, ttl=TTLS)
-    def advance_role(self, role: Role, cursor: bytes, ttl: float) -> None:
-        expected = self.model.advance(role.claim.role, role.token, cursor, ttl)
-        assert self._do(self.frontier.advance(role.claim, cursor, ttl)) == expected
-
-    @rule(role=roles, finished=st.booleans())
-    def relinquish(self, role: Role, finished: bool) -> None:
-        expected = self.model.relinquish(role.claim.role, role.token, finished=finished)
-        assert self._do(self.frontier.relinquish(role.claim, finished=finished)) == expected
+    @rule(
+        how=st.sampled_from(["claim", "advance", "relinquish", "finish"]),
+        name=st.sampled_from(["seed", "drain"]),
+        pick=NUMBER,
+        cursor=CURSORS,
+        ttl=TTLS,
+    )
+    def use_a_role(self, how: str, name: str, pick: int, cursor: bytes, ttl: float) -> None:
+        if how == "claim" or not self._roles:
+            made, expected = self._do(self.frontier.claim(name, ttl)), self.model.claim(name, ttl)
+            assert (made and made.cursor) == (expected and expected[1])
+            if made and expected:
+                self._roles.append(Role(made, expected[0]))
+            return
+        claim, token = self._roles[-1 - pick % len(self._roles)]
+        if how == "advance":
+            kept = self.model.advance(claim.role, token, cursor, ttl)
+            assert self._do(self.frontier.advance(claim, cursor, ttl)) == kept
+        else:
+            kept = self.model.relinquish(claim.role, token, finished=how == "finish")
+            assert self._do(self.frontier.relinquish(claim, finished=how == "finish")) == kept
 
     # -- the neighbour
 
-    @rule(pages=PAGES)
-    def neighbour_pushes(self, pages: list[Page]) -> None:
+    @precondition(lambda self: not self.model.overdue())  # whether its lease gives them back too is left open
+    @rule(pages=PAGES, limit=st.integers(0, 3), done=st.integers(0, 3), contacted=st.booleans())
+    def the_neighbour_works(self, pages: list[Page], limit: int, done: int, contacted: bool) -> None:
         self._push(self.neighbour, self.neighbour_model, self._make(pages), None, b"")
-
-    @rule(limit=st.integers(1, 3))
-    def neighbour_leases(self, limit: int) -> None:
+        self._neighbour_completes(done, contacted)
         self._neighbours += self._lease(self.neighbour, self.neighbour_model, limit, FOREVER)
 
-    @precondition(lambda self: self._neighbours)
-    @rule(contacted=st.booleans())
-    def neighbour_completes(self, contacted: bool) -> None:
-        lease, held = self._neighbours.pop()
-        expected = self.neighbour_model.complete(held, [], [], status=200, duplicates=0, contacted=contacted)
-        done = self._do(self.neighbour.complete([Completion(lease=lease, status=200, contacted=contacted)]))
-        assert done == [expected]
+    def _neighbour_completes(self, done: int, contacted: bool) -> None:
+        for lease, held in self._neighbours[:done]:
+            expected = self.neighbour_model.complete(held, [], [], status=200, duplicates=0, contacted=contacted)
+            completion = Completion(lease=lease, status=200, contacted=contacted)
+            assert self._do(self.neighbour.complete([completion])) == [expected]
+        del self._neighbours[:done]
 
     # -- looking at it
 
@@ -416,10 +432,32 @@ class FrontierMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "frontier"):
-                self._check_log()
-                kinds = [entry.kind for entry in self.model.in_state("dead")]
-                assert self._do(self.frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}
+            if sys.exc_info()[0] is None:  # else there is something to tell already
+                self._to_the_end()
         finally:
             self._do(self._harness.close())
             self._runner.close()
+
+    def _to_the_end(self) -> None:
+        """Whatever was done to it, the run can be finished, and is finished exactly then."""
+        self._check_log()
+        self._neighbour_completes(len(self._neighbours), False)
+        self.advance(1000.0)
+        while self.model.stats().remaining:
+            batch = self._lease(self.frontier, self.model, 50, 100.0)
+            if batch:
+                self._complete(batch, [], [b"last"], True)
+            self.the_books_agree()
+            self.advance(100.0)
+        if self.model.stats().seeding:
+            claim, expected = self._do(self.frontier.claim("seed", 100.0)), self.model.claim("seed", 100.0)
+            assert claim
+            assert expected
+            assert not self._do(self.frontier.is_finished())
+            self.model.relinquish("seed", expected[0], finished=True)
+            assert self._do(self.frontier.relinquish(claim, finished=True))
+        self.the_books_agree()
+        assert self._do(self.frontier.is_finished())
+        self._check_log()
+        kinds = [entry.kind for entry in self.model.in_state("dead")]
+        assert self._do(self.frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}

@@ -148,9 +148,8 @@ class Model:
 
     def lease(self, limit: int, ttl: float) -> tuple[list[Held], float | None]:
         now = self.world.now
-        for entry in self.in_state("leased"):
-            if entry.until <= now:
-                self.lose(entry)
+        for entry in self.overdue():
+            self.lose(entry)
         for entry in self.in_state("waiting"):
             if entry.until <= now:
                 entry.state = "ready"
@@ -165,6 +164,10 @@ class Model:
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
         moments += [self._due_at(host) for host in held_back if not self._is_due(host)]
         return leases, min(moments) - now if moments else None
+
+    def overdue(self) -> list[Entry]:
+        """Those whose leases ran out and were not given back yet."""
+        return [entry for entry in self.in_state("leased") if entry.until <= self.world.now]
 
     def lose(self, entry: Entry) -> None:
         """The worker of a leased request is lost."""

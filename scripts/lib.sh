@@ -1,0 +1,27 @@
+# Shared by the scripts: a virtual environment of the repository's own, made when it is missing or out of date.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+venv="$root/.venv"
+
+need_python() {
+  python=${PYTHON:-python3}
+  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "Shoal needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2
+    exit 1
+  fi
+}
+
+# need_venv EXTRAS: installs the package with these extras, once for each state of pyproject.toml.
+need_venv() {
+  local extras=$1 stamp
+  need_python
+  stamp="$("$python" --version) $extras $(cksum < "$root/pyproject.toml")"
+  if [ "$(cat "$venv/.stamp-$extras" 2>/dev/null)" != "$stamp" ]; then
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    echo "installing shoal${extras:+[$extras]} into .venv ..."
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}" 2>&1 \
+      | grep -v -e '^WARNING: Location' -e '^$' || true
+    "$venv/bin/python" -c 'import shoal, aiohttp, turbohtml, uvloop, msgspec' || exit 1
+    printf '%s' "$stamp" > "$venv/.stamp-$extras"
+  fi
+}

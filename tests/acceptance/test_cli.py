@@ -1,0 +1,131 @@
+"""The command line as a person meets it: real processes against the demo shop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[str]:
+    command = [sys.executable, "-m", "examples.bookshop", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().removeprefix("bookshop: ").strip()
+        server.terminate()
+
+
+@pytest.fixture
+def shoal(tmp_path: Path):
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_crawl_without_code_writes_items_to_standard_output(shoal, shop: str) -> None:
+    done = shoal("crawl", shop, "--max-pages", "3", "--delay", "0")
+    items = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(items) == 3
+    assert set(items[0]) == {"url", "title", "text"}
+    assert "page limit reached" in done.stderr
+
+
+def test_crawl_with_chosen_fields(shoal, shop: str, tmp_path: Path) -> None:
+    shoal("crawl", shop, "--depth", "1", "--delay", "0", "--item", "name=h1", "--item", "price=p.price",
+          "-o", "x.jsonl", "--max-pages", "20")  # fmt: skip
+    assert {"url", "name", "price"} == set(lines(tmp_path / "x.jsonl")[0])
+
+
+def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:
+    assert "wrote my_shop.py" in shoal("new", "my-shop", shop).stdout
+    assert "my-shop" in shoal("list").stdout
+    shoal("new", "my-shop", shop, code=2)
+    done = shoal("run", "my_shop.py", "-o", "x.jsonl", "-o", "x.csv", "--delay", "0", "--max-pages", "10")
+    assert len(lines(tmp_path / "x.jsonl")) == 10
+    assert (tmp_path / "x.csv").read_text().splitlines()[0] == "url,title"
+    for word in ("fetched", "items", "duplicates", "blocked by robots", "retried", "dead", "lost", "time", "speed"):
+        assert word in done.stderr
+
+
+def test_the_demo_spider_finds_every_book_and_its_store_answers(shoal, shop: str, tmp_path: Path) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    spider = str(ROOT / "examples" / "books.py")
+    command = ["run", spider, "-a", f"start_url={shop}", "-o", "books.jsonl", "--delay", "0", *at]
+    done = shoal(*command)
+    assert len({item["url"] for item in lines(tmp_path / "books.jsonl")}) == 60
+    assert "next:" in done.stderr
+
+    audit = shoal("audit", *at).stdout
+    assert "balanced: nothing lost" in audit
+    assert "robots" in audit
+    why = shoal("why", shop + "missing", *at).stdout
+    assert "answered 404" in why
+    assert "found on" in why
+    assert "robots.txt" in shoal("why", shop + "admin/", *at).stdout
+    assert "attempts  3" in shoal("why", shop + "flaky", *at).stdout
+    assert "has not seen" in shoal("why", shop + "nowhere", *at, code=1).stdout
+
+    assert "1 requests" in shoal("retry-failed", *at).stdout
+    shoal(*command)
+    assert len(lines(tmp_path / "books.jsonl")) == 60
+    shoal("export", *at, "-o", "again.csv")
+    assert len((tmp_path / "again.csv").read_text().splitlines()) == 61
+    shoal(*command, "--new-run")
+    assert len(lines(tmp_path / "books.jsonl")) == 60
+
+
+def test_shell_config_doctor_version(shoal, shop: str) -> None:
+    assert "Shoal Bookshop" in shoal("shell", shop, "-c", "css('title::text').get()").stdout
+    config = shoal("config", "--set", "http.proxy=http://user:secret@127.0.0.1:1").stdout
+    assert "download_delay" in config
+    assert "--set http.proxy" in config
+    assert "secret" not in config
+    assert "aiohttp" in shoal("doctor").stdout
+    assert shoal("--version").stdout.startswith("shoal ")
+
+
+def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
+    assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
+    assert "no spider file" in shoal("run", "nothing.py", code=2).stderr
+    assert "--frontier" in shoal("audit", code=2).stderr
+    (tmp_path / "s.py").write_text("from shoal import Spider\nclass S(Spider):\n    start_urls = ['http://127.0.0.1:9/']\n")
+    assert "x.xyz" in shoal("run", "s.py", "-o", "x.xyz", code=2).stderr
+    assert "redis" in shoal("run", "s.py", "--frontier", "redis://127.0.0.1/0", code=2).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
+    shoal, shop: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    spider = str(ROOT / "examples" / "books.py")
+    command = ["run", spider, "-a", f"start_url={shop}", "-o", "b.jsonl", "--delay", "0.05", "--frontier", "sqlite:///b.db"]
+    with subprocess.Popen([*SHOAL, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
+        deadline = time.monotonic() + 20
+        while not ((tmp_path / "b.jsonl").exists() and (tmp_path / "b.jsonl").stat().st_size):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        crawl.send_signal(number)
+        _, stderr = crawl.communicate(timeout=15)
+    assert crawl.returncode == 0, stderr
+    assert "stopped before the end" in stderr
+    assert "go on: the same command again" in stderr
+    shoal(*command[:-4], "--delay", "0", *command[-2:])
+    assert len({item["url"] for item in lines(tmp_path / "b.jsonl")}) == len(lines(tmp_path / "b.jsonl")) == 60

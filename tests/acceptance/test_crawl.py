@@ -1,0 +1,313 @@
+"""Crawls of a real server on loopback, started from code: what a spider may be, and what the engine promises."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from shoal import Crawl, DropItem, Request, Response, Spider, crawl
+from shoal.errors import RunError
+from tests.servers import MisbehavingServer, SiteServer
+
+FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
+
+
+class Pages(Spider):
+    """Every page of a SiteServer."""
+
+    name = "pages"
+
+    def parse(self, response: Response) -> Any:
+        yield {"url": response.url, "title": response.css("h1::text").get()}
+        yield response.follow_all("a")
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {**FAST, **more}
+
+
+async def test_every_page_is_fetched_once_and_gives_its_item_once() -> None:
+    async with SiteServer(pages=300) as site:
+        done = await crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        assert Counter(item["url"] for item in done.items) == Counter(site.url + path for path in site.paths)
+        pages = {path: count for path, count in site.hits.items() if path != "/robots.txt"}
+        assert pages == dict.fromkeys(site.paths, 1)
+    assert done.summary is not None
+    assert done.summary.state == "finished"
+    assert done.summary.lost == 0
+    assert done.summary.stats.done == 301
+
+
+def test_without_an_event_loop_crawl_runs_to_the_end_and_can_run_again() -> None:
+    """Twice in one program, each on a loop of its own."""
+
+    class Nowhere(Spider):
+        start_urls = ["http://127.0.0.1:9/"]
+
+    for _ in range(2):
+        done = crawl(Nowhere, settings(retry={"max_attempts": 1}))
+        assert done.summary is not None
+        assert done.summary.dead_kinds == {"connect": 1}
+
+
+async def test_many_crawls_at_once_in_one_loop() -> None:
+    async with SiteServer(pages=30) as site:
+        crawls = [crawl(Pages, settings(), arguments={"start_urls": [site.url]}) for _ in range(3)]
+        for done in await asyncio.gather(*crawls):
+            assert len(done.items) == 31
+
+
+async def test_a_crawl_runs_once() -> None:
+    async with SiteServer(pages=1) as site:
+        made = crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        await made
+        with pytest.raises(RunError, match="has run already"):
+            await made
+
+
+async def test_items_as_a_stream() -> None:
+    async with SiteServer(pages=50) as site:
+        seen = [item async for item in crawl(Pages, settings(), arguments={"start_urls": [site.url]})]
+    assert len({item["url"] for item in seen}) == 51
+
+
+async def test_leaving_the_stream_early_ends_the_crawl() -> None:
+    async with SiteServer(pages=500, latency=0.01) as site:
+        made = crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        items = aiter(made)
+        await anext(items)
+        await items.aclose()  # type: ignore[attr-defined]
+        assert made.summary is not None
+        assert made.summary.state == "stopped"
+        assert sum(site.hits.values()) < 500
+
+
+async def test_every_kind_of_callback() -> None:
+    class Kinds(Spider):
+        def start(self) -> Any:
+            for name in ("generator", "async_generator", "function", "coroutine", "single", "nothing"):
+                yield Request(f"{self.url}/leaf/{name}", callback=getattr(self, name))
+
+        def generator(self, response: Response) -> Any:
+            yield {"kind": "generator"}
+
+        async def async_generator(self, response: Response) -> Any:
+            await asyncio.sleep(0)
+            yield {"kind": "async_generator"}
+
+        def function(self, response: Response) -> Any:
+            return [{"kind": "function"}]
+
+        async def coroutine(self, response: Response) -> Any:
+            return [{"kind": "coroutine"}]
+
+        def single(self, response: Response) -> Any:
+            return {"kind": "single"}
+
+        def nothing(self, response: Response) -> None:
+            return None
+
+        url = ""
+
+    class AsyncStart(Kinds):
+        async def start(self) -> Any:  # type: ignore[override]
+            yield Request(f"{self.url}/leaf/1", callback=self.single)
+
+    async with MisbehavingServer() as server:
+        done = await crawl(Kinds, settings(), arguments={"url": server.url})
+        assert sorted(item["kind"] for item in done.items) == ["async_generator", "coroutine", "function", "generator", "single"]
+        assert len((await crawl(AsyncStart, settings(), arguments={"url": server.url})).items) == 1
+
+
+@dataclasses.dataclass
+class DataclassItem:
+    name: str
+
+
+class StructItem(msgspec.Struct):
+    name: str
+
+
+class PydanticItem(pydantic.BaseModel):
+    name: str
+
+
+@attrs.define
+class AttrsItem:
+    name: str
+
+
+async def test_every_kind_of_item_through_pipelines() -> None:
+    def no_attrs(item: Any, spider: Spider) -> Any:
+        if isinstance(item, AttrsItem):
+            raise DropItem("not wanted")
+        return item
+
+    class Upper:
+        async def __call__(self, item: Any, spider: Spider) -> Any:
+            if isinstance(item, dict):
+                item["name"] = item["name"].upper()
+            return item
+
+    class Items(Spider):
+        pipelines = [no_attrs, Upper]
+
+        def parse(self, response: Response) -> Any:
+            yield {"name": "dict"}
+            yield DataclassItem("dataclass")
+            yield StructItem("struct")
+            yield PydanticItem(name="pydantic")
+            yield AttrsItem("attrs")
+
+    async with SiteServer(pages=1) as site:
+        done = await crawl(Items, settings(), arguments={"start_urls": [site.url]})
+    assert [item["name"] for item in done.items] == ["DICT", "dataclass", "struct", "pydantic"]
+    assert done.summary is not None
+    assert done.summary.counters.dropped == 1
+
+
+async def test_errback_hears_of_a_death_and_may_go_on() -> None:
+    class Careful(Spider):
+        url = ""
+
+        def start(self) -> Any:
+            yield Request(f"{self.url}/status/404", errback=self.failed)
+
+        def failed(self, request: Request, error: Exception) -> Any:
+            yield {"failed": request.url, "why": str(error)}
+            yield Request(f"{self.url}/empty", callback=self.second)
+
+        def second(self, response: Response) -> Any:
+            yield {"second": response.status}
+
+    async with MisbehavingServer() as server:
+        done = await crawl(Careful, settings(), arguments={"url": server.url})
+    assert [set(item) for item in done.items] == [{"failed", "why"}, {"second"}]
+    assert done.summary is not None
+    assert done.summary.dead_kinds == {"http 404": 1}
+
+
+async def test_redirects_are_followed_with_their_chain() -> None:
+    class Chain(Spider):
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url, "redirects": response.redirects}
+
+    async with MisbehavingServer() as server:
+        done = await crawl(Chain, settings(), arguments={"start_urls": [server.url + "/redirect/3"]})
+    assert len(done.items) == 1
+    assert done.items[0]["redirects"][0] == server.url + "/redirect/3"
+    assert len(done.items[0]["redirects"]) == 3
+
+
+async def test_the_page_limit_is_exact() -> None:
+    async with SiteServer(pages=200) as site:
+        done = await crawl(Pages, settings(scope={"max_pages": 20}), arguments={"start_urls": [site.url]})
+        assert sum(count for path, count in site.hits.items() if path != "/robots.txt") == 20
+    assert done.summary is not None
+    assert done.summary.state == "limit"
+    assert len(done.items) == 20
+
+
+async def test_depth_limit() -> None:
+    async with SiteServer(pages=200, links=3) as site:
+        done = await crawl(Pages, settings(scope={"max_depth": 1}), arguments={"start_urls": [site.url]})
+    assert done.summary is not None
+    assert done.summary.state == "finished"
+    assert 1 < len(done.items) < 10
+
+
+async def test_a_delay_is_kept_from_the_end_of_one_fetch_to_the_next_robots_txt_included() -> None:
+    async with SiteServer(pages=10, latency=0.02, robots="User-agent: *\nDisallow:\n") as site:
+        await crawl(Pages, settings(download_delay=0.05), arguments={"start_urls": [site.url]})
+        visits = sorted(site.log, key=lambda visit: visit.start)
+        assert len(visits) == 12
+        for before, after in zip(visits, visits[1:], strict=False):
+            assert before.end is not None
+            assert after.start - before.end >= 0.05
+
+
+async def test_a_crawl_delay_of_robots_txt_is_kept() -> None:
+    async with SiteServer(pages=5, robots="User-agent: *\nCrawl-delay: 0.1\n") as site:
+        await crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        starts = sorted(visit.start for visit in site.log)
+        assert min(after - before for before, after in zip(starts, starts[1:], strict=False)) >= 0.1
+
+
+async def test_concurrency_per_host_is_a_limit() -> None:
+    async with SiteServer(pages=60, latency=0.01) as site:
+        await crawl(Pages, settings(concurrency_per_host=3), arguments={"start_urls": [site.url]})
+        events = sorted((moment, step) for visit in site.log for moment, step in ((visit.start, 1), (visit.end, -1)))
+        flying = peak = 0
+        for _, step in events:
+            flying += step
+            peak = max(peak, flying)
+        assert 1 < peak <= 3
+
+
+async def test_what_robots_txt_disallows_is_dead_with_that_reason() -> None:
+    async with SiteServer(pages=20, robots="User-agent: *\nDisallow: /p/1\n") as site:
+        done = await crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        assert not any(path.startswith("/p/1") for path in site.hits)
+    assert done.summary is not None
+    assert done.summary.dead_kinds.get("robots", 0) > 0
+    assert done.summary.stats.balanced
+
+
+async def test_stop_finishes_what_is_in_flight_and_gives_the_rest_back() -> None:
+    async with SiteServer(pages=500, latency=0.05) as site:
+        made = Crawl(Pages, settings(), arguments={"start_urls": [site.url]})
+        running = asyncio.ensure_future(made._to_the_end())
+        while len(site.hits) < 10:
+            await asyncio.sleep(0.01)
+        made.stop()
+        done = await asyncio.wait_for(running, 5)
+    assert done.summary is not None
+    assert done.summary.state == "stopped"
+    assert done.summary.stats.leased == 0
+    assert done.summary.stats.balanced
+    assert len(done.items) == done.summary.stats.done
+
+
+async def test_a_full_queue_makes_the_seeder_wait_and_loses_nothing() -> None:
+    class Many(Spider):
+        url = ""
+
+        def start(self) -> Any:
+            return [Request(f"{self.url}/p/{number}") for number in range(100)]
+
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url}
+
+    async with SiteServer(pages=100) as site:
+        done = await crawl(Many, settings(queue={"max_size": 10}), arguments={"url": site.url})
+    assert len(done.items) == 100
+
+
+async def test_priorities_decide_the_order() -> None:
+    class Ordered(Spider):
+        url = ""
+
+        def start(self) -> Any:
+            for number in range(10):
+                yield Request(f"{self.url}/p/{number}", priority=number % 3)
+
+        def parse(self, response: Response) -> Any:
+            yield {"n": int(response.url.rpartition("/")[2])}
+
+    async with SiteServer(pages=10) as site:
+        done = await crawl(Ordered, settings(concurrency=1), arguments={"url": site.url})
+    order = [item["n"] for item in done.items]
+    assert order == sorted(range(10), key=lambda number: (-(number % 3), number))
+
+
+async def test_spilling_to_disk_loses_nothing() -> None:
+    async with SiteServer(pages=400, links=40) as site:
+        done = await crawl(Pages, settings(queue={"in_memory": 5}), arguments={"start_urls": [site.url]})
+    assert len({item["url"] for item in done.items}) == 401

@@ -1,0 +1,76 @@
+"""The public face: exact names, imports that point one way, and start-up without what is not needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SOURCE = Path(shoal.__file__).parent
+
+# What each layer may import: itself and whatever stands before it.
+LAYERS = [
+    {"errors", "layers", "config"},
+    {"links", "item", "selector"},
+    {"http"},
+    {"spider", "scope", "pages"},
+    {"ports"},
+    {"events", "scheduler", "frontier", "fetch", "middleware", "sinks"},
+    {"engine", "testing"},
+    {"crawler"},
+    {"cli"},
+]
+
+
+def layer_of(module: str) -> int:
+    name = module.split(".")[1]
+    return next(number for number, names in enumerate(LAYERS) if name in names)
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("shoal."):
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name.startswith("shoal."))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    if path == SOURCE / "__init__.py":
+        return
+    module = "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__")
+    for imported in imports_of(path):
+        assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which is above it"
+
+
+def test_all_is_exact() -> None:
+    assert set(shoal.__all__) == {
+        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "DropItem", "ShoalError", "__version__",
+    }  # fmt: skip
+    for name in shoal.__all__:
+        assert getattr(shoal, name) is not None
+    with pytest.raises(AttributeError):
+        shoal.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import shoal", ["msgspec", "aiohttp", "turbohtml", "rich", "typer"]),
+        ("from shoal import Spider, Request, Config", ["aiohttp", "turbohtml", "rich", "typer", "pyarrow"]),
+        ("import shoal.cli.main", ["aiohttp", "turbohtml", "uvloop", "pyarrow", "sqlite3"]),
+    ],
+)
+def test_importing_costs_little(code: str, absent: list[str]) -> None:
+    """What is slow to import is not imported before it is needed."""
+    script = f"{code}\nimport sys\nprint(*[name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
