@@ -8,10 +8,12 @@ import argparse
 import asyncio
 import base64
 import gzip
+import html
 import itertools
 import json
 import signal
 import socket
+import ssl
 import struct
 import zlib
 from collections import Counter
@@ -108,12 +110,14 @@ def head(*headers: tuple[str, str], status: int = 200) -> bytes:
 
 
 class StreamServer:
-    """One task a connection, running `converse`."""
+    """One task a connection, running `converse`. `connections` counts them."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self.url = ""
         self.requests: list[Visit] = []
+        self.connections = 0
         self._port = port
+        self._tls = tls
         self._connections: set[asyncio.Task[None]] = set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,8 +125,9 @@ class StreamServer:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, backlog=1024)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, backlog=1024, ssl=self._tls)
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -134,6 +139,7 @@ class StreamServer:
         await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         task = asyncio.create_task(self._run(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -201,6 +207,14 @@ async def half_chunked(exchange: Exchange) -> None:
     await exchange.send(b"3e8\r\n" + b"x" * 500)
 
 
+async def bad_chunk(exchange: Exchange) -> None:
+    await exchange.send(head(("Content-Type", HTML), ("Transfer-Encoding", "chunked")) + b"not a number\r\nx\r\n")
+
+
+async def bad_length(exchange: Exchange) -> None:
+    await exchange.send(head(("Content-Type", HTML), ("Content-Length", "-5")) + b"x")
+
+
 async def endless_headers(exchange: Exchange) -> None:
     await exchange.send(b"HTTP/1.1 200 OK\r\n")
     for start in itertools.count(step=100):
@@ -254,6 +268,8 @@ FAULTS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "reset": reset,
     "half": half,
     "half-chunked": half_chunked,
+    "bad-chunk": bad_chunk,
+    "bad-length": bad_length,
     "endless-headers": endless_headers,
     "huge": huge,
     "huge-declared": huge_declared,
@@ -267,6 +283,21 @@ FAULTS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
 
 def packed(encoding: str, body: bytes) -> Callable[[Request], bytes]:
     return lambda request: answer(body, ("Content-Encoding", encoding))
+
+
+def brotli_bomb(request: Request) -> bytes:
+    """256 MB of zeros in a few hundred bytes."""
+    packer = brotli.Compressor(quality=5, lgwin=24)
+    body = b"".join([packer.process(bytes(2**24)) for _ in range(16)]) + packer.finish()
+    return answer(body, ("Content-Encoding", "br"))
+
+
+def zstd_bomb(request: Request) -> bytes:
+    """256 MB of zeros in 8 KB: a frame of blocks that each say "128 KB of this byte"."""
+    size = 2**17
+    block = struct.pack("<I", size << 3 | 1 << 1)[:3] + b"\0"
+    last = struct.pack("<I", size << 3 | 1 << 1 | 1)[:3] + b"\0"
+    return answer(b"\x28\xb5\x2f\xfd\x00\x58" + block * 2047 + last, ("Content-Encoding", "zstd"))
 
 
 def deflate(data: bytes, wbits: int) -> bytes:
@@ -307,8 +338,8 @@ def redirect(request: Request) -> bytes:
     return to(f"/redirect/{hops - 1}") if hops else answer("<h1>Arrived</h1>")
 
 
-def to(location: str) -> bytes:
-    return answer(b"", ("Location", location), status=302)
+def to(location: str, status: int = 302) -> bytes:
+    return answer(b"", ("Location", location), status=status)
 
 
 def status(request: Request) -> bytes:
@@ -330,6 +361,20 @@ def echo(request: Request) -> bytes:
     return answer(json.dumps(heard), content_type="application/json")
 
 
+ODD_HREFS = [
+    "http://[::g]/", "http://[bad", "http://a b/", "http://exa\0mple/", "http://%00/", "http://127.0.0.1:99999/",
+    "http://127.0.0.1:-1/", "http://user@:80/", "http://:/", "http://", "http:", "//", "", "#", "   ", "\ud800",
+    "mailto:a@b.c", "javascript:void(0)", "data:text/html,<h1>x</h1>", "ftp://127.0.0.1/", "file:///etc/passwd",
+    "?" * 3000,
+]  # fmt: skip
+
+
+def odd_links(request: Request) -> bytes:
+    """Hrefs that lead nowhere, and one that leads to a leaf."""
+    links = "".join(f'<a href="{html.escape(href)}">odd</a>\n' for href in ODD_HREFS)
+    return answer((f"<h1>Odd</h1>{links}<a href='/leaf/good'>good</a>").encode("utf-8", "surrogatepass"))
+
+
 def links(request: Request) -> bytes:
     return answer("<h1>Links</h1>" + "".join(f'<a href="/leaf/{i}">{i}</a>\n' for i in range(int(request.last))))
 
@@ -344,11 +389,13 @@ ANSWERS: dict[str, Callable[[Request], bytes]] = {
     "br": packed("br", brotli.compress(PLAIN)),
     "zstd": packed("zstd", zstandard.compress(PLAIN)),
     "unknown-encoding": packed("x-no-such", PLAIN),
+    "brotli-bomb": brotli_bomb,
+    "zstd-bomb": zstd_bomb,
     "charset": charset,
     "broken-html": lambda request: answer(BROKEN_HTML),
     "redirect-loop": lambda request: to("/redirect-loop"),
     "redirect": redirect,
-    "redirect-out": lambda request: to(request.query("to") or "/"),
+    "redirect-out": lambda request: to(request.query("to") or "/", int(request.query("status") or 302)),
     "redirect-bad": lambda request: to("http://[bad"),
     "redirect-no-location": lambda request: answer(status=302),
     "status": status,
@@ -357,6 +404,7 @@ ANSWERS: dict[str, Callable[[Request], bytes]] = {
     "echo": echo,
     "empty": lambda request: answer(),
     "links": links,
+    "odd-links": odd_links,
     "leaf": lambda request: answer(f"<h1>Leaf {request.last}</h1>"),
 }
 
@@ -365,12 +413,13 @@ class MisbehavingServer(StreamServer):
     """A path for each misbehaviour: the keys of FAULTS and ANSWERS, some with an argument (`/status/503`).
 
     `requests` has every visit in order of arrival; the `end` of one that hangs is when its client left. `sent` counts
-    the bytes given to the socket by a fault, by path.
+    the bytes given to the socket by a fault, by path. `robots` is the path whose answer robots.txt gets.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(port)
+    def __init__(self, port: int = 0, *, tls: ssl.SSLContext | None = None, robots: str | None = None) -> None:
+        super().__init__(port, tls=tls)
         self.sent: Counter[str] = Counter()
+        self._robots = robots
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         keep = True
@@ -379,6 +428,8 @@ class MisbehavingServer(StreamServer):
             visit = self._log(request)
             try:
                 request.body = await read_body(reader, request)
+                if request.path == "/robots.txt" and self._robots:
+                    request.target = self._robots
                 name = request.path.split("/")[1]
                 if fault := FAULTS.get(name):
                     await fault(Exchange(request, reader, writer, self.sent))

@@ -178,14 +178,15 @@ class Crawl:
             engine = Engine(self.spider, self.config, scheduler, fetch, drainers, keep_items=keep)
             self._engine = engine
             error: ShoalError | None = None
+            ended = False
             try:
                 if self._stop_asked:
                     engine.stop()
                 await engine.run()
+                ended = engine.limit_reached or await frontier.is_finished()
             except ShoalError as exc:
                 error = exc
             finally:
-                ended = engine.limit_reached or await frontier.is_finished()
                 for drainer in drainers:
                     try:
                         await drainer.finish(finished=ended)
@@ -220,6 +221,7 @@ class Crawl:
         layers: list[Middleware] = []
         if config.robots.obey:
             layers.append(Robots(config.robots, config.user_agent, frontier.update_host))
+        layers.extend(self.spider.middlewares)
         if config.cookies:
             layers.append(Cookies())
         if config.throttle.enabled:

@@ -450,7 +450,7 @@ class Engine:
         size = min(_SEED_BATCH, self._config.queue.max_size or _SEED_BATCH)
         batch: list[Request] = []
         pushed_at = 0.0
-        async for request in _each(self._spider.start()):
+        async for request in _start_requests(self._spider):
             if skip:
                 skip -= 1
                 continue
@@ -526,16 +526,22 @@ class Engine:
         )
 
 
-async def _each(requests: Any) -> AsyncIterator[Request]:
-    """The start requests, from a generator of either kind, a list, or a coroutine that gives one of them."""
-    if isawaitable(requests):
-        requests = await requests
-    if isinstance(requests, AsyncIterator):
-        async for request in requests:
-            yield _checked(request)
-    else:
-        for request in requests or ():
-            yield _checked(request)
+async def _start_requests(spider: Spider) -> AsyncIterator[Request]:
+    """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them."""
+    try:
+        requests: Any = spider.start()
+        if isawaitable(requests):
+            requests = await requests
+        if isinstance(requests, AsyncIterator):
+            async for request in requests:
+                yield _checked(request)
+        else:
+            for request in requests or ():
+                yield _checked(request)
+    except ShoalError:
+        raise
+    except Exception as exc:  # whatever the user's code raises: there is nothing to crawl without it
+        raise SpiderError(f"start() failed: {_last_line(exc)}") from exc
 
 
 def _checked(request: object) -> Request:

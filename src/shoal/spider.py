@@ -29,6 +29,8 @@ class Spider:
     """This spider's own configuration, weaker than the environment and the command line."""
     pipelines: ClassVar[Sequence[Callable[..., Any]]] = ()
     """Each takes (item, spider) and returns the item, changed or not; it may be async, and raise DropItem."""
+    middlewares: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Layers around every fetch, behind robots.txt, the first one outermost: async ``(request, fetch) -> response``."""
     handle_statuses: Collection[int] = ()
     """Statuses besides 2xx whose pages go to the callback instead of being errors."""
 

@@ -392,6 +392,9 @@ async def main(path):
         await sink.flush()
     except SinkError as error:
         print(error)
+    if len(sys.argv) > 3:
+        await sink.close(finished=False)
+        return
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     await sink.write(rows(400, 11))
     await sink.flush()
@@ -410,6 +413,13 @@ def test_no_room_and_then_room(tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert f"can't write {tmp_path / name}: " in done.stdout
     assert numbers(tmp_path / name) == list(range(1, 411))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_no_room_and_given_up(tmp_path: Path, name: str) -> None:
+    """What is left is whole."""
+    subprocess.run([sys.executable, "-c", _LIMITED, str(tmp_path / name), "5000", "stop"], check=True)
+    assert numbers(tmp_path / name) == list(range(1, 11))
 
 
 # -- JSON lines and standard output

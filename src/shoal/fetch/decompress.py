@@ -9,6 +9,9 @@ from shoal.errors import FetchError
 
 try:
     import brotli
+
+    if not hasattr(brotli.Decompressor, "can_accept_more_data"):  # before 1.2 it could not be told when to stop
+        brotli = None
 except ImportError:  # an extra
     brotli = None
 
@@ -19,7 +22,7 @@ except ImportError:  # an extra
 
 ACCEPTED = ", ".join(["gzip", "deflate", *(["br"] if brotli else []), *(["zstd"] if zstandard else [])])
 
-_STEP = 1 << 16
+_STEP = 1 << 20  # bytes of output at a time: what is left of the input is copied at each
 _FEED = 1 << 10  # bytes of input at a time, where a library can't be told when to stop
 
 
@@ -78,10 +81,12 @@ def _inflate(body: bytes, window: int) -> Iterator[bytes]:
 
 def _brotli(body: bytes) -> Iterator[bytes]:
     engine = brotli.Decompressor()
-    for start in range(0, len(body), _FEED):
-        yield engine.process(body[start : start + _FEED])
-    if not engine.is_finished():
-        raise brotli.error("it ends too early")
+    yield engine.process(body, output_buffer_limit=_STEP)
+    while not engine.is_finished():
+        chunk = engine.process(b"", output_buffer_limit=_STEP)
+        if not chunk:
+            raise brotli.error("it ends too early")
+        yield chunk
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
-from typing import NoReturn
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from shoal.config import Http
 from shoal.errors import FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.http import Request, Response
+from shoal.links import host_of
 
 
 class HttpFetcher:
@@ -61,7 +61,7 @@ class HttpFetcher:
         proxy = request.proxy or self._config.proxy
         if proxy is not None and not proxy.startswith(("http://", "https://")):
             raise FetchError(
-                f"the proxy {URL(proxy).scheme}:// is not supported; use an http:// or https:// one",
+                f"the proxy {proxy.partition(':')[0]}:// is not supported; use an http:// or https:// one",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
         started = time.monotonic()
@@ -69,7 +69,7 @@ class HttpFetcher:
             answer = await session.request(
                 request.method,
                 URL(request.url, encoded=True),
-                headers=request.headers or None,
+                headers=_with_cookies(request) if request.cookies else request.headers or None,
                 data=request.body or None,
                 allow_redirects=False,
                 proxy=proxy,
@@ -81,7 +81,7 @@ class HttpFetcher:
             finally:
                 answer.release()  # drops the connection unless the body was read to its end
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            _wrap(exc, request)
+            raise _explain(exc, request, timeout, proxy) from exc
         coding = answer.headers.get("Content-Encoding")
         if coding and body:
             body = decompress(body, coding, self._config.max_body_bytes)
@@ -93,18 +93,19 @@ class HttpFetcher:
         """The body, unless it is too large: then the download stops."""
         limit = self._config.max_body_bytes
         content = answer.content
-        if answer.content_length is not None and answer.content_length > limit:
-            raise _too_large(limit)
+        if answer.content_length is not None and answer.content_length > limit and not content.at_eof():
+            raise _too_large(limit)  # but the answer to HEAD may declare what it likes
         chunk = await content.readany()
+        if len(chunk) > limit:
+            raise _too_large(limit)
         if content.at_eof():
             return chunk
-        parts, size = [chunk], len(chunk)
+        body = bytearray(chunk)  # not a list of parts: a server that sends byte by byte would fill the memory
         while chunk := await content.readany():
-            size += len(chunk)
-            if size > limit:
+            if len(body) + len(chunk) > limit:
                 raise _too_large(limit)
-            parts.append(chunk)
-        return b"".join(parts)
+            body += chunk
+        return bytes(body)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -120,36 +121,76 @@ def _no_verification() -> ssl.SSLContext:
 
 
 def _too_large(limit: int) -> FetchError:
-    return FetchError(
-        f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False
-    )
+    return FetchError(f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False)
 
 
-def _wrap(exc: Exception, request: Request) -> NoReturn:
-    """Raise what the library said as a FetchError that knows whether a retry can help."""
-    host = URL(request.url, encoded=True).host
-    detail = str(exc) or type(exc).__name__
+def _with_cookies(request: Request) -> dict[str, str]:
+    """The headers with the request's own cookies, for when no layer above has a jar to add them from."""
+    if any(name.lower() == "cookie" for name in request.headers):
+        return request.headers
+    return {**request.headers, "Cookie": "; ".join(f"{name}={value}" for name, value in request.cookies.items())}
+
+
+def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:
+    """What the library said, in one line, with the setting that decided, and whether a retry can help."""
+    host = host_of(request.url)
+    detail = _one_line(exc)
+    contacted = True
     match exc:
         case aiohttp.ConnectionTimeoutError():
-            message, kind, retryable = f"no connection to {host} in time", "timeout", True
-        case TimeoutError() | asyncio.TimeoutError():
-            message, kind, retryable = f"{host} did not answer in time", "timeout", True
+            kind, retryable = "timeout", True
+            message = f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)"
+        case aiohttp.SocketTimeoutError():
+            kind, retryable = "timeout", True
+            message = f"{host} sent nothing for {timeout.sock_read:g} s (http.read_timeout)"
+        case TimeoutError():
+            kind, retryable = "timeout", True
+            whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
+            message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
+        case aiohttp.ClientProxyConnectionError():
+            kind, retryable, contacted = "proxy", True, False
+            message = f"no connection to the proxy {exc.host}:{exc.port}: {exc.os_error.strerror or detail}"
+        case aiohttp.ClientHttpProxyError():
+            kind, retryable, contacted = "proxy", exc.status != 407, False
+            message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
         case aiohttp.ClientConnectorDNSError():
-            message, kind, retryable = f"the host {host} could not be found", "dns", True
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            message, kind, retryable = f"no trusted connection to {host}: {detail}", "tls", False
-        case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
-            message, kind, retryable = f"the proxy refused: {detail}", "proxy", True
+            kind, retryable, contacted = "dns", True, False
+            message = f"the host {host} could not be found"
+        case aiohttp.ClientConnectorCertificateError():
+            kind, retryable = "tls", False
+            message = (
+                f"the certificate of {host} can't be trusted: {_one_line(exc.certificate_error)} (http.verify_tls)"
+            )
+        case aiohttp.ClientSSLError():
+            kind, retryable = "tls", False
+            message = f"no secure connection to {host}: {detail}"
         case aiohttp.ClientConnectorError():
-            message, kind, retryable = f"no connection to {host}: {exc.os_error.strerror or detail}", "connect", True
+            kind, retryable = "connect", True
+            message = f"no connection to {host}: {exc.os_error.strerror or detail}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
-            message, kind, retryable = f"{host} broke the connection: {detail}", "reset", True
+            kind, retryable = "reset", True
+            message = f"{host} broke the connection: {getattr(exc, 'strerror', None) or detail}"
         case aiohttp.ClientPayloadError():
-            message, kind, retryable = f"the body broke off: {detail}", "half body", True
+            kind, retryable = "half body", True
+            message = f"the body broke off: {_one_line(exc.__cause__ or exc)}"
+        case aiohttp.ClientResponseError(__cause__=LineTooLong()):
+            kind, retryable = "protocol", False
+            message = f"{host} sent a header that is too long (http.max_header_bytes)"
         case aiohttp.ClientResponseError():
-            message, kind, retryable = f"{host} sent what is no HTTP: {detail}", "protocol", False
+            kind, retryable = "protocol", False
+            message = f"{host} does not keep to HTTP: {detail}"
         case OSError():
-            message, kind, retryable = f"no connection to {host}: {detail}", "connect", True
+            kind, retryable = "connect", True
+            message = f"no connection to {host}: {exc.strerror or detail}"
         case _:
-            message, kind, retryable = f"{request.url} can't be fetched: {detail}", "request", False
-    raise FetchError(message, kind=kind, retryable=retryable) from exc
+            kind, retryable, contacted = "request", False, False
+            message = f"{request.url} can't be fetched: {detail}"
+    if proxy is not None and kind != "proxy":
+        message += " (through the proxy)"
+    return FetchError(message, kind=kind, retryable=retryable, contacted=contacted)
+
+
+def _one_line(exc: BaseException) -> str:
+    """What an error says, without the pages of bytes that some of them quote."""
+    text = " ".join((getattr(exc, "message", "") or str(exc) or type(exc).__name__).split())
+    return text if len(text) <= 160 else text[:160] + "..."

@@ -55,6 +55,7 @@ from shoal.ports import (
 )
 
 _HEADER = Layout("<BBHIdQ16s")
+_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BBHId").size
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 _NO_PARENT = bytes(16)
@@ -302,17 +303,22 @@ class MemoryFrontier:
             number = bucket.fresh.popleft()
         record = self._records[number]
         assert record is not None
-        head = _head(record)
+        _, attempts, status, items, _, sequence, parent = _HEADER.unpack_from(record)
+        payload = record[_HEADER.size :]
+        attempts += 1
+        self._records[number] = (
+            _HEADER.pack(LEASED, min(255, attempts), status, items, now, sequence, parent) + payload
+        )
+        self._counts[READY] -= 1
+        self._counts[LEASED] += 1
         self._token += 1
-        self._set(number, head._replace(state=LEASED, attempts=min(255, head.attempts + 1), at=now), record)
         self._held[number] = _Held(self._token, now + ttl, lane, rank)
         heappush(self._expiries, (now + ttl, self._token, number))
         lane.host.in_flight += 1
         lane.ready -= 1
         lane.best = self._best(lane)
-        request = _decode(record[_HEADER.size :])
         fingerprint = number.to_bytes(16, "big")
-        return Lease(request, fingerprint, self._token, head.attempts + 1, lane.host.name, deadline)
+        return Lease(_decode(payload), fingerprint, self._token, attempts, lane.host.name, deadline)
 
     def _best(self, lane: Lane[Backlog]) -> tuple[float, int] | None:
         found = lane.queue.best()
@@ -321,9 +327,10 @@ class MemoryFrontier:
         rank, bucket = found
         if not bucket.fresh and bucket.spilled:
             self._load(lane, rank)
-        fresh = self._sequence_of(bucket.fresh[0]) if bucket.fresh else None
-        back = bucket.back[0][0] if bucket.back else None
-        return rank, min(number for number in (fresh, back) if number is not None)
+        if not bucket.back:
+            return rank, self._sequence_of(bucket.fresh[0])
+        back = bucket.back[0][0]
+        return rank, min(back, self._sequence_of(bucket.fresh[0])) if bucket.fresh else back
 
     def _load(self, lane: Lane[Backlog], rank: float) -> None:
         assert self._spill is not None
@@ -338,7 +345,8 @@ class MemoryFrontier:
     def _sequence_of(self, number: int) -> int:
         record = self._records[number]
         assert record is not None
-        return _head(record).sequence
+        sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_AT)[0]
+        return sequence
 
     def _requeue(self, lane: Lane[Backlog], rank: float, sequence: int, number: int, now: float) -> None:
         lane.queue.put_back(rank, sequence, number)

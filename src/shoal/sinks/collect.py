@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.files import unwritten
+from shoal.sinks.storage import unwritten
 
 Data: TypeAlias = dict[str, Any]
 

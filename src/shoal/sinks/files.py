@@ -6,207 +6,29 @@ was never heard of, are gone. A fresh run replaces what was in the file. One pro
 
 from __future__ import annotations
 
-import asyncio
 import csv
-import errno
-import fcntl
 import os
 import select
-import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO
 
 import msgspec
 
 from shoal.errors import SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
+from shoal.sinks.storage import (
+    GrowingFile,
+    changed,
+    in_thread,
+    storage_errors,
+    unwritten,
+)
 
-T = TypeVar("T")
-
-TEMPORARY = ".shoal-tmp"
 _LARGE = 1 << 20  # a longer write goes to a thread
 _PATIENCE = 100  # milliseconds that a thread waits for the reader of standard output
 _encode_lines = msgspec.json.Encoder().encode_lines
-
-
-# -- what every sink with a path needs
-
-
-async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Blocking work in a thread. If the caller is cancelled, it still waits: no one may touch the file meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        task.exception()  # whoever comes next will meet it again
-        raise
-
-
-def unwritten(items: Sequence[LoggedItem], seq: int) -> Sequence[LoggedItem]:
-    """The items behind ``seq``: a write that is repeated changes nothing."""
-    return items if items and items[0].seq > seq else [item for item in items if item.seq > seq]
-
-
-@contextmanager
-def storage_errors(path: str) -> Iterator[None]:
-    """OSError as a SinkError that names the path and says what to do."""
-    try:
-        yield
-    except OSError as exc:
-        raise SinkError(_advice(path, exc)) from exc
-
-
-def _advice(path: str, exc: OSError) -> str:
-    folder = os.path.dirname(path) or "."
-    match exc.errno:
-        case errno.ENOENT:
-            return f"can't write {path}: the folder {folder} does not exist; create it first"
-        case errno.EISDIR:
-            return f"can't write {path}: it is a folder; give the name of a file in it"
-        case errno.ENOTDIR:
-            return f"can't write {path}: {folder} is not a folder"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"can't write {path}: no permission; change its permissions, or choose another place"
-        case errno.ENOSPC | errno.EDQUOT:
-            return f"can't write {path}: the disk is full; free some space, then go on"
-        case errno.EFBIG:
-            return f"can't write {path}: it has reached the largest size that is allowed for a file"
-        case errno.EPIPE:
-            return f"can't write {path}: its reader has gone"
-        case _:
-            return f"can't write {path}: {exc.strerror or exc}"
-
-
-def changed(path: str, what: str) -> SinkError:
-    """The error for an output that is not as the run left it."""
-    return SinkError(
-        f"{path} {what}: it was changed or deleted since this run wrote it; "
-        "put it back as it was, choose another output, or start a new run"
-    )
-
-
-def lock(descriptor: int, path: str) -> None:
-    """Keep other processes away for as long as the descriptor is open."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SinkError(f"{path} is being written by another crawl; choose another output") from None
-    except OSError as exc:
-        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a file system without locks
-            raise
-
-
-def sync_folder(path: str) -> None:
-    """Make the entry of a file in its folder durable, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
-    """Write a file whole, durably, and put it in the place of ``path`` in one step. Its locked descriptor."""
-    temporary = path + TEMPORARY
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        lock(descriptor, path)
-        with open(descriptor, "wb", closefd=False) as file:
-            write(file)
-        os.fsync(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
-        os.close(descriptor)
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_folder(path)
-    return descriptor
-
-
-class GrowingFile:
-    """A file that is only appended to, and can be cut back. All of it blocks."""
-
-    def __init__(self, path: str) -> None:
-        self.path = os.path.realpath(path)
-        self.size = 0
-        self._descriptor = -1
-        self._torn = False
-        self._synced = -1
-
-    def open(self, size: int) -> None:
-        """Open a file that must have at least this size; one of size 0 may be missing."""
-        self.close()
-        with storage_errors(self.path):
-            try:
-                descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), 0o666)
-            except FileNotFoundError:
-                if size and os.path.isdir(os.path.dirname(self.path)):
-                    raise changed(self.path, "is gone") from None
-                raise
-            try:
-                lock(descriptor, self.path)
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
-                    raise SinkError(f"can't write {self.path}: it is not a regular file")
-                if found.st_size < size:
-                    raise changed(self.path, f"has {found.st_size} bytes, and had {size}")
-                with suppress(FileNotFoundError):
-                    os.unlink(self.path + TEMPORARY)
-            except BaseException:
-                os.close(descriptor)
-                raise
-        self._descriptor, self.size, self._torn, self._synced = descriptor, found.st_size, False, -1
-        if not size:
-            sync_folder(self.path)
-
-    def cut(self, size: int) -> None:
-        with storage_errors(self.path):
-            os.ftruncate(self._descriptor, size)
-        self.size = size
-
-    def append(self, data: bytes) -> None:
-        """All of it, or, as far as the next append and flush can see, nothing."""
-        self._mend()
-        self._torn = True
-        with storage_errors(self.path):
-            view, offset = memoryview(data), self.size
-            while view:
-                written = os.pwrite(self._descriptor, view, offset)
-                view, offset = view[written:], offset + written
-        self.size, self._torn = offset, False
-
-    def _mend(self) -> None:
-        if self._torn:
-            self.cut(self.size)
-            self._torn = False
-
-    def replace(self, write: Callable[[BinaryIO, BinaryIO], None]) -> None:
-        """Rewrite it in one step: ``write`` gets the old content and the new file."""
-        self._mend()
-        with storage_errors(self.path), open(self.path, "rb") as old:
-            descriptor = replace_file(self.path, lambda new: write(old, new))
-        with suppress(OSError):  # a file system without permissions
-            os.fchmod(descriptor, stat.S_IMODE(os.fstat(self._descriptor).st_mode))
-        os.close(self._descriptor)
-        self._descriptor, self.size = descriptor, os.fstat(descriptor).st_size
-
-    def sync(self) -> None:
-        self._mend()
-        if self._synced != self.size:
-            with storage_errors(self.path):
-                os.fsync(self._descriptor)
-            self._synced = self.size
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            with storage_errors(self.path):
-                os.close(descriptor)
 
 
 class _Saved(msgspec.Struct):

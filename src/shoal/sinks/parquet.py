@@ -20,7 +20,7 @@ import msgspec
 from shoal.errors import SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.files import TEMPORARY, changed, in_thread, lock, replace_file, storage_errors, unwritten
+from shoal.sinks.storage import TEMPORARY, changed, in_thread, lock, replace_file, storage_errors, unwritten
 
 try:
     import pyarrow as pa

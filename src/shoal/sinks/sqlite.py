@@ -16,7 +16,7 @@ from typing import Any
 from shoal.errors import SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.files import in_thread, storage_errors
+from shoal.sinks.storage import in_thread, storage_errors
 
 _KEY = "_key"
 _BUSY = 5.0  # seconds to wait for another process's transaction

@@ -1,0 +1,111 @@
+-- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
+
+PRAGMA application_id = 0x53686F6C;  -- "Shol"
+PRAGMA user_version = 1;
+
+-- A run, and its ledger: how many requests are in each state.
+CREATE TABLE run (
+    number INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    spider TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    settings BLOB NOT NULL,                -- msgpack
+    pushed INTEGER NOT NULL DEFAULT 0,
+    ready INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    leased INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0,
+    dead INTEGER NOT NULL DEFAULT 0,
+    duplicates INTEGER NOT NULL DEFAULT 0,
+    items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of its item log
+    token INTEGER NOT NULL DEFAULT 0,      -- the last one that was given out
+    newest INTEGER NOT NULL DEFAULT 0      -- its last request
+);
+
+-- Politeness belongs to the file: all runs in it share it.
+CREATE TABLE host (
+    name TEXT PRIMARY KEY,
+    delay REAL,
+    concurrency INTEGER,
+    crawl_delay REAL,
+    learned_delay REAL,
+    blocked_until REAL NOT NULL,
+    block_reason TEXT NOT NULL,
+    ended_at REAL NOT NULL
+) WITHOUT ROWID;
+
+-- One run's queue for one host.
+CREATE TABLE lane (
+    number INTEGER PRIMARY KEY,
+    run INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    UNIQUE (run, host)
+);
+
+CREATE TABLE request (
+    id INTEGER PRIMARY KEY,                -- ascending over all runs: first in, first out
+    run INTEGER NOT NULL,
+    lane INTEGER NOT NULL,
+    state INTEGER NOT NULL DEFAULT 0,      -- 0 ready, 1 waiting, 2 leased, 3 done, 4 dead
+    rank REAL NOT NULL,                    -- the negative of its priority
+    due REAL,                              -- waiting: ready again then; leased: lost then
+    token INTEGER,                         -- of its lease
+    attempts INTEGER NOT NULL DEFAULT 0,
+    status INTEGER NOT NULL DEFAULT 0,
+    items INTEGER NOT NULL DEFAULT 0,
+    at REAL NOT NULL,
+    parent INTEGER,
+    kind TEXT,                             -- dead: of what
+    reason TEXT,
+    fingerprint BLOB NOT NULL,
+    payload BLOB NOT NULL                  -- the Request as msgpack
+);
+CREATE INDEX request_ready ON request (lane, rank) WHERE state = 0;
+CREATE INDEX request_due ON request (run, due) WHERE due IS NOT NULL;
+CREATE INDEX request_dead ON request (run) WHERE state = 4;
+
+-- The index over fingerprints. It lags behind: see sqlite_seen.py.
+CREATE TABLE seen (
+    fingerprint BLOB NOT NULL,
+    run INTEGER NOT NULL,
+    request INTEGER NOT NULL,
+    PRIMARY KEY (fingerprint, run)
+) WITHOUT ROWID;
+
+-- How far each slice of the fingerprints of a run is in the index: through this request.
+CREATE TABLE seen_slice (
+    run INTEGER NOT NULL,
+    slice INTEGER NOT NULL,
+    through INTEGER NOT NULL,
+    PRIMARY KEY (run, slice)
+) WITHOUT ROWID;
+
+CREATE TABLE item (
+    run INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    fingerprint BLOB NOT NULL,
+    position INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    UNIQUE (run, seq)
+);
+
+-- What is out of the ordinary in a request's life: failed attempts, lost leases, notes.
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY,
+    request INTEGER NOT NULL,
+    at REAL NOT NULL,
+    what TEXT NOT NULL,
+    detail TEXT NOT NULL
+);
+CREATE INDEX event_request ON event (request);
+
+CREATE TABLE role (
+    run INTEGER NOT NULL,
+    role TEXT NOT NULL,
+    token INTEGER NOT NULL,                -- 0: nobody's
+    until REAL NOT NULL,
+    cursor BLOB NOT NULL,
+    finished INTEGER NOT NULL,
+    PRIMARY KEY (run, role)
+) WITHOUT ROWID;

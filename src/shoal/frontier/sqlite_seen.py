@@ -1,0 +1,93 @@
+"""Which requests a run in a file has already.
+
+An index over fingerprints that is kept with every insert dirties one page of the file for each new URL, as they are
+spread evenly: at a million URLs that cost more than all the rest. So the newest fingerprints are in no index of the
+file. They are in memory, and in the file in the rows of their requests, which are read again when it is opened. When
+they are too many, one slice of them (those that start with the same bits) goes to the index in order: many to a page.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+_SLICES = 64
+_SHIFT = 2
+"""The first byte shifted by this is the slice."""
+_MOST = 1 << 16
+"""So many newest fingerprints are in memory (about 10 MB)."""
+_CHUNK = 64
+
+
+class Seen:
+    """Used within transactions of the file; ``load`` makes it anew after one was rolled back."""
+
+    def __init__(self, db: sqlite3.Connection, run: int) -> None:
+        self._db = db
+        self._run = run
+        self._newest: list[dict[bytes, int]] = []
+        self._size = 0
+        self._next = 0
+
+    def load(self) -> None:
+        """Read the newest fingerprints: those of requests that their slice of the index does not reach."""
+        self._newest = [{} for _ in range(_SLICES)]
+        through = [0] * _SLICES
+        for slice_, request in self._db.execute("SELECT slice, through FROM seen_slice WHERE run = ?", (self._run,)):
+            through[slice_] = request
+        rows = self._db.execute(
+            "SELECT id, fingerprint FROM request"
+            " WHERE id > ? AND id <= (SELECT newest FROM run WHERE number = ?) AND +run = ?",
+            (min(through), self._run, self._run),
+        )
+        for request, fingerprint in rows:
+            slice_ = fingerprint[0] >> _SHIFT
+            if request > through[slice_]:
+                self._newest[slice_][fingerprint] = request
+        self._size = sum(map(len, self._newest))
+        self._next = through.index(min(through))
+
+    def known(self, fingerprints: Iterable[bytes]) -> set[bytes]:
+        """Those of them that the run has."""
+        known = set()
+        rest = []
+        newest = self._newest
+        for fingerprint in fingerprints:
+            if fingerprint in newest[fingerprint[0] >> _SHIFT]:
+                known.add(fingerprint)
+            else:
+                rest.append(fingerprint)
+        for start in range(0, len(rest), _CHUNK):
+            chunk = rest[start : start + _CHUNK]
+            marks = ",".join("?" * len(chunk))
+            sql = f"SELECT fingerprint FROM seen WHERE fingerprint IN ({marks}) AND run = ?"
+            known.update([row[0] for row in self._db.execute(sql, (*chunk, self._run))])
+        return known
+
+    def find(self, fingerprint: bytes) -> int | None:
+        """The request of this fingerprint."""
+        newest = self._newest[fingerprint[0] >> _SHIFT].get(fingerprint)
+        if newest is not None:
+            return newest
+        row = self._db.execute(
+            "SELECT request FROM seen WHERE fingerprint = ? AND run = ?", (fingerprint, self._run)
+        ).fetchone()
+        return row[0] if row else None
+
+    def add(self, fingerprints: dict[bytes, int]) -> None:
+        """Requests that were inserted in this transaction, in ascending order."""
+        newest = self._newest
+        for fingerprint, request in fingerprints.items():
+            newest[fingerprint[0] >> _SHIFT][fingerprint] = request
+        self._size += len(fingerprints)
+        while self._size > _MOST:
+            self._index(self._next, request)
+            self._next = (self._next + 1) % _SLICES
+
+    def _index(self, slice_: int, through: int) -> None:
+        run = self._run
+        rows = [(fingerprint, run, request) for fingerprint, request in sorted(self._newest[slice_].items())]
+        self._db.executemany("INSERT INTO seen VALUES (?, ?, ?)", rows)
+        self._db.execute("INSERT OR REPLACE INTO seen_slice VALUES (?, ?, ?)", (run, slice_, through))
+        self._newest[slice_] = {}
+        self._size -= len(rows)

@@ -1,0 +1,60 @@
+"""The code in the documents runs: spiders, programs and commands, in order, against the demo shop."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_cli import ROOT, shop
+
+__all__ = ["shop"]
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    return [(kind, text) for kind, text in BLOCK.findall(document.read_text()) if kind in ("python", "console", "toml")]
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: str(d.relative_to(ROOT)))
+def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) -> None:
+    for kind, text in blocks(document):
+        text = text.replace("http://127.0.0.1:8000/", shop)
+        named = re.match(r"# (\S+\.(?:py|toml))\n", text)
+        if named:
+            (tmp_path / named[1]).write_text(text)
+        elif kind == "python":
+            run([sys.executable, "-c", text], tmp_path)
+        elif kind == "console":
+            for command in re.findall(r"^\$ (shoal .*)$", text, re.MULTILINE):
+                run([sys.executable, "-m", "shoal.cli.main", *shlex.split(command)[1:]], tmp_path)
+
+
+def run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    from shoal.config import Config, flatten
+
+    text = (ROOT / "docs" / "settings.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE))
+    settings = flatten(Config())
+    assert set(rows) == set(settings)
+    for key, value in settings.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        shown = "none" if value in (None, (), {}) else f"{value:g}" if isinstance(value, float) else shown
+        assert rows[key] == shown, key
