@@ -35,7 +35,7 @@ HUGE = 10 * 2**30
 # Of HUGE zeros; here because computing it takes seconds.
 HUGE_CRC = 0xF41D912F
 
-BROKEN_HTML = b"""<html><head><title>Broken<body><h1>Broken</h2><table><tr><td><p>cell<a href=/leaf/0>unquoted</a>
+BROKEN_HTML = b"""<head><title>Broken</title><body><h1>Broken</h2><table><tr><td><p>cell<a href=/leaf/0>unquoted</a>
 <div><a href='/leaf/1'>never closed<b><i>crossed</b></i></td></p></span><a href="/leaf/2>lost quote</a>
 <p class="a" class="b" =x <a href="/leaf/3">in a tag</a>\x00&nosuch;&#xFFFFFFF;<!-- open comment <a href="/leaf/4">"""
 

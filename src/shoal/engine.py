@@ -32,7 +32,7 @@ from shoal.errors import (
 )
 from shoal.events import Counters, Snapshot
 from shoal.http import Request, Response
-from shoal.item import encode_item
+from shoal.item import encode_item, is_item
 from shoal.links import LinkBatch, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
@@ -240,7 +240,7 @@ class Engine:
             return []
         if isinstance(result, AsyncIterator):
             return [output async for output in result]
-        if isinstance(result, (dict, LinkBatch, Request)) or not isinstance(result, Iterable):
+        if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
             return [result]
         return list(result)
 
@@ -349,11 +349,12 @@ class Engine:
         )
         if retry_in is not None:
             self.counters.retried += 1
-            log.info("retry in %.1f s attempt=%d reason=%s", retry_in, lease.attempt, error)
+            log.info("retry in %.1f s url=%s attempt=%d %s", retry_in, lease.request.url, lease.attempt, error)
             return failure
         if error.kind == "robots":
             self.counters.robots += 1
-        log.log(logging.DEBUG if error.kind == "robots" else logging.WARNING, "gave up: %s", error)
+        level = logging.DEBUG if error.kind == "robots" else logging.WARNING
+        log.log(level, "gave up url=%s %s", lease.request.url, error)
         if lease.request.errback is not None:
             await self._errback(lease, error, failure)
         return failure

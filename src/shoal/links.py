@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from socket import inet_aton, inet_ntoa
 from typing import Any
 
 from msgspec import Struct
@@ -17,13 +18,28 @@ from yarl import URL
 from shoal.errors import RequestError
 
 # Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
-# the start of a dot segment, so it takes the slow path, as does a default port.
-_PATH = r"/(?!/)[\w\-~!$&'()*+,;=:@./]*(?:\?[\w\-~!$&'()*+,;=:@./]*)?"
+# the start of a dot segment, so it takes the slow path, as do a default port and an address that is written oddly.
+_PATH = r"/(?!/)[\w\-~!$&'()*+,;=:@./]*(?:\?[\w\-~!$&'()*+,;=:@./]+)?"
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_HOST = rf"(?:(?:{_BYTE}\.){{3}}{_BYTE}|(?:[a-z0-9_\-]+\.)*[a-z][a-z0-9_\-]*)"
 _NORMAL_PATH = re.compile(_PATH, re.ASCII)
-_NORMAL_URL = re.compile(r"https?://[a-z0-9.\-]+(?::(?!80/|443/)(?:\d{1,4}|[1-5]\d{4}))?" + _PATH, re.ASCII)
+_NORMAL_URL = re.compile(rf"https?://{_HOST}(?::(?!80/|443/)(?:[1-9]\d{{0,3}}|[1-5]\d{{4}}))?{_PATH}", re.ASCII)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):")
+_AUTHORITY = re.compile(r"//(?:[^/?]*@)?([^/?@]*)")
+_ANY_HOST = re.compile(r"[a-z0-9._\-]+|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
+_ADDRESS = re.compile(r"(?:.*\.)?(?:\d+|0x[0-9a-f]*)\.?", re.ASCII)
 _NO_PATH = re.compile(r"(https?://[^/?]*)(\?.*)?", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _IGNORED = str.maketrans("", "", "\n\r\t")
+_AROUND = "".join(map(chr, range(33)))
+
+# What a stranger's page may cost.
+_LONGEST = 65536
+_LONGEST_HOST = 261  # 255 and a port
+_MOST_FOREIGN = 1000  # links of one page that may have a host outside ASCII: each takes milliseconds
+_LONGEST_KNOWN = 500
+
+_FIXED = ("/", "http://", "https://")
 
 
 def normalize_url(url: str) -> str:
@@ -31,9 +47,29 @@ def normalize_url(url: str) -> str:
 
     RequestError says what is wrong with anything else.
     """
-    if _NORMAL_URL.fullmatch(url) and "/." not in url:
-        return url
-    return _normalize(url.strip().partition("#")[0])
+    try:
+        if _NORMAL_URL.fullmatch(url) and "/." not in url:
+            return url
+    except TypeError:
+        raise RequestError(f"not a URL: {url!r:.200} is no text") from None
+    return _normalize(_clean(url))
+
+
+def _clean(url: str) -> str:
+    """Read as browsers do: spaces around it, line ends in it and its fragment don't count, and ``\`` means ``/``."""
+    url = url.strip(_AROUND).translate(_IGNORED).partition("#")[0]
+    if len(url) > _LONGEST:
+        raise RequestError(f"not a URL: {url[:100]!r}... is longer than {_LONGEST} characters")
+    if "\\" in url:
+        path, mark, query = url.partition("?")
+        url = path.replace("\\", "/") + mark + query
+    return url if url.isascii() else _SURROGATE.sub(_unescape, url)
+
+
+def _unescape(surrogate: re.Match[str]) -> str:
+    """Half of the surrogates stand for a byte of a header that was no UTF-8; the others for nothing."""
+    byte = ord(surrogate[0]) - 0xDC00
+    return f"%{byte:02X}" if 0x80 <= byte <= 0xFF else "\ufffd"
 
 
 def _normalize(url: str) -> str:
@@ -42,13 +78,18 @@ def _normalize(url: str) -> str:
         raise RequestError(f"not a URL: {url[:200]!r} has no scheme; write http:// or https:// before it")
     if scheme[1].lower() not in ("http", "https"):
         raise RequestError(f"can't fetch {url[:200]!r}: only http and https URLs can be crawled")
+    authority = _AUTHORITY.match(url, scheme.end())
+    if authority is None or not 0 < len(authority[1]) <= _LONGEST_HOST:
+        raise RequestError(f"not a URL: {url[:200]!r} has no host, or one that is too long")
     try:
-        parsed = URL(url).with_fragment(None)
-        host, port = parsed.host, parsed.port
-    except (ValueError, TypeError) as exc:
+        parsed = URL(url)
+        host, port = parsed.raw_host or "", parsed.port
+        if _ADDRESS.fullmatch(host):
+            parsed = parsed.with_host(inet_ntoa(inet_aton(host.removesuffix("."))))
+    except (ValueError, TypeError, OSError) as exc:
         raise RequestError(f"not a URL: {url[:200]!r} ({exc})") from exc
-    if not host or port is None or not 0 < port < 65536:
-        raise RequestError(f"not a URL: {url[:200]!r} has no host, or a port that can't be")
+    if not port or not _ANY_HOST.fullmatch(host):
+        raise RequestError(f"not a URL: {url[:200]!r} has a host or a port that can't be")
     text = str(parsed)
     if bare := _NO_PATH.fullmatch(text):
         return f"{bare[1]}/{bare[2] or ''}"
@@ -57,25 +98,34 @@ def _normalize(url: str) -> str:
 
 def join_url(base: str, href: str) -> str:
     """``href`` as found on the page ``base``, in normal form. RequestError if it is no http(s) URL."""
-    href = href.strip().translate(_IGNORED)
-    if "/." not in href:
-        if _NORMAL_PATH.fullmatch(href):
-            return base[: base.index("/", 8)] + href
-        if _NORMAL_URL.fullmatch(href):
-            return href
-    href = href.partition("#")[0]
+    try:
+        if "/." not in href:
+            if _NORMAL_PATH.fullmatch(href):
+                return base[: base.index("/", 8)] + href
+            if _NORMAL_URL.fullmatch(href):
+                return href
+    except TypeError:
+        raise RequestError(f"not a URL: {href!r:.200} is no text") from None
+    url = _join(base, _clean(href))
+    return url if _NORMAL_URL.fullmatch(url) and "/." not in url else _normalize(url)
+
+
+def _join(base: str, href: str) -> str:
     if scheme := _SCHEME.match(href):
-        if scheme[1].lower() not in ("http", "https"):
+        name, rest = scheme[1].lower(), href[scheme.end() :]
+        if name not in ("http", "https"):
             raise RequestError(f"can't follow {href[:200]!r}: only http and https URLs can be crawled")
-        return _normalize(href)
+        if rest.startswith("//") or not base.startswith(f"{name}:"):
+            return f"{name}://{rest.lstrip('/')}"
+        href = rest  # "http:page" on a page of http is relative, to browsers
+    if href.startswith("//"):
+        return f"{base[: base.index('/')]}//{href.lstrip('/')}"
+    if href.startswith("/"):
+        return origin_of(base) + href
     if not href:
         return base
-    try:
-        return _normalize(str(URL(base).join(URL(href))))
-    except RequestError:
-        raise
-    except (ValueError, TypeError) as exc:
-        raise RequestError(f"not a URL: {href[:200]!r} on {base} ({exc})") from exc
+    path = base.partition("?")[0]
+    return path + href if href.startswith("?") else path[: path.rindex("/") + 1] + href
 
 
 def host_of(url: str) -> str:
@@ -130,10 +180,15 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
     origin = origin_of(base)
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
+    foreign = 0
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
+            if "//" in href and not href.isascii():
+                foreign += 1
+                if foreign > _MOST_FOREIGN:
+                    continue
             try:
                 found[join_url(base, href)] = None
             except RequestError:
@@ -144,8 +199,8 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
 class KnownLinks:
     """Raw hrefs that a run's frontier is known to have, so that they need not be looked at again.
 
-    Only hrefs that mean the same on every page of their origin are kept (``/path`` and absolute ones), and only after
-    the frontier has taken them. Bounded: when it is full it forgets all and learns again.
+    Only hrefs that mean the same on every page of their origin are kept (``/path`` and absolute ones, unless they are
+    very long), and only after the frontier has taken them. Bounded: when it is full it forgets all and learns again.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -162,7 +217,7 @@ class KnownLinks:
 
     def learn(self, base: str, hrefs: Iterable[str]) -> None:
         """The frontier has these now."""
-        fixed = [href for href in hrefs if href[:1] == "/" or href[:4] == "http"]
+        fixed = [href for href in hrefs if href.startswith(_FIXED) and len(href) <= _LONGEST_KNOWN][: self._limit]
         if self._size + len(fixed) > self._limit:
             self._by_origin.clear()
             self._size = 0

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.running import FrontierUrl, Setting, given, resolve
+from shoal.cli.running import FrontierUrl, Setting, given, make_spider, resolve
 from shoal.errors import ShoalError, SpiderError
 
 if TYPE_CHECKING:
     from shoal.config import Config
     from shoal.http import Response
 
-_TEMPLATE = '''\
+_TEMPLATE = """\
 from shoal import Request, Response, Spider
 
 
@@ -30,7 +30,7 @@ class {class_name}(Spider):
     def parse(self, response: Response):
         yield {{"url": response.url, "title": response.css("title::text").get()}}
         yield response.follow_all("a[href]")
-'''
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -144,9 +144,8 @@ def config(
 ) -> None:
     """Print every setting in force, and where it comes from."""
     from shoal.config import flatten
-    from shoal.spider import load_spider
 
-    made = None if spider is None else load_spider(spider)()
+    made = None if spider is None else make_spider(spider, {})
     resolved = resolve(made, given({"frontier": frontier}), setting)
     for key, value in flatten(resolved.config).items():
         source = resolved.sources.get(key, "default")

@@ -135,7 +135,7 @@ class _Panel:
             why = f"{host.block_reason}: blocked for {host.blocked_for:.0f} s" if host.blocked_for else host.why
             hosts.add_row(
                 host.host, str(host.ready), f"{host.in_flight}/{host.concurrency}",
-                f"{host.delay:g} s" if host.delay else "none", why,
+                f"{host.delay:.3g} s" if host.delay else "none", why,
             )  # fmt: skip
         kinds = Text("  " + "   ".join(f"{kind}: {n}" for kind, n in counters.errors.most_common(6)), style="dim")
         return Group(head, hosts, kinds) if counters.errors else Group(head, hosts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalError, SpiderError
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
@@ -96,9 +97,7 @@ def run(
 
     With --frontier sqlite:///file.db it survives a crash: the same command again goes on where it was.
     """
-    from shoal.spider import load_spider
-
-    made = load_spider(spider)(**pairs(argument, "-a"))
+    made = make_spider(spider, pairs(argument, "-a"))
     options = given(
         {
             "download_delay": delay,
@@ -108,6 +107,21 @@ def run(
         }
     )
     execute(made, resolve(made, options, setting), output, new_run=new_run, quiet=quiet, command=spider)
+
+
+def make_spider(reference: str, arguments: Mapping[str, str]) -> Spider:
+    """The spider in a file, made with its arguments."""
+    from shoal.spider import load_spider
+
+    kind = load_spider(reference)
+    try:
+        return kind(**arguments)
+    except ShoalError:
+        raise
+    except Exception as exc:  # whatever the user's __init__ raises
+        frame = traceback.extract_tb(exc.__traceback__)[-1]
+        place = "" if frame.filename == __file__ else f" (line {frame.lineno})"
+        raise SpiderError(f"{reference}: {kind.__name__} can't be made: {type(exc).__name__}: {exc}{place}") from exc
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,13 +153,14 @@ def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[st
     """All layers of the configuration, with this command line on top."""
     from shoal.config import find_config_file, load_config
 
+    typed = pairs(settings, "--set")
     return load_config(
         file=find_config_file(os.environ),
         spider=None if spider is None else spider.settings,
         spider_name="" if spider is None else type(spider).__name__,
         environ=os.environ,
-        command_line={**options, **pairs(settings, "--set")},
-        options=_OPTION_NAMES,
+        command_line={**options, **typed},
+        options={key: _OPTION_NAMES[key] for key in options if key not in typed},
     )
 
 

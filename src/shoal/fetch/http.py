@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import time
 
 import aiohttp
-from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from shoal.config import Http
@@ -149,7 +149,7 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
         case aiohttp.ClientProxyConnectionError():
             kind, retryable, contacted = "proxy", True, False
-            message = f"no connection to the proxy {exc.host}:{exc.port}: {exc.os_error.strerror or detail}"
+            message = f"no connection to the proxy {exc.host}:{exc.port}: {_system(exc.os_error)}"
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", exc.status != 407, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
@@ -166,14 +166,14 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"no secure connection to {host}: {detail}"
         case aiohttp.ClientConnectorError():
             kind, retryable = "connect", True
-            message = f"no connection to {host}: {exc.os_error.strerror or detail}"
+            message = f"no connection to {host}: {_system(exc.os_error)}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
             kind, retryable = "reset", True
-            message = f"{host} broke the connection: {getattr(exc, 'strerror', None) or detail}"
+            message = f"{host} broke the connection: {_system(exc) if isinstance(exc, OSError) else detail}"
         case aiohttp.ClientPayloadError():
             kind, retryable = "half body", True
             message = f"the body broke off: {_one_line(exc.__cause__ or exc)}"
-        case aiohttp.ClientResponseError(__cause__=LineTooLong()):
+        case aiohttp.ClientResponseError() if exc.message.startswith("Got more than"):
             kind, retryable = "protocol", False
             message = f"{host} sent a header that is too long (http.max_header_bytes)"
         case aiohttp.ClientResponseError():
@@ -181,13 +181,18 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"{host} does not keep to HTTP: {detail}"
         case OSError():
             kind, retryable = "connect", True
-            message = f"no connection to {host}: {exc.strerror or detail}"
+            message = f"no connection to {host}: {_system(exc)}"
         case _:
             kind, retryable, contacted = "request", False, False
             message = f"{request.url} can't be fetched: {detail}"
     if proxy is not None and kind != "proxy":
         message += " (through the proxy)"
     return FetchError(message, kind=kind, retryable=retryable, contacted=contacted)
+
+
+def _system(exc: OSError) -> str:
+    """The system's own words; event loops put an address in their place."""
+    return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else _one_line(exc)
 
 
 def _one_line(exc: BaseException) -> str:

@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import TypeVar
 from urllib.parse import quote
 
-from shoal.errors import FrontierError, StoreBusyError, StoreError
+from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class SQLiteFile:
     async def write(self, step: Callable[[], T]) -> T:
         """Run ``step`` as one transaction: all of it is kept, or nothing if it or the disk fails.
 
-        A ``step`` that refuses (raises a FrontierError) has changed nothing yet, neither here nor in the file.
+        A ``step`` that refuses (raises a ShoalError) has changed nothing yet, neither here nor in the file.
         """
         if self.readonly:
             raise StoreError(f"{self.path} was opened to be looked at only")
@@ -189,7 +189,7 @@ class SQLiteFile:
             self.db.execute("COMMIT")
         except BaseException as exc:
             self._roll_back()
-            self._stale = self._stale or not isinstance(exc, FrontierError)
+            self._stale = self._stale or not isinstance(exc, ShoalError)
             if isinstance(exc, sqlite3.Error):
                 raise self._explained(exc) from exc
             raise

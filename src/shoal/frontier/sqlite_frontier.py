@@ -1,0 +1,526 @@
+"""The frontier of a run in a SQLite file.
+
+One process works on a file at a time, so it keeps in memory what has to be decided quickly: the best request of each
+lane, the politeness of each host, the leases that are out, the newest fingerprints. All of it can be made anew from
+the file at any moment, which is done when the run is opened and whenever a transaction was rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from shoal.errors import FrontierError, QueueFullError, RequestError
+from shoal.frontier.hosts import Host, Key, Lane
+from shoal.frontier.rules import (
+    LEASED,
+    LOST_KIND,
+    SPARED_KINDS,
+    child_fingerprint,
+    lost_reason,
+    push_fingerprint,
+)
+from shoal.frontier.sqlite_file import SQLiteFile
+from shoal.frontier.sqlite_lanes import SharedHosts, StoredLanes
+from shoal.frontier.sqlite_records import Ledger, Records, storable
+from shoal.frontier.sqlite_seen import Seen
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import (
+    Claim,
+    Completion,
+    Failure,
+    FrontierOptions,
+    History,
+    HostState,
+    HostUpdate,
+    Lease,
+    Leased,
+    LoggedItem,
+    Pushed,
+    RequestState,
+    Stats,
+)
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A lease that is out."""
+
+    number: int
+    fingerprint: bytes
+    token: int
+    attempts: int
+    items: int
+    lane: Lane[int]
+    rank: float
+
+
+class _Entry(NamedTuple):
+    """A request that may be new to the run."""
+
+    name: bytes
+    request: Request
+    parent: int | None = None
+
+
+class SQLiteFrontier:
+    """See `shoal.ports.Frontier`. Each method is one transaction, in the thread of the file."""
+
+    def __init__(
+        self,
+        file: SQLiteFile,
+        run: int,
+        options: FrontierOptions,
+        hosts: SharedHosts,
+        clock: Callable[[], float],
+        runs: Mapping[str, SQLiteFrontier],
+    ) -> None:
+        self._file = file
+        self._db = file.db
+        self._run = run
+        self._options = options
+        self._hosts = hosts
+        self._clock = clock
+        self._runs = runs
+        """The frontiers of all runs that are open in the file."""
+        self._records = Records(file.db, run)
+        self._seen = Seen(file.db, run)
+        self._lanes = StoredLanes(file.db, run, hosts, options)
+        self._held: dict[bytes, _Held] = {}
+
+    def load(self) -> None:
+        """Make what is in memory anew from the file. The hosts are new too; when all runs are loaded, ``place``."""
+        self._load_queue()
+        self._seen.load()
+
+    def place(self) -> None:
+        """Let the hosts be leased from."""
+        self._lanes.place(self._clock())
+
+    def _load_queue(self) -> None:
+        self._lanes.load()
+        self._held = {}
+        leased = self._db.execute(
+            "SELECT id, fingerprint, token, attempts, items, lane, rank FROM request"
+            " WHERE run = ? AND due IS NOT NULL AND state = 2",
+            (self._run,),
+        )
+        for number, fingerprint, token, attempts, items, lane_number, rank in leased:
+            lane = self._lanes[lane_number]
+            lane.host.in_flight += 1
+            self._held[fingerprint] = _Held(number, fingerprint, token, attempts, items, lane, rank)
+
+    def recover(self) -> None:
+        """End what a process that is gone held. Each of its leases was an attempt."""
+        ledger = self._records.ledger()
+        self._lose(list(self._held.values()), ledger, self._clock())
+        self._records.save(ledger)
+        self._records.free_roles()
+        self.place()
+
+    async def _change(self, step: Callable[[Ledger, float], T]) -> T:
+        """``step`` with the ledger and the time, as one transaction."""
+
+        def transaction() -> T:
+            ledger = self._records.ledger()
+            before = msgspec.structs.astuple(ledger)
+            result = step(ledger, self._clock())
+            if msgspec.structs.astuple(ledger) != before:
+                self._records.save(ledger)
+            return result
+
+        return await self._file.write(transaction)
+
+    # -- pushing
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        def step(ledger: Ledger, now: float) -> Pushed:
+            if seed is not None and not self._records.holds("seed", seed.token):
+                return Pushed(0, 0)
+            new = self._new([_Entry(push_fingerprint(r, seed, cursor, i), r) for i, r in enumerate(requests)])
+            most = self._options.max_queue_size
+            if most is not None and new and ledger.ready + ledger.waiting + len(new) > most:
+                raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
+            self._enqueue(new, ledger, now)
+            ledger.duplicates += len(requests) - len(new)
+            if seed is not None:
+                self._records.set_cursor("seed", cursor)
+            return Pushed(len(new), len(requests) - len(new))
+
+        return await self._change(step)
+
+    def _new(self, entries: Sequence[_Entry]) -> list[tuple[_Entry, bytes]]:
+        """What the run has not yet, encoded. A request that can't be is refused here, before anything is changed."""
+        known = self._seen.known({entry.name for entry in entries})
+        new = []
+        for entry in entries:
+            if entry.name not in known:
+                known.add(entry.name)
+                try:
+                    new.append((entry, _encode(entry.request)))
+                except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                    raise RequestError(f"{entry.request.url} can't be stored: {exc}") from exc
+        return new
+
+    def _new_children(self, families: Iterable[tuple[_Held, Sequence[Request]]]) -> list[tuple[_Entry, bytes]]:
+        return self._new(
+            [
+                _Entry(child_fingerprint(child, held.fingerprint, index), child, held.number)
+                for held, children in families
+                for index, child in enumerate(children)
+            ]
+        )
+
+    def _enqueue(self, new: Sequence[tuple[_Entry, bytes]], ledger: Ledger, now: float) -> None:
+        if not new:
+            return
+        (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
+        rows = []
+        numbers = {}
+        for (name, request, parent), payload in new:
+            number += 1
+            rank = 0.0 - request.priority
+            lane = self._lanes.named(host_of(request.url))
+            rows.append((number, self._run, lane.queue, rank, now, parent, name, payload))
+            numbers[name] = number
+            self._lanes.queue(lane, (rank, number), now)
+        self._db.executemany(
+            "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        self._seen.add(numbers)
+        ledger.newest = number
+        ledger.pushed += len(rows)
+        ledger.ready += len(rows)
+
+    # -- leasing
+
+    async def lease(self, limit: int, ttl: float) -> Leased:
+        deadline = time.monotonic() + ttl
+        job = asyncio.ensure_future(self._change(partial(self._lease, limit, ttl, deadline)))
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            with suppress(FrontierError):  # it happens all the same, and nobody is left to work on what it takes
+                await self.release((await job).leases)
+            raise
+
+    def _lease(self, limit: int, ttl: float, deadline: float, ledger: Ledger, now: float) -> Leased:
+        for frontier in list(self._runs.values()):
+            if frontier is not self:  # what another run lost must not keep a host from this one
+                frontier._wake(now)
+        moment = self._wake(now, ledger)
+        leases = self._take(self._lanes.choose(limit, now), ledger, now, now + ttl, deadline)
+        moments = [moment, now + ttl if leases else None, self._lanes.next_due()]
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return Leased(leases, None if first is None else max(0.0, first - now))
+
+    def _wake(self, now: float, ledger: Ledger | None = None) -> float | None:
+        """Give back expired leases, and make ready what has waited long enough. Returns when there is more to do."""
+        moment = self._next_moment()
+        if moment is None or moment > now:
+            return moment
+        own = ledger or self._records.ledger()
+        lost = []
+        sql = "SELECT state, id, lane, rank, fingerprint FROM request WHERE run = ? AND due <= ?"
+        for state, number, lane, rank, fingerprint in self._db.execute(sql, (self._run, now)):
+            if state == LEASED:
+                lost.append(self._held[fingerprint])
+            else:
+                own.waiting -= 1
+                own.ready += 1
+                self._lanes.queue(self._lanes[lane], (rank, number), now)
+        self._db.execute(
+            "UPDATE request SET state = 0, due = NULL WHERE run = ? AND due <= ? AND state = 1", (self._run, now)
+        )
+        self._lose(lost, own, now)
+        if ledger is None:
+            self._records.save(own)
+        return self._next_moment()
+
+    def _next_moment(self) -> float | None:
+        """When the next lease is lost or the next waiting request is ready."""
+        sql = "SELECT min(due) FROM request WHERE run = ? AND due IS NOT NULL"
+        moment: float | None = self._db.execute(sql, (self._run,)).fetchone()[0]
+        return moment
+
+    def _lose(self, lost: Sequence[_Held], ledger: Ledger, now: float) -> None:
+        """End leases whose worker is gone."""
+        ready, dead = [], []
+        for held in lost:
+            reason = lost_reason(held.attempts)
+            self._records.note(held.number, now, "lease lost", reason)
+            if held.attempts >= self._options.max_attempts:
+                dead.append((LOST_KIND, reason, now, held.number))
+            else:
+                ready.append((now, held.number))
+                self._lanes.queue(held.lane, (held.rank, held.number), now)
+        self._db.executemany("UPDATE request SET state = 0, due = NULL, token = NULL, at = ? WHERE id = ?", ready)
+        self._db.executemany(
+            "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?", dead
+        )
+        ledger.ready += len(ready)
+        ledger.dead += len(dead)
+        self._end([(held, True) for held in lost], ledger, now)
+
+    def _take(
+        self, chosen: Sequence[tuple[Lane[int], Key]], ledger: Ledger, now: float, until: float, deadline: float
+    ) -> list[Lease]:
+        sql = (
+            "SELECT id, fingerprint, attempts, items, payload FROM request WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        numbers = msgspec.json.encode([number for _, (_, number) in chosen]).decode()
+        rows = {row[0]: row for row in self._db.execute(sql, (numbers,))}
+        leases, changes = [], []
+        for lane, (rank, number) in chosen:
+            _, fingerprint, attempts, items, payload = rows[number]
+            ledger.token += 1
+            token, attempt = ledger.token, attempts + 1
+            self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank)
+            leases.append(Lease(_decode(payload), fingerprint, token, attempt, lane.host.name, deadline))
+            changes.append((token, attempt, until, now, number))
+        self._db.executemany(
+            "UPDATE request SET state = 2, token = ?, attempts = ?, due = ?, at = ? WHERE id = ?", changes
+        )
+        ledger.ready -= len(leases)
+        ledger.leased += len(leases)
+        return leases
+
+    # -- ending a lease
+
+    def _current(self, lease: Lease) -> _Held | None:
+        """What is held under the lease's token, or None: stale."""
+        held = self._held.get(lease.fingerprint)
+        return held if held is not None and held.token == lease.token else None
+
+    def _ending(self, leases: Iterable[Lease]) -> list[_Held | None]:
+        """What each of these holds that are about to end; so the second of two equal ones is stale."""
+        ending: set[int] = set()
+        found: list[_Held | None] = []
+        for held in map(self._current, leases):
+            found.append(held if held and held.number not in ending else None)
+            if held:
+                ending.add(held.number)
+        return found
+
+    def _end(self, ended: Sequence[tuple[_Held, bool]], ledger: Ledger, now: float) -> None:
+        """These leases are over; each with whether its host was contacted."""
+        contacted: dict[str, Host] = {}
+        for held, contact in ended:
+            del self._held[held.fingerprint]
+            host = held.lane.host
+            host.returned(now, contacted=contact)
+            if contact:
+                contacted[host.name] = host
+        self._hosts.save(contacted.values())
+        ledger.leased -= len(ended)
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = time.monotonic() + ttl
+
+        def step(ledger: Ledger, now: float) -> list[Lease | None]:
+            current = [self._current(lease) for lease in leases]
+            rows = [(now + ttl, held.number) for held in current if held]
+            self._db.executemany("UPDATE request SET due = ? WHERE id = ?", rows)
+            return [
+                msgspec.structs.replace(lease, deadline=deadline) if held else None
+                for lease, held in zip(leases, current, strict=True)
+            ]
+
+        return await self._change(step)
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        return await self._change(partial(self._complete, completions))
+
+    def _complete(self, completions: Sequence[Completion], ledger: Ledger, now: float) -> list[Pushed | None]:
+        holders = self._ending(page.lease for page in completions)
+        done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
+        new = self._new_children((held, page.children) for held, page in done)
+        self._db.executemany(
+            "UPDATE request SET state = 3, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
+            [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
+        )
+        self._records.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
+        self._enqueue(new, ledger, now)
+        added = Counter(entry.parent for entry, _ in new)
+        results: list[Pushed | None] = []
+        for held, page in zip(holders, completions, strict=True):
+            if held is None:
+                results.append(None)
+                continue
+            known = len(page.children) - added[held.number] + page.duplicates
+            results.append(Pushed(added[held.number], known))
+            ledger.duplicates += known
+            if page.note:
+                self._records.note(held.number, now, "note", page.note)
+        ledger.done += len(done)
+        self._end([(held, page.contacted) for held, page in done], ledger, now)
+        return results
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        return await self._change(partial(self._fail, failures))
+
+    def _fail(self, failures: Sequence[Failure], ledger: Ledger, now: float) -> list[RequestState | None]:
+        holders = self._ending(failure.lease for failure in failures)
+        states: list[RequestState | None] = []
+        dead, waiting = [], []
+        for held, failure in zip(holders, failures, strict=True):
+            if held is None:
+                states.append(None)
+            elif failure.retry_in is None or held.attempts >= self._options.max_attempts:
+                states.append("dead")
+                dead.append((held, failure))
+            else:
+                states.append("waiting")
+                waiting.append((held, failure, failure.retry_in))
+        self._die(dead, ledger, now)
+        self._db.executemany(
+            "UPDATE request SET state = 1, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
+            [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
+        )
+        for held, failure, retry_in in waiting:
+            detail = f"{failure.reason}; waits {retry_in:g} s"
+            self._records.note(held.number, now, f"attempt {held.attempts} failed", detail)
+        ledger.waiting += len(waiting)
+        self._end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
+        return states
+
+    def _die(self, dead: Sequence[tuple[_Held, Failure]], ledger: Ledger, now: float) -> None:
+        new = self._new_children((held, failure.children) for held, failure in dead)
+        for held, failure in dead:
+            self._db.execute(
+                "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, status = ?, items = ?,"
+                " at = ? WHERE id = ?",
+                (
+                    storable(failure.kind), storable(failure.reason), failure.status,
+                    held.items + len(failure.items), now, held.number,
+                ),
+            )  # fmt: skip
+            self._records.note(held.number, now, f"attempt {held.attempts} failed", failure.reason)
+        self._records.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
+        self._enqueue(new, ledger, now)
+        ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
+        ledger.dead += len(dead)
+        self._end([(held, failure.contacted) for held, failure in dead], ledger, now)
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        def step(ledger: Ledger, now: float) -> list[bool]:
+            holders = self._ending(leases)
+            ended = [held for held in holders if held]
+            self._db.executemany(
+                "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
+                [(held.attempts - 1, now, held.number) for held in ended],
+            )
+            for held in ended:
+                self._lanes.queue(held.lane, (held.rank, held.number), now)
+            ledger.ready += len(ended)
+            self._end([(held, contacted) for held in ended], ledger, now)
+            return [held is not None for held in holders]
+
+        return await self._change(step)
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        return await self._change(partial(self._retry_dead, kinds))
+
+    def _retry_dead(self, kinds: Sequence[str] | None, ledger: Ledger, now: float) -> int:
+        chosen = f"run = ? AND state = 4 AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
+        which = (self._run, msgspec.json.encode(sorted(SPARED_KINDS if kinds is None else kinds)).decode())
+        for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
+            self._lanes.queue(self._lanes[lane], (rank, number), now)
+        self._db.execute(
+            "INSERT INTO event (request, at, what, detail)"
+            f" SELECT id, ?, 'retried', 'made ready again with all its attempts' FROM request WHERE {chosen}",
+            (now, *which),
+        )
+        count = self._db.execute(
+            f"UPDATE request SET state = 0, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
+            (now, *which),
+        ).rowcount
+        ledger.ready += count
+        ledger.dead -= count
+        return count
+
+    # -- roles and items
+
+    async def claim(self, role: str, ttl: float) -> Claim | None:
+        return await self._change(lambda ledger, now: self._records.claim(role, now, now + ttl, ledger))
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+        return await self._change(lambda _, now: self._records.advance(claim, cursor, now + ttl))
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        return await self._change(lambda *_: self._records.relinquish(claim, finished=finished))
+
+    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        return await self._file.read(lambda: self._records.read_items(after, limit))
+
+    async def trim_items(self, through: int) -> None:
+        await self._file.write(lambda: self._records.trim_items(through))
+
+    # -- hosts
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        def step() -> None:
+            known = self._lanes.named(host).host
+            known.apply(update, self._clock())
+            self._hosts.save([known])
+
+        await self._file.write(step)
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        """When the file was opened to be looked at, only requests of this run count as in flight."""
+
+        def step() -> list[HostState]:
+            if self._file.readonly:
+                self._hosts.by_name.clear()
+                self._load_queue()
+            return self._lanes.states(self._clock(), limit)
+
+        return await self._file.read(step)
+
+    # -- looking at it
+
+    async def stats(self) -> Stats:
+        return await self._file.read(self._records.stats)
+
+    async def audit(self) -> Stats:
+        return await self._file.read(self._records.audit)
+
+    async def is_finished(self) -> bool:
+        stats = await self.stats()
+        return not (stats.remaining or stats.seeding)
+
+    async def find(self, request: Request) -> History | None:
+        def step() -> History | None:
+            if self._file.readonly:
+                self._seen.load()
+            number = self._seen.find(request.fingerprint())
+            return None if number is None else self._records.history(number)
+
+        return await self._file.read(step)
+
+    async def dead_kinds(self) -> dict[str, int]:
+        return await self._file.read(self._records.dead_kinds)
+
+    async def dead(self) -> AsyncIterator[History]:
+        last = 0
+        while page := await self._file.read(partial(self._records.dead_page, last)):
+            for _, history in page:
+                yield history
+            last = page[-1][0]
+
+    async def close(self) -> None:
+        """Nothing: the file belongs to the store."""

@@ -1,0 +1,154 @@
+"""What a file has of a run beside its queue: the ledger, the roles, the item log, what became of each URL.
+
+Plain reads and writes within a transaction; nothing of it is kept in memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from shoal.frontier.rules import STATE_NAMES
+from shoal.http import Request
+from shoal.ports import Claim, Event, History, LoggedItem, Stats
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, token, newest"
+_HISTORY = "SELECT id, state, attempts, status, items, at, parent, reason, payload FROM request"
+_PAGE = 100
+
+
+class Ledger(msgspec.Struct):
+    """A run's counters: read at the start of a transaction, written at its end."""
+
+    pushed: int
+    ready: int
+    waiting: int
+    leased: int
+    done: int
+    dead: int
+    duplicates: int
+    items: int
+    token: int
+    newest: int
+
+
+def storable(text: str) -> str:
+    """Text without what UTF-8 can't say: a server may have sent anything."""
+    return text.encode(errors="replace").decode()
+
+
+class Records:
+    """The small tables of one run."""
+
+    def __init__(self, db: sqlite3.Connection, run: int) -> None:
+        self._db = db
+        self._run = run
+
+    # -- the ledger
+
+    def ledger(self) -> Ledger:
+        return Ledger(*self._db.execute(f"SELECT {_COUNTERS} FROM run WHERE number = ?", (self._run,)).fetchone())
+
+    def save(self, ledger: Ledger) -> None:
+        self._db.execute(
+            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+            (*msgspec.structs.astuple(ledger), self._run),
+        )
+
+    def stats(self) -> Stats:
+        ledger = msgspec.structs.asdict(self.ledger())
+        del ledger["token"], ledger["newest"]
+        row = self._db.execute("SELECT finished FROM role WHERE run = ? AND role = 'seed'", (self._run,)).fetchone()
+        return Stats(**ledger, seeding=row is None or not row[0])
+
+    def audit(self) -> Stats:
+        # With "+" no index is used: it reads the requests themselves, in the order of the file.
+        sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
+        counts = {STATE_NAMES[state]: count for state, count in self._db.execute(sql, (self._run,))}
+        return msgspec.structs.replace(self.stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
+
+    # -- roles
+
+    def claim(self, role: str, now: float, until: float, ledger: Ledger) -> Claim | None:
+        row = self._db.execute(
+            "SELECT cursor, until, finished FROM role WHERE run = ? AND role = ?", (self._run, role)
+        ).fetchone()
+        cursor, held_until, finished = row or (b"", 0.0, False)
+        if finished or held_until > now:
+            return None
+        ledger.token += 1
+        self._db.execute(
+            "INSERT OR REPLACE INTO role VALUES (?, ?, ?, ?, ?, 0)", (self._run, role, ledger.token, until, cursor)
+        )
+        return Claim(role, ledger.token, cursor)
+
+    def holds(self, role: str, token: int) -> bool:
+        row = self._db.execute("SELECT token FROM role WHERE run = ? AND role = ?", (self._run, role)).fetchone()
+        return row is not None and row[0] == token
+
+    def set_cursor(self, role: str, cursor: bytes) -> None:
+        self._db.execute("UPDATE role SET cursor = ? WHERE run = ? AND role = ?", (cursor, self._run, role))
+
+    def advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
+        sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ? AND token = ?"
+        return self._db.execute(sql, (cursor, until, self._run, claim.role, claim.token)).rowcount > 0
+
+    def relinquish(self, claim: Claim, *, finished: bool) -> bool:
+        sql = "UPDATE role SET token = 0, until = 0, finished = ? WHERE run = ? AND role = ? AND token = ?"
+        return self._db.execute(sql, (finished, self._run, claim.role, claim.token)).rowcount > 0
+
+    def free_roles(self) -> None:
+        """Whoever held them is gone."""
+        self._db.execute("UPDATE role SET token = 0, until = 0 WHERE run = ?", (self._run,))
+
+    # -- items
+
+    def append(self, pages: Iterable[tuple[bytes, int, Sequence[bytes]]], ledger: Ledger) -> None:
+        """Log the items of pages: the fingerprint of each, how many items it has already, and the new ones. A dead
+        request that is retried may have some; the new ones are numbered behind them, so no key is used twice."""
+        rows = []
+        for fingerprint, before, items in pages:
+            for position, payload in enumerate(items, before):
+                ledger.items += 1
+                rows.append((self._run, ledger.items, fingerprint, position, payload))
+        self._db.executemany("INSERT INTO item VALUES (?, ?, ?, ?, ?)", rows)
+
+    def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        sql = "SELECT seq, fingerprint, position, payload FROM item WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return [LoggedItem(*row) for row in self._db.execute(sql, (self._run, after, limit))]
+
+    def trim_items(self, through: int) -> None:
+        self._db.execute("DELETE FROM item WHERE run = ? AND seq <= ?", (self._run, through))
+
+    # -- histories
+
+    def note(self, request: int, at: float, what: str, detail: str) -> None:
+        sql = "INSERT INTO event (request, at, what, detail) VALUES (?, ?, ?, ?)"
+        self._db.execute(sql, (request, at, what, storable(detail)))
+
+    def history(self, request: int) -> History:
+        return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
+
+    def _history(self, row: tuple[Any, ...]) -> History:
+        number, state, attempts, status, items, at, parent, reason, payload = row
+        request = _decode(payload)
+        above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()
+        events = self._db.execute("SELECT at, what, detail FROM event WHERE request = ? ORDER BY id", (number,))
+        return History(
+            url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
+            attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
+            reason=reason or "", events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
+        )  # fmt: skip
+
+    def dead_page(self, after: int) -> list[tuple[int, History]]:
+        """Some of the dead requests behind this one, each with its number."""
+        sql = f"{_HISTORY} WHERE run = ? AND state = 4 AND id > ? ORDER BY id LIMIT ?"
+        return [(row[0], self._history(row)) for row in self._db.execute(sql, (self._run, after, _PAGE)).fetchall()]
+
+    def dead_kinds(self) -> dict[str, int]:
+        sql = "SELECT kind, count(*) FROM request WHERE run = ? AND state = 4 GROUP BY kind"
+        return dict(self._db.execute(sql, (self._run,)).fetchall())
