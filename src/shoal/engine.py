@@ -16,7 +16,6 @@ from inspect import isawaitable
 from types import GeneratorType
 from typing import Any, Protocol, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
@@ -274,15 +273,10 @@ class Engine:
         return items, found
 
     def _check(self, found: Request | LinkBatch) -> None:
-        """A request that could not travel is an error of the callback that made it, and shows up there."""
+        """A request that nobody could answer is an error of the callback that made it, and shows up there."""
         for name in (found.callback, found.errback):
             if name is not None:
                 self._spider.callback(name)
-        if found.meta:
-            try:
-                msgspec.msgpack.encode(found.meta)
-            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise RequestError(f"meta can't travel with the request: {exc}") from exc
 
     async def _encode(self, item: Any) -> bytes | None:
         try:

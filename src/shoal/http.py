@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile(r"[\r\n\0]")
+_COOKIE_NAME = re.compile(r"[^\0-\x20\x7f;=]+")
+_UNSAFE_IN_COOKIE = re.compile(r"[\0-\x1f\x7f;]")
+_LARGEST = 1e300
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -59,17 +62,24 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             self.errback = callback_name(self.errback)
         if self.json is not None or self.form is not None:
             self._make_body()
-        if self.method != "GET" or self.headers:
+        if self.headers is None or self.cookies is None or self.meta is None:
+            self.headers, self.cookies, self.meta = self.headers or {}, self.cookies or {}, self.meta or {}
+        if self.method != "GET" or self.headers or self.cookies or self.body:
             self._check_head()
+        if self.meta or self.priority or self.timeout is not None:
+            self._check_values()
 
     def _make_body(self) -> None:
         if self.body or (self.json is not None and self.form is not None):
             raise RequestError(f"give one of body, json and form, not several: {self.url}")
-        if self.json is not None:
-            self.body, kind = msgspec.json.encode(self.json), "application/json"
-        else:
-            pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
-            self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
+        try:
+            if self.json is not None:
+                self.body, kind = msgspec.json.encode(self.json), "application/json"
+            else:
+                pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
+                self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
+        except (TypeError, ValueError) as exc:
+            raise RequestError(f"no body can be made for {self.url}: {exc}") from exc
         self.json = self.form = None
         if self.method == "GET":
             self.method = "POST"
@@ -77,12 +87,29 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             self.headers = {**self.headers, "Content-Type": kind}
 
     def _check_head(self) -> None:
-        if not _TOKEN.fullmatch(self.method):
-            raise RequestError(f"not an HTTP method: {self.method!r}")
-        self.method = self.method.upper()
-        for name, value in self.headers.items():
-            if not _TOKEN.fullmatch(name) or _UNSAFE_IN_HEADER.search(value):
-                raise RequestError(f"not an HTTP header: {name!r}: {value[:80]!r}")
+        try:
+            if not _TOKEN.fullmatch(self.method):
+                raise RequestError(f"not an HTTP method: {self.method!r}")
+            self.method = self.method.upper()
+            for name, value in self.headers.items():
+                if not _TOKEN.fullmatch(name) or _UNSAFE_IN_HEADER.search(value):
+                    raise RequestError(f"not an HTTP header: {name!r}: {value[:80]!r}")
+            for name, value in self.cookies.items():
+                if not _COOKIE_NAME.fullmatch(name) or _UNSAFE_IN_COOKIE.search(value):
+                    raise RequestError(f"not a cookie: {name!r}: {value[:80]!r}")
+            if not isinstance(self.body, bytes):
+                self.body = self.body.encode() if isinstance(self.body, str) else bytes(memoryview(self.body))
+        except (AttributeError, TypeError) as exc:
+            raise RequestError(f"method, headers and cookies must be text, and the body bytes: {exc}") from exc
+
+    def _check_values(self) -> None:
+        """What would not come back as it went out, or would put the queue in disorder, is refused here."""
+        if not isinstance(self.priority, (int, float)) or not -_LARGEST <= self.priority <= _LARGEST:
+            raise RequestError(f"priority must be a number, and not without end: {self.priority!r}")
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
+            raise RequestError(f"timeout must be a number of seconds, not {self.timeout!r}")
+        if not isinstance(self.meta, dict) or not all(isinstance(key, str) for key in self.meta):
+            raise RequestError(f"meta must be a dict whose keys are text: {self.meta!r:.80}")
 
     def fingerprint(self) -> bytes:
         """What two requests for the same thing have in common."""
@@ -98,14 +125,15 @@ def callback_name(callback: Callable[..., Any]) -> str:
     if getattr(callback, "__self__", None) is None:
         name = getattr(callback, "__qualname__", repr(callback))
         raise RequestError(f"{name} can't be a callback: callbacks travel by name, so give a method of the spider")
-    return cast(str, callback.__name__)
+    return callback.__name__
 
 
 class Response:
     """A page that was fetched. What is costly (text, the parsed tree) is made when first asked for."""
 
     __slots__ = (
-        "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request", "status", "url",
+        "_base_url", "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request",
+        "status", "url",
     )  # fmt: skip
 
     def __init__(
@@ -119,14 +147,18 @@ class Response:
         elapsed: float = 0.0,
         from_cache: bool = False,
     ) -> None:
+        if request is None:
+            request = Request(url)
+            url = request.url
         self.url = url
         self.status = status
         self.headers = headers if isinstance(headers, CIMultiDictProxy) else CIMultiDictProxy(CIMultiDict(headers))
         self.body = body
-        self.request = request if request is not None else Request(url)
+        self.request = request
         self.elapsed = elapsed
         """Seconds from sending the request to the end of its headers."""
         self.from_cache = from_cache
+        self._base_url: str | None = None
         self._text: str | None = None
         self._document: turbohtml.Document | None = None
         self._selector: Selector | None = None
@@ -157,7 +189,7 @@ class Response:
                 self._document = turbohtml.parse(
                     self.body, encoding=self._declared_charset(), detect_encoding=True, positions=False
                 )
-            except LookupError:  # the header names a charset that does not exist
+            except (LookupError, UnicodeError):  # the header names a charset that does not exist
                 self._document = turbohtml.parse(self.body, detect_encoding=True, positions=False)
         return self._document
 
@@ -206,14 +238,14 @@ class Response:
     @property
     def base_url(self) -> str:
         """What relative links are relative to: the page's own ``<base>``, or its URL."""
-        base = self.document.select_one("base[href]")
-        href = base.attr("href") if base is not None else None
-        if not href:
-            return self.url
-        try:
-            return join_url(self.url, href)
-        except RequestError:
-            return self.url
+        if self._base_url is None:
+            base = self.document.select_one("base[href]")
+            href = base.attr("href") if base is not None else None
+            try:
+                self._base_url = join_url(self.url, href or "")
+            except RequestError:
+                self._base_url = self.url
+        return self._base_url
 
     def urljoin(self, href: str) -> str:
         """The URL that a link on this page leads to."""
@@ -229,7 +261,10 @@ class Response:
 
     def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
         """A request for a link: a URL, relative or not, or a selected element or attribute."""
-        return Request(self.urljoin(href_of(link)), callback=callback, **options)
+        href = href_of(link)
+        if href is None:
+            raise RequestError(f"{link!r:.80} has no href to follow")
+        return Request(self.urljoin(href), callback=callback, **options)
 
     def follow_all(
         self,
@@ -241,7 +276,10 @@ class Response:
 
         One batch object whatever their number: yield it as it is.
         """
-        hrefs = self._hrefs(links) if isinstance(links, str) else [href_of(link) for link in links]
+        if isinstance(links, str):
+            hrefs = self._hrefs(links)
+        else:
+            hrefs = [href for link in links if (href := href_of(link)) is not None]
         name = callback if callback is None or isinstance(callback, str) else callback_name(callback)
         errback = options.pop("errback", None)
         if errback is not None and not isinstance(errback, str):
@@ -264,14 +302,13 @@ def _first_href(element: turbohtml.Element) -> str | None:
     return inner.attr("href") if inner is not None else None
 
 
-def href_of(link: str | Selector) -> str:
-    """The link in a string, a selected attribute, or a selected element with ``href``."""
+def href_of(link: str | Selector) -> str | None:
+    """The link in a string, a selected attribute, or a selected element; None if the element has none."""
     if isinstance(link, str):
         return link
-    root = link.root
+    root = getattr(link, "root", None)
     if isinstance(root, str):
         return root
-    href = link.attrib.get("href")
-    if href is None:
-        raise RequestError(f"<{getattr(root, 'tag', '?')}> has no href to follow")
-    return str(href)
+    if not hasattr(root, "select_one"):
+        raise RequestError(f"can't follow {link!r:.80}: give a URL, or one selected element or attribute")
+    return _first_href(cast("turbohtml.Element", root))

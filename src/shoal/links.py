@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from socket import inet_aton, inet_ntoa
+from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 from typing import Any
 
 from msgspec import Struct
@@ -18,15 +18,15 @@ from yarl import URL
 from shoal.errors import RequestError
 
 # Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
-# the start of a dot segment, so it takes the slow path, as do a default port and an address that is written oddly.
+# the start of a dot segment, so it takes the slow path, as do a default port and a host that ends like an odd address.
 _PATH = r"/(?!/)[\w\-~!$&'()*+,;=:@./]*(?:\?[\w\-~!$&'()*+,;=:@./]+)?"
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_HOST = rf"(?:(?:{_BYTE}\.){{3}}{_BYTE}|(?:[a-z0-9_\-]+\.)*[a-z][a-z0-9_\-]*)"
+_HOST = rf"(?:{_BYTE}(?:\.{_BYTE}){{3}}|(?:[a-z0-9._\-]*\.)?[a-z]+)"
 _NORMAL_PATH = re.compile(_PATH, re.ASCII)
 _NORMAL_URL = re.compile(rf"https?://{_HOST}(?::(?!80/|443/)(?:[1-9]\d{{0,3}}|[1-5]\d{{4}}))?{_PATH}", re.ASCII)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):")
 _AUTHORITY = re.compile(r"//(?:[^/?]*@)?([^/?@]*)")
-_ANY_HOST = re.compile(r"[a-z0-9._\-]+|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
+_ANY_NAME = re.compile(r"[a-z0-9._\-]+", re.ASCII)
 _ADDRESS = re.compile(r"(?:.*\.)?(?:\d+|0x[0-9a-f]*)\.?", re.ASCII)
 _NO_PATH = re.compile(r"(https?://[^/?]*)(\?.*)?", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -56,7 +56,7 @@ def normalize_url(url: str) -> str:
 
 
 def _clean(url: str) -> str:
-    """Read as browsers do: spaces around it, line ends in it and its fragment don't count, and ``\`` means ``/``."""
+    """Read as browsers do: spaces around it, line ends in it and its fragment don't count, a backslash is a slash."""
     url = url.strip(_AROUND).translate(_IGNORED).partition("#")[0]
     if len(url) > _LONGEST:
         raise RequestError(f"not a URL: {url[:100]!r}... is longer than {_LONGEST} characters")
@@ -84,11 +84,13 @@ def _normalize(url: str) -> str:
     try:
         parsed = URL(url)
         host, port = parsed.raw_host or "", parsed.port
-        if _ADDRESS.fullmatch(host):
+        if ":" in host:
+            inet_pton(AF_INET6, host)
+        elif _ADDRESS.fullmatch(host):
             parsed = parsed.with_host(inet_ntoa(inet_aton(host.removesuffix("."))))
     except (ValueError, TypeError, OSError) as exc:
         raise RequestError(f"not a URL: {url[:200]!r} ({exc})") from exc
-    if not port or not _ANY_HOST.fullmatch(host):
+    if not port or not (":" in host or _ANY_NAME.fullmatch(host)):
         raise RequestError(f"not a URL: {url[:200]!r} has a host or a port that can't be")
     text = str(parsed)
     if bare := _NO_PATH.fullmatch(text):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.errors import SpiderError
+from shoal.errors import SelectorError, SpiderError
 from shoal.http import Response
 from shoal.links import LinkBatch, host_of, normalize_url
+from shoal.selector import Selector
 from shoal.spider import Spider
 
 
@@ -15,7 +17,7 @@ class PageSpider(Spider):
     """An item for each page: its URL and the chosen fields; follows the links of the page."""
 
     fields: Mapping[str, str] = {}
-    """Name to CSS query; empty: title and text."""
+    """Name to CSS query, of elements whose text is taken or of ``::text`` and ``::attr``; empty: title and text."""
     markdown = False
     """Text as Markdown instead of plain."""
 
@@ -28,8 +30,7 @@ class PageSpider(Spider):
     def _chosen(self, response: Response) -> dict[str, Any]:
         item: dict[str, Any] = {}
         for name, query in self.fields.items():
-            values = response.css(query if "::" in query else query + "::text").getall()
-            texts = [text for value in values if (text := value.strip())]
+            texts = [text for each in response.css(query) if (text := each.text_content().strip())]
             item[name] = texts[0] if len(texts) == 1 else texts or None
         return item
 
@@ -41,7 +42,7 @@ class PageSpider(Spider):
 
 def page_spider(url: str, *, same_site: bool, fields: Mapping[str, str], markdown: bool) -> PageSpider:
     """A spider for one site, named by its host, so that a crawl of it can be resumed."""
-    url = normalize_url(url if "://" in url else "http://" + url)
+    url = normalize_url(url if re.match(r"\s*[a-zA-Z][\w+.-]*://", url) else "http://" + url.strip())
     host = host_of(url)
     kind = type("PageSpider", (PageSpider,), {"name": host})
     spider: PageSpider = kind(start_urls=[url], fields=dict(fields), markdown=markdown)
@@ -57,6 +58,10 @@ def parse_fields(definitions: list[str]) -> dict[str, str]:
         name, mark, query = definition.partition("=")
         if not mark or not name.strip() or not query.strip():
             raise SpiderError(f'--item {definition!r}: write it as "name=css query", for example "price=p.price"')
+        try:
+            Selector("").css(query)
+        except SelectorError as exc:
+            raise SpiderError(f"--item {definition!r}: {exc}") from exc
         fields[name.strip()] = query.strip()
     return fields
 
@@ -64,5 +69,3 @@ def parse_fields(definitions: list[str]) -> dict[str, str]:
 def _is_html(response: Response) -> bool:
     kind = response.headers.get("Content-Type", "text/html").lower()
     return "html" in kind or "xml" in kind or kind.startswith("text/plain")
-
-

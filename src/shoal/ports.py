@@ -196,9 +196,7 @@ class Frontier(Protocol):
     may raise FrontierError; then nothing was changed.
     """
 
-    async def push(
-        self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b""
-    ) -> Pushed:
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         """Add what is new. QueueFullError leaves no trace. With ``seed``: fenced by it, and its cursor is saved."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from shoal.errors import LeaseLostError, RequestError
@@ -11,6 +12,8 @@ from shoal.http import Request
 from shoal.links import KnownLinks, LinkBatch, resolve
 from shoal.ports import Completion, Failure, Frontier, Lease, Leased
 from shoal.scope import Scope
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Admitted(Struct):
@@ -41,7 +44,10 @@ class Scheduler:
     # -- in batches
 
     def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> Admitted:
-        """Resolve, filter and deduplicate what a page found. Nothing is recorded before ``learn``."""
+        """Resolve, filter and deduplicate what a page found. Nothing is recorded before ``learn``.
+
+        RequestError when one of them could not be stored: better here, where it costs one page, than in a batch.
+        """
         admitted = Admitted([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
@@ -53,6 +59,7 @@ class Scheduler:
             elif self.scope.refuses(each.url):
                 admitted.out_of_scope += 1
             else:
+                _check_storable(each)
                 each.depth = depth
                 admitted.children.append(each)
         return admitted
@@ -64,16 +71,16 @@ class Scheduler:
             hrefs = self._known.unknown(batch.base, batch.hrefs)
             admitted.duplicates += len(batch.hrefs) - len(hrefs)
             admitted.hrefs.append((batch.base, hrefs))
+        _check_storable(batch)
         for url in resolve(batch.base, hrefs):
             if self.scope.refuses(url):
                 admitted.out_of_scope += 1
                 continue
-            admitted.children.append(
-                Request(
-                    url, callback=batch.callback, errback=batch.errback, priority=batch.priority, depth=depth,
-                    headers=batch.headers, cookies=batch.cookies, meta=batch.meta, dont_filter=batch.dont_filter,
-                )  # fmt: skip
-            )
+            child = Request(
+                url, callback=batch.callback, errback=batch.errback, priority=batch.priority, depth=depth,
+                headers=batch.headers, cookies=batch.cookies, meta=batch.meta, dont_filter=batch.dont_filter,
+            )  # fmt: skip
+            admitted.children.append(child)
 
     def learn(self, admitted: Admitted) -> None:
         """The frontier has taken these children: their hrefs need not be looked at again."""
@@ -104,27 +111,28 @@ class Scheduler:
         self._out[id(lease.request)] = lease
         return lease.request
 
-    async def complete(
-        self, request: Request, *, items: Sequence[bytes] = (), children: Sequence[Request] = ()
-    ) -> int:
+    async def complete(self, request: Request, *, items: Sequence[bytes] = (), children: Sequence[Request] = ()) -> int:
         """Done, with its encoded items and its children in the same step; how many children were new."""
-        completion = Completion(lease=self._taken(request), items=items, children=children)
+        completion = Completion(lease=self._lease_of(request), items=items, children=children)
         (pushed,) = await self.frontier.complete([completion])
+        self._out.pop(id(request), None)
         if pushed is None:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
         return pushed.added
 
     async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
         """The attempt failed: wait ``retry_in`` seconds for another, or die. The state it is in now."""
-        failure = Failure(lease=self._taken(request), kind="failed", reason=reason, retry_in=retry_in)
+        failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
         (state,) = await self.frontier.fail([failure])
+        self._out.pop(id(request), None)
         if state is None:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
         return state
 
     async def release(self, request: Request) -> None:
         """Give it back unused."""
-        (released,) = await self.frontier.release([self._taken(request)])
+        (released,) = await self.frontier.release([self._lease_of(request)])
+        self._out.pop(id(request), None)
         if not released:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
 
@@ -138,13 +146,12 @@ class Scheduler:
 
     async def close(self) -> None:
         """Give back what ``next_request`` handed out and nobody settled."""
-        leases = list(self._out.values())
-        self._out.clear()
-        if leases:
-            await self.frontier.release(leases)
+        if self._out:
+            await self.frontier.release(list(self._out.values()))
+            self._out.clear()
 
-    def _taken(self, request: Request) -> Lease:
-        lease = self._out.pop(id(request), None)
+    def _lease_of(self, request: Request) -> Lease:
+        lease = self._out.get(id(request))
         if lease is None:
             raise RequestError(f"{request.url} did not come from next_request, or is settled already")
         return lease
@@ -153,3 +160,10 @@ class Scheduler:
         return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
 
 
+def _check_storable(found: Request | LinkBatch) -> None:
+    """Only ``meta`` may hold anything; the rest was checked when the request was made."""
+    if found.meta:
+        try:
+            _encode(found.meta)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise RequestError(f"meta {found.meta!r:.80} can't be stored: {exc}") from exc

@@ -6,14 +6,20 @@ import re
 from collections.abc import Sequence
 
 from shoal.config import Scope as ScopeConfig
-from shoal.links import host_of
+from shoal.errors import ConfigError, RequestError
+from shoal.links import host_of, normalize_url
+
+_MOST_HOSTS = 100_000
 
 
 class Scope:
     """Domains, URL rules and depth, compiled once."""
 
     def __init__(self, config: ScopeConfig, allowed_domains: Sequence[str] = ()) -> None:
-        self._domains = tuple(domain.lower().lstrip(".") for domain in (*config.allowed_domains, *allowed_domains))
+        """``allowed_domains`` are the spider's own, besides those of the configuration."""
+        if isinstance(allowed_domains, str):
+            allowed_domains = [allowed_domains]
+        self._domains = tuple(_domain(text) for text in (*config.allowed_domains, *allowed_domains))
         self._allow = [re.compile(rule) for rule in config.allow]
         self._deny = [re.compile(rule) for rule in config.deny]
         self._max_length = config.max_url_length
@@ -25,10 +31,10 @@ class Scope:
 
     def refuses(self, url: str) -> str | None:
         """Why a URL does not belong to the run; None if it does. Depth is asked for apart: it is not the URL's."""
-        if self._domains and not self._allows_host(host_of(url)):
-            return "outside the allowed domains"
         if len(url) > self._max_length:
             return f"longer than {self._max_length} characters"
+        if self._domains and not self._allows_host(host_of(url)):
+            return "outside the allowed domains"
         if self._allow and not any(rule.search(url) for rule in self._allow):
             return "no allow rule fits"
         for rule in self._deny:
@@ -41,8 +47,22 @@ class Scope:
         if known is None:
             name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
             known = any(
-                domain in (name, host) or name.endswith("." + domain) for domain in self._domains
+                domain in (name, host) or name.endswith("." + domain) or host.endswith("." + domain)
+                for domain in self._domains
             )
-            if len(self._hosts) < 100_000:
+            if len(self._hosts) < _MOST_HOSTS:
                 self._hosts[host] = known
         return known
+
+
+def _domain(text: str) -> str:
+    """A domain as it stands in a URL: ``.Bücher.de`` is ``xn--bcher-kva.de``."""
+    name = text.strip().removeprefix("*").removeprefix(".")
+    try:
+        if "/" in name:
+            raise RequestError("it is a URL, or has a path")
+        return host_of(normalize_url(f"http://{name}/"))
+    except RequestError as exc:
+        raise ConfigError(
+            f'"allowed_domains" must hold host names such as "example.com", not {text!r} ({exc})'
+        ) from exc

@@ -37,8 +37,8 @@ class Spider:
     def __init__(self, **arguments: Any) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
         for name, value in arguments.items():
-            if callable(getattr(type(self), name, None)):
-                raise SpiderError(f"{type(self).__name__}: argument {name!r} would hide the method of that name")
+            if name == "log" or callable(getattr(type(self), name, None)):
+                raise SpiderError(f"{type(self).__name__}: argument {name!r} would hide the spider's own {name}")
             setattr(self, name, value)
         self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")
 
@@ -48,7 +48,8 @@ class Spider:
 
     def start(self) -> Iterable[Request] | AsyncIterable[Request]:
         """The first requests; a generator of either kind. By default one for each of ``start_urls``."""
-        return [Request(url) for url in self.start_urls]
+        urls = [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
+        return [Request(url) for url in urls]
 
     def parse(self, response: Response) -> Any:
         """The callback of requests that name no other."""
@@ -86,7 +87,7 @@ def spiders_in(path: Path) -> list[type[Spider]]:
     if not path.is_file():
         raise SpiderError(f"there is no spider file {path}; `shoal new NAME` writes one")
     module_name = f"shoal_spider_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     if spec is None or spec.loader is None:
         raise SpiderError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -97,24 +98,19 @@ def spiders_in(path: Path) -> list[type[Spider]]:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as exc:
-        raise SpiderError(f"{path}, line {exc.lineno}: {exc.msg}: {(exc.text or '').strip()}") from exc
-    except Exception as exc:  # whatever the user's file raises at import
+        place = path if exc.filename in (None, str(path.resolve())) else exc.filename  # or a module it imports
+        raise SpiderError(f"{place}, line {exc.lineno or 1}: {exc.msg}: {(exc.text or '').strip()}") from exc
+    except (Exception, SystemExit) as exc:  # whatever the user's file raises at import
         raise SpiderError(f"{path}, line {_line_in(path, exc)}: {type(exc).__name__}: {exc}") from exc
-    return [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Spider)
-        and value is not Spider
-        and value.__module__ == module_name
-    ]
+    classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
+    return [each for each in classes if issubclass(each, Spider) and each.__module__ == module_name]
 
 
 def _line_in(path: Path, exc: BaseException) -> int:
     """The last line of this file that the error came through."""
-    line, trace = 0, exc.__traceback__
+    line, trace, name = 0, exc.__traceback__, str(path.resolve())
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename == name:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line

@@ -16,9 +16,9 @@ QUICK: dict[str, Any] = {
     "throttle.enabled": False,
     "retry.max_attempts": 1,
     "retry.base_delay": 0.01,
-    "http.connect_timeout": 2,
-    "http.read_timeout": 0.3,
-    "http.total_timeout": 5,
+    "http.connect_timeout": 10,
+    "http.read_timeout": 10,
+    "http.total_timeout": 20,
     "http.max_body_bytes": 1_000_000,
     "shutdown_grace": 1,
 }
@@ -59,7 +59,7 @@ async def crawl_beside(
 
 async def ended(made: Crawl) -> tuple[list[dict[str, Any]], Summary]:
     """The items and the summary of a crawl that must end by itself with a ledger that balances."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(15):
         done = await made
     summary = done.summary
     assert summary is not None

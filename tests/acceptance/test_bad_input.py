@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -68,7 +69,8 @@ FAULTS = [
 async def test_a_fault(
     bad: MisbehavingServer, caplog: pytest.LogCaptureFixture, path: str, kind: str, message: str, retryable: bool
 ) -> None:
-    items, summary = await crawl_beside(bad, path, **{"retry.max_attempts": 2})
+    patience = 0.3 if path.startswith("/hang") else 10
+    items, summary = await crawl_beside(bad, path, **{"retry.max_attempts": 2, "http.read_timeout": patience})
     attempts = 2 if retryable else 1
     assert items == []
     assert summary.dead_kinds == {kind: 1}
@@ -87,10 +89,10 @@ async def test_a_fault(
 
 async def test_all_faults_in_one_crawl(bad: MisbehavingServer) -> None:
     leaves = [f"/leaf/{number}" for number in range(30)]
-    items, summary = await crawl_beside(bad, *(path for path, *_ in FAULTS), *leaves)
+    items, summary = await crawl_beside(bad, *(path for path, *_ in FAULTS), *leaves, **{"http.read_timeout": 1})
     assert {item["h1"] for item in items} == {f"Leaf {number}" for number in range(30)}
     assert summary.dead_kinds == Counter(kind for _, kind, *_ in FAULTS)
-    assert summary.elapsed < 5
+    assert summary.elapsed < 10
 
 
 async def test_a_page_that_drips_meets_the_total_timeout(bad: MisbehavingServer, caplog: Any) -> None:
@@ -123,7 +125,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 server, *paths = sys.argv[1:]
-limits = {"http.max_body_bytes": 16_000_000, "concurrency": 1, "http.read_timeout": 5}
+limits = {"http.max_body_bytes": 16_000_000, "concurrency": 1}
 crawl(Pages, QUICK | limits, arguments={"start_urls": [server + "/leaf/healthy"]})
 before = peak()
 done = crawl(Pages, QUICK | limits, arguments={"start_urls": [server + path for path in paths]})
@@ -211,7 +213,9 @@ async def test_a_robots_txt_that_can_not_be_had(
 ) -> None:
     """Nobody knows what it forbids, so nothing of its host is fetched."""
     async with MisbehavingServer(robots=path) as host:
-        _, summary = await crawl_beside(bad, host.url + "/leaf/1", **{"robots.obey": True})
+        patience = 0.3 if path == "/hang" else 10
+        settings = {"robots.obey": True, "http.read_timeout": patience}
+        _, summary = await crawl_beside(bad, host.url + "/leaf/1", **settings)
         assert {visit.path for visit in host.requests} == {"/robots.txt"}
         assert host.sent[path] < 20_000_000
     assert summary.dead_kinds == {kind: 1}
@@ -339,6 +343,21 @@ async def test_callbacks_that_raise(bad: MisbehavingServer, caplog: Any) -> None
         assert re.search(rf"callback failed url=\S+/leaf/\w+ .*\({re.escape(__file__)}, line \d+\)", message)
 
 
+async def test_a_callback_that_cancels_its_own_task(bad: MisbehavingServer, caplog: Any) -> None:
+    class Cancels(Pages):
+        async def handle(self, response: Response) -> Any:
+            if len(bad.requests) > 20:
+                raise AssertionError("the page was fetched again and again")
+            task = asyncio.ensure_future(asyncio.sleep(10))
+            task.cancel()
+            await task
+
+    _, summary = await crawl_beside(bad, "/leaf/1", spider=Cancels)
+    assert summary.dead_kinds == {"callback": 1}
+    assert summary.counters.fetched == 2
+    assert "CancelledError" in caplog.text
+
+
 async def test_a_callback_that_gives_nonsense(bad: MisbehavingServer, caplog: Any) -> None:
     class Nonsense(Pages):
         def handle(self, response: Response) -> Any:
@@ -394,7 +413,7 @@ async def test_a_request_that_can_not_be_stored(bad: MisbehavingServer, caplog: 
     items, summary = await crawl_beside(bad, "/leaf/1", spider=Stores)
     assert items == []
     assert summary.dead_kinds == {"callback": 1}
-    assert "meta can't travel with the request" in caplog.text
+    assert re.search("RequestError: meta .* can't be stored", caplog.text)
 
 
 async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> None:
@@ -502,6 +521,11 @@ async def test_outputs_that_can_not_be_opened(bad: MisbehavingServer, tmp_path: 
     (tmp_path / "folder.db").mkdir()
     (tmp_path / "device.jsonl").symlink_to("/dev/full")
     (tmp_path / "text.db").write_text("this is no database, and long enough to be sure of it\n" * 100)
+    with sqlite3.connect(tmp_path / "corrupt.db") as database:
+        database.execute("CREATE TABLE item (_key TEXT PRIMARY KEY NOT NULL)")
+    database.close()
+    whole = (tmp_path / "corrupt.db").read_bytes()
+    (tmp_path / "corrupt.db").write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     wrong = {
         "missing/items.jsonl": "the folder .*/missing does not exist; create it first",
         "missing/items.csv": "the folder .*/missing does not exist; create it first",
@@ -511,6 +535,7 @@ async def test_outputs_that_can_not_be_opened(bad: MisbehavingServer, tmp_path: 
         "folder.db": "it is a folder",
         "device.jsonl": "it is not a regular file",
         "text.db": "it is not a SQLite database",
+        "corrupt.db": "database disk image is malformed",
         "items.xml": "can't tell from '.*items.xml' what to write",
         "items.json": r"use .*items\.jsonl",
         "items": "can't tell from",
@@ -523,8 +548,6 @@ async def test_outputs_that_can_not_be_opened(bad: MisbehavingServer, tmp_path: 
 
 
 async def test_a_database_of_someone_else_is_left_alone(bad: MisbehavingServer, tmp_path: Path) -> None:
-    import sqlite3
-
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE item (name TEXT)")
@@ -590,8 +613,6 @@ async def test_a_full_disk(bad: MisbehavingServer, tmp_path: Path) -> None:
 
 
 async def test_frontiers_that_can_not_be_opened(tmp_path: Path) -> None:
-    import sqlite3
-
     (tmp_path / "text.db").write_text("this is no database, and long enough to be sure of it\n" * 100)
     (tmp_path / "folder.db").mkdir()
     with sqlite3.connect(tmp_path / "foreign.db") as database:
@@ -626,7 +647,7 @@ MISTAKES = {
     "init": (["run", "init.py"], r"init.py.*Shy.*ValueError: not today.*line 6"),
     "argument": (["run", "init.py", "-a", "colour=red"], "init.py.*Shy.*unexpected keyword argument 'colour'"),
     "argument form": (["run", "good.py", "-a", "colour"], "-a 'colour': write it as key=value"),
-    "method as argument": (["run", "good.py", "-a", "parse=x"], "would hide the method"),
+    "method as argument": (["run", "good.py", "-a", "parse=x"], "would hide the spider's own parse"),
     "spider's settings": (["run", "settings.py"], 'spider Wrong: unknown key "downlod_delay".*did you mean'),
     "unknown setting": (["run", "good.py", "--set", "htp.proxy=x"], '--set htp.proxy: unknown key "htp.proxy"'),
     "bad value": (["run", "good.py", "--set", "concurrency=many"], '--set concurrency: .*must be an integer'),

@@ -106,7 +106,9 @@ def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
     assert "no spider file" in shoal("run", "nothing.py", code=2).stderr
     assert "--frontier" in shoal("audit", code=2).stderr
-    (tmp_path / "s.py").write_text("from shoal import Spider\nclass S(Spider):\n    start_urls = ['http://127.0.0.1:9/']\n")
+    (tmp_path / "s.py").write_text(
+        "from shoal import Spider\nclass S(Spider):\n    start_urls = ['http://127.0.0.1:9/']\n"
+    )
     assert "x.xyz" in shoal("run", "s.py", "-o", "x.xyz", code=2).stderr
     assert "redis" in shoal("run", "s.py", "--frontier", "redis://127.0.0.1/0", code=2).stderr
 
@@ -116,7 +118,18 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
     shoal, shop: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     spider = str(ROOT / "examples" / "books.py")
-    command = ["run", spider, "-a", f"start_url={shop}", "-o", "b.jsonl", "--delay", "0.05", "--frontier", "sqlite:///b.db"]
+    command = [
+        "run",
+        spider,
+        "-a",
+        f"start_url={shop}",
+        "-o",
+        "b.jsonl",
+        "--delay",
+        "0.05",
+        "--frontier",
+        "sqlite:///b.db",
+    ]
     with subprocess.Popen([*SHOAL, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
         deadline = time.monotonic() + 20
         while not ((tmp_path / "b.jsonl").exists() and (tmp_path / "b.jsonl").stat().st_size):

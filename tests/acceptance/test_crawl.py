@@ -122,7 +122,13 @@ async def test_every_kind_of_callback() -> None:
 
     async with MisbehavingServer() as server:
         done = await crawl(Kinds, settings(), arguments={"url": server.url})
-        assert sorted(item["kind"] for item in done.items) == ["async_generator", "coroutine", "function", "generator", "single"]
+        assert sorted(item["kind"] for item in done.items) == [
+            "async_generator",
+            "coroutine",
+            "function",
+            "generator",
+            "single",
+        ]
         assert len((await crawl(AsyncStart, settings(), arguments={"url": server.url})).items) == 1
 
 

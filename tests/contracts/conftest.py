@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from shoal.frontier.memory import MemoryStore
+from shoal.frontier.sqlite import SQLiteStore
 from shoal.ports import Store
 from shoal.testing import FakeClock, Harness
 
@@ -25,7 +30,43 @@ class MemoryHarness(Harness):
         self._clock.advance(seconds)
 
 
-BACKENDS: dict[str, Callable[[], Harness]] = {"memory": MemoryHarness}
+class SQLiteHarness(Harness):
+    """The frontier in a file, whose process is the only one."""
+
+    durable = True
+    keeps_leases = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = FakeClock()
+        self._folder = TemporaryDirectory(prefix="shoal-contract-")
+        self._path = Path(self._folder.name, "0.db")
+
+    async def open_store(self) -> Store:
+        self._path = self._next_path()
+        return await SQLiteStore.open(self._path, clock=self._clock)
+
+    async def revive_store(self) -> Store:
+        """Another process sees what is in the files at this moment: a copy of them, made while the store is open."""
+        old, self._path = self._path, self._next_path()
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{old}{suffix}", f"{self._path}{suffix}")
+        await self.store.close()
+        return await SQLiteStore.open(self._path, clock=self._clock)
+
+    def _next_path(self) -> Path:
+        return self._path.with_stem(str(int(self._path.stem) + 1))
+
+    async def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    async def close(self) -> None:
+        await super().close()
+        self._folder.cleanup()
+
+
+BACKENDS: dict[str, Callable[[], Harness]] = {"memory": MemoryHarness, "sqlite": SQLiteHarness}
 
 
 @pytest.fixture(params=list(BACKENDS.values()), ids=list(BACKENDS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from shoal.errors import FetchError
 
@@ -22,8 +22,11 @@ except ImportError:  # an extra
 
 ACCEPTED = ", ".join(["gzip", "deflate", *(["br"] if brotli else []), *(["zstd"] if zstandard else [])])
 
-_STEP = 1 << 20  # bytes of output at a time: what is left of the input is copied at each
-_FEED = 1 << 10  # bytes of input at a time, where a library can't be told when to stop
+_STEP = 1 << 18  # bytes of output at a time
+_FEED = 1 << 14  # bytes of input at a time, so that what is left over need not be copied again and again
+_FEED_ZSTD = 1 << 8  # zstd can't be told when to stop: up to 8 MB come of these
+_MOST_CODINGS = 5
+_MOST_MEMBERS = 10_000
 
 
 def decompress(body: bytes, coding: str, limit: int) -> bytes:
@@ -31,7 +34,10 @@ def decompress(body: bytes, coding: str, limit: int) -> bytes:
 
     FetchError when it would be more, is broken, or is in a coding that is not known here.
     """
-    for name in reversed([part.strip().lower() for part in coding.split(",") if part.strip()]):
+    names = [part.strip().lower() for part in coding.split(",") if part.strip()]
+    if len(names) > _MOST_CODINGS:
+        raise FetchError(f"the body has {len(names)} content codings", kind="bad encoding", retryable=False)
+    for name in reversed(names):
         if name == "identity" or not body:
             continue
         try:
@@ -55,11 +61,11 @@ def _collect(chunks: Iterator[bytes], limit: int) -> bytes:
 
 def _chunks(body: bytes, name: str) -> Iterator[bytes]:
     if name in ("gzip", "x-gzip"):
-        return _inflate(body, 16 + zlib.MAX_WBITS)
+        return _gzip(body)
     if name == "deflate":
         # Meant is zlib's format; many send the bare stream. The two first bytes of zlib's are divisible by 31.
         wrapped = len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
-        return _inflate(body, zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
+        return _inflate(body, 0, zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
     if name == "br" and brotli is not None:
         return _brotli(body)
     if name == "zstd" and zstandard is not None:
@@ -67,16 +73,29 @@ def _chunks(body: bytes, name: str) -> Iterator[bytes]:
     raise FetchError(f"the body has the unknown content coding {name!r}", kind="bad encoding", retryable=False)
 
 
-def _inflate(body: bytes, window: int) -> Iterator[bytes]:
+def _gzip(body: bytes) -> Iterator[bytes]:
+    """All members, and nothing of what stands behind them: browsers bear that too."""
+    position = 0
+    for _ in range(_MOST_MEMBERS):
+        position = yield from _inflate(body, position, 16 + zlib.MAX_WBITS)
+        if not body.startswith(b"\x1f\x8b", position):
+            return
+    raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
+
+
+def _inflate(body: bytes, position: int, window: int) -> Generator[bytes, None, int]:
+    """The stream that begins at this position; returns where it ended."""
     engine = zlib.decompressobj(window)
-    while body and not engine.eof:
-        yield engine.decompress(body, _STEP)
-        body = engine.unconsumed_tail
+    while not engine.eof and position < len(body):
+        data = body[position : position + _FEED]
+        yield engine.decompress(data, _STEP)
+        position += len(data) - len(engine.unconsumed_tail) - len(engine.unused_data)
     if not engine.eof:
         rest = engine.flush()
         if not engine.eof:
             raise zlib.error("it ends too early")
         yield rest
+    return position
 
 
 def _brotli(body: bytes) -> Iterator[bytes]:
@@ -90,13 +109,25 @@ def _brotli(body: bytes) -> Iterator[bytes]:
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:
+    """All frames, of which some may be there only to be skipped."""
     # The window is what a decoder must hold in memory; 8 MB is what the standard asks decoders to bear.
-    engine = zstandard.ZstdDecompressor(max_window_size=8 << 20).decompressobj()
-    for start in range(0, len(body), _FEED):
-        yield engine.decompress(body[start : start + _FEED])
-        if engine.eof:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20)
+    position = 0
+    for _ in range(_MOST_MEMBERS):
+        engine = decompressor.decompressobj()
+        while not engine.eof:
+            data = body[position : position + _FEED_ZSTD]
+            if not data:
+                raise zstandard.ZstdError("it ends too early")
+            yield engine.decompress(data)
+            position += len(data) - len(engine.unused_data)
+        if not _begins_frame(body[position : position + 4]):
             return
-    raise zstandard.ZstdError("it ends too early")
+    raise zstandard.ZstdError(f"it has more than {_MOST_MEMBERS} frames")
+
+
+def _begins_frame(magic: bytes) -> bool:
+    return magic == b"\x28\xb5\x2f\xfd" or (magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5)
 
 
 _ERRORS: tuple[type[Exception], ...] = (

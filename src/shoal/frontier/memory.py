@@ -306,9 +306,7 @@ class MemoryFrontier:
         _, attempts, status, items, _, sequence, parent = _HEADER.unpack_from(record)
         payload = record[_HEADER.size :]
         attempts += 1
-        self._records[number] = (
-            _HEADER.pack(LEASED, min(255, attempts), status, items, now, sequence, parent) + payload
-        )
+        self._records[number] = _HEADER.pack(LEASED, min(255, attempts), status, items, now, sequence, parent) + payload
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
         self._token += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import msgspec
 from shoal.config import Cache as CacheConfig
 from shoal.http import Request, Response
 from shoal.ports import Fetch
+
+log = logging.getLogger("shoal.cache")
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -41,8 +45,12 @@ class Cache:
             )
         response = await fetch(request)
         if 200 <= response.status < 400:
-            entry = _Entry(time.time(), response.url, response.status, list(response.headers.items()), response.body)
-            await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
+            headers = [(name, value.encode("utf-8", "replace").decode()) for name, value in response.headers.items()]
+            entry = _Entry(time.time(), response.url, response.status, headers, response.body)
+            try:
+                await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
+            except OSError as error:
+                log.warning("%s could not be cached: %s", response.url, error)
         return response
 
     def _path(self, request: Request) -> Path:
@@ -52,7 +60,10 @@ class Cache:
     def _load(self, path: Path) -> _Entry | None:
         try:
             entry = msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
-        except (FileNotFoundError, msgspec.MsgspecError):  # a broken entry is none
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError) as error:  # a broken entry is none
+            log.warning("the cached page %s can't be read: %s", path, error)
             return None
         expired = self._ttl is not None and entry.stored_at + self._ttl < time.time()
         return None if expired else entry
@@ -60,6 +71,9 @@ class Cache:
 
 def _save(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_bytes(data)
-    part.replace(path)  # whole or not at all
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)  # whole or not at all
+    finally:
+        part.unlink(missing_ok=True)

@@ -50,8 +50,8 @@ class RetryPolicy:
             return None
         if error.retry_after is not None:
             return error.retry_after.total_seconds()
-        delay = min(self._config.max_delay, self._config.base_delay * 2.0 ** (attempt - 1))
-        return delay * (0.75 + 0.5 * self._random())
+        delay = self._config.base_delay * 2.0 ** min(attempt - 1, 60)
+        return min(self._config.max_delay, delay * (0.75 + 0.5 * self._random()))
 
 
 def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
@@ -64,7 +64,7 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
     else:
         try:
             moment = parsedate_to_datetime(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)

@@ -6,20 +6,21 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import urljoin
 
 from msgspec import Struct
 from protego import Protego
 
 from shoal.config import Robots as RobotsConfig
-from shoal.errors import FetchError, RequestError
+from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.links import host_of, join_url, origin_of
 from shoal.middleware import Postponed
 from shoal.ports import Fetch, HostUpdate
 
-_DISALLOWS = re.compile(r"(?im)^\s*disallow\s*:\s*[^\s#]")
+_AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\w-])(?=\S)")
 _LONGEST = 500 * 1024  # as much as others read of it
+_MOST_KEPT = 64 * 1024 * 1024  # characters of all files together
 _SHORTEST_CACHE = 60.0
 _HOPS = 5
 
@@ -30,6 +31,7 @@ class Rules(Struct):
     rules: Protego | None
     crawl_delay: float | None
     expires: float
+    size: int
 
 
 class Robots:
@@ -49,6 +51,7 @@ class Robots:
         self._user_agent = user_agent
         self._update_host = update_host
         self._rules: dict[str, Rules] = {}
+        self._size = 0
         self._fetching: dict[str, asyncio.Future[None]] = {}
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
@@ -58,9 +61,7 @@ class Robots:
             await self._learn(origin, fetch)
             raise Postponed("robots.txt was fetched first", contacted=True)
         if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
-            raise FetchError(
-                f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False
-            )
+            raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
 
     async def _learn(self, origin: str, fetch: Fetch) -> None:
@@ -72,23 +73,62 @@ class Robots:
         future = self._fetching[origin] = asyncio.get_running_loop().create_future()
         try:
             rules = read_rules(await _text(origin, fetch), self._user_agent, self._config)
-            if rules.crawl_delay:
-                await self._update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
-            self._rules[origin] = rules
+            await self._tell(origin, rules)
+            self._keep(origin, rules)
         finally:
             del self._fetching[origin]
             future.set_result(None)
 
+    async def _tell(self, origin: str, rules: Rules) -> None:
+        before = self._rules.get(origin)
+        if rules.crawl_delay == (before.crawl_delay if before is not None else None):
+            return
+        try:
+            await self._update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
+        except FrontierError as error:
+            raise Postponed(f"the Crawl-delay could not be stored: {error}", contacted=True) from error
+
+    def _keep(self, origin: str, rules: Rules) -> None:
+        """The longest known are forgotten when there are too many: they can be had again."""
+        if old := self._rules.pop(origin, None):
+            self._size -= old.size
+        self._rules[origin] = rules
+        self._size += rules.size
+        while self._size > _MOST_KEPT and len(self._rules) > 1:
+            self._size -= self._rules.pop(next(iter(self._rules))).size
+
 
 def read_rules(text: str, user_agent: str, config: RobotsConfig) -> Rules:
     """What a robots.txt means for us."""
-    parsed = Protego.parse(text)
+    parsed = Protego.parse(_for_us(text, user_agent))
     delay = parsed.crawl_delay(user_agent)
+    forbids = re.search("dia?s", text, re.IGNORECASE) is not None  # the ways to misspell it, too
     return Rules(
-        rules=parsed if _DISALLOWS.search(text) else None,
-        crawl_delay=min(float(delay), config.max_crawl_delay) if delay else None,
+        rules=parsed if forbids else None,
+        crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
         expires=time.monotonic() + max(_SHORTEST_CACHE, config.cache_seconds),
+        size=1000 + (len(text) if forbids else 0),
     )
+
+
+def _for_us(text: str, user_agent: str) -> str:
+    """The file with ``*`` for the group that is meant for us, and one name for all the others.
+
+    The parser keeps every rule of a group once for each of its robots: thousands of both would fill the memory.
+    """
+    name = user_agent.lower()
+    starts = [word.start() for word in _WORD.finditer(name)]
+    lines = text.splitlines()
+    robots: dict[int, str] = {}
+    ours = ""
+    for number, line in enumerate(lines):
+        if match := _AGENT.match(line):
+            robot = robots[number] = match[1].replace("*", "").strip().lower()
+            if len(robot) > len(ours) and any(name.startswith(robot, start) for start in starts):
+                ours = robot
+    for number, robot in robots.items():
+        lines[number] = "User-agent: *" if robot == ours else "User-agent: <another>"
+    return "\n".join(lines)
 
 
 async def _text(origin: str, fetch: Fetch) -> str:
@@ -98,9 +138,11 @@ async def _text(origin: str, fetch: Fetch) -> str:
         for _ in range(_HOPS):
             response = await fetch(Request(url))
             location = response.headers.get("Location")
+            if response.status == 429 or response.status >= 500:  # a spider may ask to get these pages
+                raise FetchError(f"it answered {response.status}", kind="", retryable=True, status=response.status)
             if not 300 <= response.status < 400 or location is None:
-                return response.body[:_LONGEST].decode("utf-8", "replace") if response.status == 200 else ""
-            url = join_url(url, urljoin(url, location))
+                return response.body[:_LONGEST].decode("utf-8-sig", "replace") if response.ok else ""
+            url = join_url(url, location)
     except RequestError:
         return ""
     except FetchError as error:
@@ -109,7 +151,7 @@ async def _text(origin: str, fetch: Fetch) -> str:
         raise FetchError(
             f"robots.txt of {origin} can't be had: {error}",
             kind=error.kind if error.status == 0 else "robots unavailable",
-            retryable=True,
+            retryable=error.retryable or error.status != 0,
             status=error.status,
             retry_after=error.retry_after,
             contacted=error.contacted,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from shoal.config import Throttle as ThrottleConfig
-from shoal.errors import FetchError
+from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.links import host_of
+from shoal.middleware.retry import parse_retry_after
 from shoal.ports import Fetch, HostUpdate
 
+log = logging.getLogger("shoal.throttle")
+
+_MOST_HOSTS = 100_000
 _OVERLOADED = frozenset({429, 503})
 _SLOWER = 3.0  # times its usual latency: a host that struggles
 _FORGET = 0.8  # of the learned delay is kept with each good answer
@@ -62,29 +68,45 @@ class Throttle:
             response = await fetch(request)
         except FetchError as error:
             if error.status in _OVERLOADED:
-                host = self._hosts[name] = after_overload(self._hosts.get(name) or Learned(), self._config)
-                await self._tell(name, host, error)
+                await self._overloaded(name, error.status, error.retry_after)
             raise
-        if not response.from_cache:
-            host = self._hosts[name] = after_answer(
-                self._hosts.get(name) or Learned(), response.elapsed, self._config
-            )
+        if response.status in _OVERLOADED:  # a spider may ask to get these pages
+            retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+            await self._overloaded(name, response.status, retry_after)
+        elif not response.from_cache:
+            host = self._learn(name, after_answer(self._hosts.get(name) or Learned(), response.elapsed, self._config))
             if host.delay != self._told.get(name, 0.0):
-                await self._tell(name, host, None)
+                await self._tell(name, host.delay)
         return response
 
-    async def _tell(self, name: str, host: Learned, error: FetchError | None) -> None:
-        """Only changes that matter: the frontier may be a server away."""
-        block = error.retry_after.total_seconds() if error is not None and error.retry_after else None
+    async def _overloaded(self, name: str, status: int, retry_after: timedelta | None) -> None:
+        host = self._learn(name, after_overload(self._hosts.get(name) or Learned(), self._config))
+        if retry_after:
+            reason = f"answered {status} with Retry-After"
+            await self._tell(name, host.delay, block_for=retry_after.total_seconds(), block_reason=reason)
+        else:
+            await self._tell(name, host.delay)
+
+    def _learn(self, name: str, host: Learned) -> Learned:
+        if name not in self._hosts and len(self._hosts) >= _MOST_HOSTS:
+            oldest = next(iter(self._hosts))
+            del self._hosts[oldest]
+            self._told.pop(oldest, None)
+        self._hosts[name] = host
+        return host
+
+    async def _tell(
+        self, name: str, delay: float, block_for: float | UnsetType = UNSET, block_reason: str = ""
+    ) -> None:
+        """Only changes that matter: the frontier may be a server away. What it can't take now, it is told again."""
         told = self._told.get(name, 0.0)
-        if block is None and host.delay and abs(host.delay - told) < 0.1 * told:
+        if block_for is UNSET and delay and abs(delay - told) < 0.1 * told:
             return
-        self._told[name] = host.delay
-        await self._update_host(
-            name,
-            HostUpdate(
-                learned_delay=host.delay or None,
-                block_for=UNSET if block is None else block,
-                block_reason=f"answered {error.status} with Retry-After" if error is not None else "",
-            ),
-        )
+        try:
+            await self._update_host(
+                name, HostUpdate(learned_delay=delay or None, block_for=block_for, block_reason=block_reason)
+            )
+        except FrontierError as error:  # the page that was fetched is worth more
+            log.warning("the frontier could not be told to slow down for %s: %s", name, error)
+        else:
+            self._told[name] = delay

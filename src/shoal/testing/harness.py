@@ -28,8 +28,8 @@ class Harness(ABC):
     """Whether a store outlives its process; then ``revive_store`` is needed."""
 
     keeps_leases: ClassVar[bool] = True
-    """Whether leases outlive the process that took them, until they run out. False where a store that is opened again
-    knows that its only process is dead, and takes them back at once."""
+    """Whether leases and roles outlive the process that took them, until they run out. False where a store that is
+    opened again knows that its only process is dead, and takes them back at once."""
 
     drift: ClassVar[float] = 0.0
     """How far the store's clock may go on by itself during one test, in seconds: 0 for a fake clock. Under 1."""
@@ -41,6 +41,7 @@ class Harness(ABC):
         self.frontiers: dict[str, Frontier] = {}
         """By run, those that are open."""
         self._options: dict[str, FrontierOptions] = {}
+        self._is_open = False
 
     @abstractmethod
     async def open_store(self) -> Store:
@@ -56,8 +57,9 @@ class Harness(ABC):
 
     async def open(self, options: FrontierOptions | None = None) -> Frontier:
         """The frontier of a new run in a store of its own."""
-        await self.close()
+        await self._close_store()
         self.store = await self.open_store()
+        self._is_open = True
         return await self.open_run("run", options)
 
     async def open_run(self, run_id: str, options: FrontierOptions | None = None) -> Frontier:
@@ -78,8 +80,12 @@ class Harness(ABC):
         return await self.open_run("run")
 
     async def close(self) -> None:
-        """Close the store, if there is one."""
-        if self.frontiers:
-            self.frontiers.clear()
-            self._options.clear()
+        """The test is over: leave nothing behind."""
+        await self._close_store()
+
+    async def _close_store(self) -> None:
+        self.frontiers.clear()
+        self._options.clear()
+        if self._is_open:
+            self._is_open = False
             await self.store.close()

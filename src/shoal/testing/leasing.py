@@ -63,6 +63,18 @@ class LeasingContract(ContractTests):
         assert await frontier.retry_dead() == 1
         assert await lease_names(frontier) == ["0", "1", "2", "3", "4", "5", "6", "7", "last", "low"]
 
+    async def test_a_long_queue_keeps_its_order(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(in_memory=3, concurrency_per_host=1000))
+        await push(frontier, *range(8))
+        first = (await frontier.lease(2, TTL)).leases
+        await push(frontier, *range(8, 12))
+        await frontier.release(first)
+        await push(frontier, *range(12, 16), page("best", priority=1), page("last", priority=-1))
+        assert await frontier.find(page(15)) is not None
+        order = ["best", *map(str, range(16)), "last"]
+        assert await lease_names(frontier, 5) == order[:5]
+        assert await lease_names(frontier) == order[5:]
+
     async def test_a_lease_takes_no_more_than_asked_for(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2, 3)
         assert (await frontier.lease(0, TTL)).leases == []

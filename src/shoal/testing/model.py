@@ -176,6 +176,13 @@ class Model:
             entry.state, entry.kind = "dead", LOST_KIND
         self._ended(entry, contacted=True)
 
+    def lose_all(self) -> None:
+        """The only process is dead, and whatever it held is given back."""
+        for entry in self.in_state("leased"):
+            self.lose(entry)
+        for name, role in self.roles.items():
+            self.roles[name] = Role(cursor=role.cursor, finished=role.finished)
+
     def _delay(self, host: str) -> float:
         known = self.world.hosts[host]
         own = self.options.delay if known.delay is None else known.delay
