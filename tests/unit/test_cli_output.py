@@ -52,8 +52,10 @@ def test_the_panel_shows_each_host_with_its_delay_and_why() -> None:
     where = console()
     where.print(_Panel(where).render(snapshot()))
     text = text_of(where)
-    for part in ("40 pages", "39 items", "10 ready", "3 waiting", "1 in flight", "2 errors", "shop.example", "2 s",
-                 "robots.txt Crawl-delay", "answered 429 with Retry-After: blocked for 30 s", "http 503: 2"):  # fmt: skip
+    for part in (
+        "40 pages", "39 items", "10 ready", "3 waiting", "1 in flight", "2 errors", "shop.example", "2 s",
+        "robots.txt Crawl-delay", "answered 429 with Retry-After: blocked for 30 s", "http 503: 2",
+    ):  # fmt: skip
         assert part in text, part
 
 
