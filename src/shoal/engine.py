@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sysconfig
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -32,7 +34,7 @@ from shoal.errors import (
 from shoal.events import Counters, Snapshot
 from shoal.http import Request, Response
 from shoal.item import encode_item, is_item
-from shoal.links import LinkBatch, join_url
+from shoal.links import LinkBatch, host_of, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
 from shoal.ports import Claim, Completion, Failure, Fetch, Frontier, Lease
@@ -45,6 +47,13 @@ _SEED_BATCH = 500
 _SEED_EVERY = 0.2  # seconds: what a slow start() gave is not held back longer
 _MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
 _COMMIT_TRIES = 5
+_NOT_THE_USERS = (
+    os.path.dirname(__file__) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+_SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding"})
 
 
 class Drain(Protocol):
@@ -106,6 +115,7 @@ class Engine:
         self._keep_items = keep_items
         self._logged_before = 0
         self._failure: BaseException | None = None
+        self._seed_failure: SpiderError | None = None
         self.stopping = False
         self.limit_reached = False
 
@@ -128,8 +138,9 @@ class Engine:
             await self._pump()
         finally:
             await self._wind_down()
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure or self._seed_failure
+        if failure is not None:
+            raise failure
 
     async def _pump(self) -> None:
         while True:
@@ -144,7 +155,9 @@ class Engine:
                 await self._sleep(wait)
 
     async def _is_over(self) -> bool:
-        return self.stopping or self.limit_reached or await self._frontier.is_finished()
+        if self.stopping or self.limit_reached or await self._frontier.is_finished():
+            return True
+        return self._seed_failure is not None and (await self._frontier.stats()).remaining == 0
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. How long until there may be more, if time alone can tell."""
@@ -226,6 +239,11 @@ class Engine:
         try:
             outputs = await self._collect(self._spider.callback(request.callback)(response))
             return await self._parsed(lease, response, outputs)
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return await self._callback_failed(lease, response, exc)  # something that the callback waited for
         except Exception as exc:  # whatever the user's code raises: it costs this page, and says where
             return await self._callback_failed(lease, response, exc)
 
@@ -244,7 +262,7 @@ class Engine:
         return list(result)
 
     async def _parsed(self, lease: Lease, response: Response, outputs: list[Any]) -> Parsed:
-        items, found = await self._sort(outputs)
+        items, found = await self._sort(outputs, lease.request)
         admitted = self._scheduler.admit(found, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
         completion = Completion(
@@ -257,7 +275,7 @@ class Engine:
         )
         return Parsed(completion, admitted)
 
-    async def _sort(self, outputs: Iterable[Any]) -> tuple[list[bytes], list[Request | LinkBatch]]:
+    async def _sort(self, outputs: Iterable[Any], request: Request) -> tuple[list[bytes], list[Request | LinkBatch]]:
         """Items, through the pipelines and encoded; and what leads to new requests."""
         items: list[bytes] = []
         found: list[Request | LinkBatch] = []
@@ -265,7 +283,7 @@ class Engine:
             if isinstance(output, (LinkBatch, Request)):
                 found.append(output)
             elif output is not None:
-                encoded = await self._encode(output)
+                encoded = await self._encode(output, request)
                 if encoded is not None:
                     items.append(encoded)
         for each in found:
@@ -278,7 +296,7 @@ class Engine:
             if name is not None:
                 self._spider.callback(name)
 
-    async def _encode(self, item: Any) -> bytes | None:
+    async def _encode(self, item: Any, request: Request) -> bytes | None:
         try:
             for pipeline in self._pipelines:
                 item = pipeline(item, self._spider)
@@ -287,10 +305,10 @@ class Engine:
             return encode_item(item)
         except DropItem as dropped:
             self.counters.dropped += 1
-            log.debug("item dropped reason=%s", dropped)
+            log.debug("item dropped url=%s reason=%s", request.url, dropped)
         except ItemError as error:
             self.counters.item_errors += 1
-            log.error("item not stored: %s", error)
+            log.error("item not stored url=%s %s", request.url, error)
         return None
 
     async def _redirected(self, lease: Lease, response: Response) -> Settlement:
@@ -309,14 +327,7 @@ class Engine:
             self.counters.out_of_scope += 1
             message = f"redirects to {url}, which is {reason}"
             return await self._failed(lease, FetchError(message, kind="scope", retryable=False))
-        keeps_method = response.status in (307, 308) or request.method in ("GET", "HEAD")
-        target = request.replace(
-            url=url,
-            redirects=trail,
-            method=request.method if keeps_method else "GET",
-            body=request.body if keeps_method else b"",
-            dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
-        )
+        target = redirected_request(request, url, response.status)
         self.counters.redirected += 1
         completion = Completion(
             lease=lease,
@@ -356,13 +367,13 @@ class Engine:
     async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
         try:
             outputs = await self._collect(self._spider.callback(lease.request.errback)(lease.request, error))
-            failure.items, found = await self._sort(outputs)
+            failure.items, found = await self._sort(outputs, lease.request)
             failure.children = self._scheduler.admit(found, lease.request).children
         except Exception as exc:  # the user's code again
             self.counters.errors["errback"] += 1
             log.error("errback failed url=%s %s", lease.request.url, _last_line(exc))
 
-    async def _callback_failed(self, lease: Lease, response: Response, exc: Exception) -> Failure:
+    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure:
         """The page is dead: nothing of it is stored. Once the spider is mended, `retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         reason = _last_line(exc)
@@ -445,17 +456,24 @@ class Engine:
         size = min(_SEED_BATCH, self._config.queue.max_size or _SEED_BATCH)
         batch: list[Request] = []
         pushed_at = 0.0
-        async for request in _start_requests(self._spider):
-            if skip:
-                skip -= 1
-                continue
-            batch.append(request)
-            if len(batch) >= size or time.monotonic() > pushed_at + _SEED_EVERY:
-                await self._push_seeds(batch, claim, position)
-                position += len(batch)
-                batch, pushed_at = [], time.monotonic()
+        try:
+            async for request in _start_requests(self._spider):
+                if isinstance(request, RequestError):
+                    self.counters.errors["bad url"] += 1
+                    log.error("start: %s", request)
+                    continue
+                if skip:
+                    skip -= 1
+                    continue
+                batch.append(request)
+                if len(batch) >= size or time.monotonic() > pushed_at + _SEED_EVERY:
+                    await self._push_seeds(batch, claim, position)
+                    position += len(batch)
+                    batch, pushed_at = [], time.monotonic()
+        except SpiderError as error:  # what it gave before is crawled; the run stays unfinished
+            self._seed_failure = error
         await self._push_seeds(batch, claim, position)
-        await self._frontier.relinquish(claim, finished=True)
+        await self._frontier.relinquish(claim, finished=self._seed_failure is None)
         self._wake()
 
     async def _push_seeds(self, batch: list[Request], claim: Claim, position: int) -> None:
@@ -469,7 +487,8 @@ class Engine:
             except QueueFullError:
                 await asyncio.sleep(0.05)  # the pump makes room
                 await self._frontier.advance(claim, b"%d" % position, ttl)
-        await self._frontier.advance(claim, cursor, ttl)
+        if not await self._frontier.advance(claim, cursor, ttl):
+            raise FrontierError("another process has taken over pushing the start requests of this run")
         self._wake()
 
     async def _trim(self) -> None:
@@ -521,34 +540,59 @@ class Engine:
         )
 
 
-async def _start_requests(spider: Spider) -> AsyncIterator[Request]:
-    """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them."""
+def redirected_request(request: Request, url: str, status: int) -> Request:
+    """The request that a redirect leads to, as browsers make it: a POST becomes a GET unless the status forbids that,
+    and another host is not told what was meant for this one."""
+    trail = [*request.redirects, request.url]
+    keeps_body = status in (307, 308) or request.method in ("GET", "HEAD")
+    elsewhere = host_of(url) != host_of(request.url)
+    left_out = (_SECRETS if elsewhere else frozenset()) | (frozenset() if keeps_body else _OF_THE_BODY)
+    return request.replace(
+        url=url,
+        redirects=trail,
+        method=request.method if keeps_body else "GET",
+        body=request.body if keeps_body else b"",
+        headers={name: value for name, value in request.headers.items() if name.lower() not in left_out},
+        cookies={} if elsewhere else request.cookies,
+        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
+    )
+
+
+async def _start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
+    """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them.
+
+    A URL that is none comes as the error: it costs only itself.
+    """
     try:
         requests: Any = spider.start()
         if isawaitable(requests):
             requests = await requests
         if isinstance(requests, AsyncIterator):
             async for request in requests:
-                yield _checked(request)
+                yield _start_request(request)
         else:
             for request in requests or ():
-                yield _checked(request)
+                yield _start_request(request)
     except ShoalError:
         raise
     except Exception as exc:  # whatever the user's code raises: there is nothing to crawl without it
         raise SpiderError(f"start() failed: {_last_line(exc)}") from exc
 
 
-def _checked(request: object) -> Request:
-    if isinstance(request, str):
-        return Request(request)
-    if not isinstance(request, Request):
-        raise SpiderError(f"start() gave a {type(request).__name__}; it must give Request objects or URLs")
-    return request
+def _start_request(given: object) -> Request | RequestError:
+    if isinstance(given, str):
+        try:
+            return Request(given)
+        except RequestError as error:
+            return error
+    if not isinstance(given, Request):
+        raise SpiderError(f"start() gave a {type(given).__name__}; it must give Request objects or URLs")
+    return given
 
 
 def _last_line(exc: BaseException) -> str:
-    """What went wrong and where in the user's file."""
+    """What went wrong, and where in the user's own files."""
     frames = traceback.extract_tb(exc.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or frames
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(exc).__name__}: {exc}{place}"

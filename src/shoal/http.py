@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from shoal.errors import RequestError
+from shoal.errors import RequestError, SelectorError
 from shoal.links import LinkBatch, join_url, normalize_url, resolve, url_fingerprint
 
 if TYPE_CHECKING:
@@ -208,7 +208,8 @@ class Response:
 
     def _declared_charset(self) -> str | None:
         match = _CHARSET.search(self.headers.get("Content-Type", ""))
-        return match[1] if match else None
+        # A page in ASCII is one in anything else, and what is said to be ASCII but is not needs a closer look.
+        return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
 
     def json(self) -> Any:
         """The body as JSON. ValueError says where it is not."""
@@ -288,8 +289,11 @@ class Response:
 
     def _hrefs(self, query: str) -> list[str]:
         if "::" in query:
-            return self.css(query).getall()
-        elements = self.document.select(query)
+            return [href for each in self.css(query) if (href := href_of(each)) is not None]
+        try:
+            elements = self.document.select(query)
+        except ValueError as exc:
+            raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
         hrefs = [element.attr("href") for element in elements]
         if None not in hrefs:
             return cast(list[str], hrefs)
@@ -309,6 +313,6 @@ def href_of(link: str | Selector) -> str | None:
     root = getattr(link, "root", None)
     if isinstance(root, str):
         return root
-    if not hasattr(root, "select_one"):
+    if not hasattr(root, "attr"):
         raise RequestError(f"can't follow {link!r:.80}: give a URL, or one selected element or attribute")
     return _first_href(cast("turbohtml.Element", root))

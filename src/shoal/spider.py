@@ -46,10 +46,9 @@ class Spider:
     def spider_name(cls) -> str:
         return cls.name or cls.__name__.lower()
 
-    def start(self) -> Iterable[Request] | AsyncIterable[Request]:
-        """The first requests; a generator of either kind. By default one for each of ``start_urls``."""
-        urls = [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
-        return [Request(url) for url in urls]
+    def start(self) -> Iterable[Request | str] | AsyncIterable[Request | str]:
+        """The first requests, or their URLs; a generator of either kind. By default ``start_urls``."""
+        return [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
 
     def parse(self, response: Response) -> Any:
         """The callback of requests that name no other."""

@@ -228,7 +228,7 @@ async def test_a_robots_txt_that_can_not_be_had_is_asked_for_a_few_times_not_for
 ) -> None:
     async with MisbehavingServer(robots="/status/500") as host:
         pages = [f"{host.url}/leaf/{number}" for number in range(50)]
-        _, summary = await crawl_beside(bad, *pages, **{"robots.obey": True, "retry.max_attempts": 3})
+        _, summary = await crawl_beside(bad, *pages, **{"robots.obey": True, "retry.max_attempts": 2})
         assert len(host.requests) <= 10
     assert summary.stats.dead == 50
 

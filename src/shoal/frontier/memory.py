@@ -54,8 +54,8 @@ from shoal.ports import (
     Stats,
 )
 
-_HEADER = Layout("<BBHIdQ16s")
-_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BBHId").size
+_HEADER = Layout("<BHHIdQ16s")
+_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BHHId").size
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 _NO_PARENT = bytes(16)
@@ -306,7 +306,9 @@ class MemoryFrontier:
         _, attempts, status, items, _, sequence, parent = _HEADER.unpack_from(record)
         payload = record[_HEADER.size :]
         attempts += 1
-        self._records[number] = _HEADER.pack(LEASED, min(255, attempts), status, items, now, sequence, parent) + payload
+        self._records[number] = (
+            _HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent) + payload
+        )
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
         self._token += 1

@@ -19,7 +19,7 @@ from shoal.errors import RunError
 from shoal.frontier.rules import check_transition
 from shoal.frontier.sqlite_file import SQLiteFile
 from shoal.frontier.sqlite_frontier import SQLiteFrontier
-from shoal.frontier.sqlite_lanes import SharedHosts
+from shoal.frontier.sqlite_queue import SharedHosts
 from shoal.ports import FrontierOptions, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"

@@ -1,8 +1,8 @@
 """A frontier file: opened by one process at a time, used in one thread, changed in whole transactions.
 
-The file has a write-ahead log that is handed to the operating system at each commit and forced to the disk at each
-checkpoint. So nothing is lost when the process is killed; when the machine loses power, the last seconds may be gone,
-all of them or from some commit on, and what is left is whole: those pages are fetched again.
+Each commit hands a write-ahead log to the operating system, so nothing is lost when the process is killed. It is forced
+to the disk at checkpoints only: when the machine loses power, the file is as it was after some earlier commit, whole,
+up to half a minute back (what the system had not written by itself). Those pages are fetched again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from typing import TypeVar
 from urllib.parse import quote
@@ -53,15 +54,12 @@ class SQLiteFile:
         self._closed = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-sqlite")
 
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.path)
-
     async def open(self) -> None:
         """StoreBusyError while another process works on the file, StoreError if it is not for us."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
         except BaseException:
+            self._thread.submit(self._close)  # if nobody waits for it any more, it is opened all the same
             self._thread.shutdown(wait=False)
             raise
 
@@ -139,10 +137,6 @@ class SQLiteFile:
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.exists(name) and os.path.samestat(os.fstat(lock), os.stat(name)):
-                    os.ftruncate(lock, 0)
-                    os.pwrite(lock, b"%d" % os.getpid(), 0)
-                    return lock
             except BlockingIOError:
                 pid = os.pread(lock, 20, 0).decode(errors="replace")
                 os.close(lock)
@@ -150,9 +144,11 @@ class SQLiteFile:
                     f"another process{f' (pid {pid})' if pid else ''} works on {self.path}; "
                     "stop it first, or name another file"
                 ) from None
-            except BaseException:
-                os.close(lock)
-                raise
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(name)):
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, b"%d" % os.getpid(), 0)
+                    return lock
             os.close(lock)  # its last holder removed it just now
 
     def _drop_lock(self) -> None:
@@ -166,40 +162,49 @@ class SQLiteFile:
 
     async def read(self, step: Callable[[], T]) -> T:
         """What ``step`` returns, of one state of the file."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, "BEGIN", step)
+        return await self._run(partial(self._transact, "BEGIN", step))
 
     async def write(self, step: Callable[[], T]) -> T:
         """Run ``step`` as one transaction: all of it is kept, or nothing if it or the disk fails.
 
-        A ``step`` that refuses (raises a ShoalError) has changed nothing yet, neither here nor in the file.
+        A ``step`` that refuses (raises a ShoalError) has changed nothing yet, neither in the file nor in memory.
         """
         if self.readonly:
             raise StoreError(f"{self.path} was opened to be looked at only")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, "BEGIN IMMEDIATE", step)
+        return await self._run(partial(self._transact, "BEGIN IMMEDIATE", step))
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        if self._closed:
+            raise StoreError(f"{self.path} is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
 
     def _transact(self, begin: str, step: Callable[[], T]) -> T:
         if self._closed:
             raise StoreError(f"{self.path} is closed")
         try:
-            if self._stale:
-                self.restore()
-                self._stale = False
-            self.db.execute(begin)
-            result = step()
-            self.db.execute("COMMIT")
-        except BaseException as exc:
-            self._roll_back()
-            self._stale = self._stale or not isinstance(exc, ShoalError)
-            if isinstance(exc, sqlite3.Error):
-                raise self._explained(exc) from exc
-            raise
+            self._begin(begin)
+            try:
+                result = step()
+                self.db.execute("COMMIT")
+            except BaseException as exc:
+                self._stale = not isinstance(exc, ShoalError)
+                with suppress(sqlite3.Error):
+                    self._roll_back()
+                raise
+        except sqlite3.Error as exc:
+            raise self._explained(exc) from exc
         return result
 
+    def _begin(self, begin: str) -> None:
+        self._roll_back()
+        if self._stale:
+            self.restore()
+            self._stale = False
+        self.db.execute(begin)
+
     def _roll_back(self) -> None:
-        # SQLite has done it itself after some errors; if this one fails too, the next BEGIN does.
-        with suppress(sqlite3.Error):
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
+        if self.db.in_transaction:  # after some errors SQLite has done it itself
+            self.db.execute("ROLLBACK")
 
     def _explained(self, exc: sqlite3.Error) -> FrontierError:
         """What happened, and what to do."""
@@ -218,8 +223,9 @@ class SQLiteFile:
 
     async def close(self) -> None:
         """Bring the log into the file and let others have it. What was handed in before is done first."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
+        if not self._closed:
+            await self._run(self._close)
+            self._thread.shutdown(wait=False)
 
     def _close(self) -> None:
         if self._closed:

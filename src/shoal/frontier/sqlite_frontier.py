@@ -13,26 +13,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from shoal.errors import FrontierError, QueueFullError, RequestError
 from shoal.frontier.hosts import Host, Key, Lane
-from shoal.frontier.rules import (
-    LEASED,
-    LOST_KIND,
-    SPARED_KINDS,
-    child_fingerprint,
-    lost_reason,
-    push_fingerprint,
-)
+from shoal.frontier.rules import LEASED, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
 from shoal.frontier.sqlite_file import SQLiteFile
-from shoal.frontier.sqlite_lanes import SharedHosts, StoredLanes
+from shoal.frontier.sqlite_queue import NewRequest, SharedHosts, StoredQueue
 from shoal.frontier.sqlite_records import Ledger, Records, storable
 from shoal.frontier.sqlite_seen import Seen
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import (
     Claim,
     Completion,
@@ -67,14 +59,6 @@ class _Held(msgspec.Struct, frozen=True):
     rank: float
 
 
-class _Entry(NamedTuple):
-    """A request that may be new to the run."""
-
-    name: bytes
-    request: Request
-    parent: int | None = None
-
-
 class SQLiteFrontier:
     """See `shoal.ports.Frontier`. Each method is one transaction, in the thread of the file."""
 
@@ -97,7 +81,7 @@ class SQLiteFrontier:
         """The frontiers of all runs that are open in the file."""
         self._records = Records(file.db, run)
         self._seen = Seen(file.db, run)
-        self._lanes = StoredLanes(file.db, run, hosts, options)
+        self._queue = StoredQueue(file.db, run, hosts, options)
         self._held: dict[bytes, _Held] = {}
 
     def load(self) -> None:
@@ -107,10 +91,10 @@ class SQLiteFrontier:
 
     def place(self) -> None:
         """Let the hosts be leased from."""
-        self._lanes.place(self._clock())
+        self._queue.place(self._clock())
 
     def _load_queue(self) -> None:
-        self._lanes.load()
+        self._queue.load()
         self._held = {}
         leased = self._db.execute(
             "SELECT id, fingerprint, token, attempts, items, lane, rank FROM request"
@@ -118,7 +102,7 @@ class SQLiteFrontier:
             (self._run,),
         )
         for number, fingerprint, token, attempts, items, lane_number, rank in leased:
-            lane = self._lanes[lane_number]
+            lane = self._queue[lane_number]
             lane.host.in_flight += 1
             self._held[fingerprint] = _Held(number, fingerprint, token, attempts, items, lane, rank)
 
@@ -149,11 +133,11 @@ class SQLiteFrontier:
         def step(ledger: Ledger, now: float) -> Pushed:
             if seed is not None and not self._records.holds("seed", seed.token):
                 return Pushed(0, 0)
-            new = self._new([_Entry(push_fingerprint(r, seed, cursor, i), r) for i, r in enumerate(requests)])
+            new = self._new([(push_fingerprint(r, seed, cursor, i), r, None) for i, r in enumerate(requests)])
             most = self._options.max_queue_size
             if most is not None and new and ledger.ready + ledger.waiting + len(new) > most:
                 raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
-            self._enqueue(new, ledger, now)
+            self._add(new, ledger, now)
             ledger.duplicates += len(requests) - len(new)
             if seed is not None:
                 self._records.set_cursor("seed", cursor)
@@ -161,50 +145,36 @@ class SQLiteFrontier:
 
         return await self._change(step)
 
-    def _new(self, entries: Sequence[_Entry]) -> list[tuple[_Entry, bytes]]:
-        """What the run has not yet, encoded. A request that can't be is refused here, before anything is changed."""
-        known = self._seen.known({entry.name for entry in entries})
+    def _new(self, offered: Sequence[tuple[bytes, Request, int | None]]) -> list[NewRequest]:
+        """Those that the run has not yet, of (fingerprint, request, parent). One that can't be encoded is refused here,
+        before anything is changed."""
+        known = self._seen.known({fingerprint for fingerprint, _, _ in offered})
         new = []
-        for entry in entries:
-            if entry.name not in known:
-                known.add(entry.name)
+        for fingerprint, request, parent in offered:
+            if fingerprint not in known:
+                known.add(fingerprint)
                 try:
-                    new.append((entry, _encode(entry.request)))
+                    new.append(NewRequest(fingerprint, request, parent, _encode(request)))
                 except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                    raise RequestError(f"{entry.request.url} can't be stored: {exc}") from exc
+                    raise RequestError(f"{request.url} can't be stored: {exc}") from exc
         return new
 
-    def _new_children(self, families: Iterable[tuple[_Held, Sequence[Request]]]) -> list[tuple[_Entry, bytes]]:
+    def _new_children(self, families: Iterable[tuple[_Held, Sequence[Request]]]) -> list[NewRequest]:
         return self._new(
             [
-                _Entry(child_fingerprint(child, held.fingerprint, index), child, held.number)
+                (child_fingerprint(child, held.fingerprint, index), child, held.number)
                 for held, children in families
                 for index, child in enumerate(children)
             ]
         )
 
-    def _enqueue(self, new: Sequence[tuple[_Entry, bytes]], ledger: Ledger, now: float) -> None:
-        if not new:
-            return
-        (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
-        rows = []
-        numbers = {}
-        for (name, request, parent), payload in new:
-            number += 1
-            rank = 0.0 - request.priority
-            lane = self._lanes.named(host_of(request.url))
-            rows.append((number, self._run, lane.queue, rank, now, parent, name, payload))
-            numbers[name] = number
-            self._lanes.queue(lane, (rank, number), now)
-        self._db.executemany(
-            "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
-        )
-        self._seen.add(numbers)
-        ledger.newest = number
-        ledger.pushed += len(rows)
-        ledger.ready += len(rows)
+    def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
+        if new:
+            numbers = self._queue.add(new, now)
+            self._seen.add(numbers)
+            ledger.newest = numbers[new[-1].fingerprint]
+            ledger.pushed += len(new)
+            ledger.ready += len(new)
 
     # -- leasing
 
@@ -223,8 +193,8 @@ class SQLiteFrontier:
             if frontier is not self:  # what another run lost must not keep a host from this one
                 frontier._wake(now)
         moment = self._wake(now, ledger)
-        leases = self._take(self._lanes.choose(limit, now), ledger, now, now + ttl, deadline)
-        moments = [moment, now + ttl if leases else None, self._lanes.next_due()]
+        leases = self._take(self._queue.choose(limit, now), ledger, now, now + ttl, deadline)
+        moments = [moment, now + ttl if leases else None, self._queue.next_due()]
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
 
@@ -242,7 +212,7 @@ class SQLiteFrontier:
             else:
                 own.waiting -= 1
                 own.ready += 1
-                self._lanes.queue(self._lanes[lane], (rank, number), now)
+                self._queue.ready(self._queue[lane], (rank, number), now)
         self._db.execute(
             "UPDATE request SET state = 0, due = NULL WHERE run = ? AND due <= ? AND state = 1", (self._run, now)
         )
@@ -267,7 +237,7 @@ class SQLiteFrontier:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))
-                self._lanes.queue(held.lane, (held.rank, held.number), now)
+                self._queue.ready(held.lane, (held.rank, held.number), now)
         self._db.executemany("UPDATE request SET state = 0, due = NULL, token = NULL, at = ? WHERE id = ?", ready)
         self._db.executemany(
             "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?", dead
@@ -354,8 +324,8 @@ class SQLiteFrontier:
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
         self._records.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
-        self._enqueue(new, ledger, now)
-        added = Counter(entry.parent for entry, _ in new)
+        self._add(new, ledger, now)
+        added = Counter(child.parent for child in new)
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
@@ -411,7 +381,7 @@ class SQLiteFrontier:
             )  # fmt: skip
             self._records.note(held.number, now, f"attempt {held.attempts} failed", failure.reason)
         self._records.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
-        self._enqueue(new, ledger, now)
+        self._add(new, ledger, now)
         ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
         ledger.dead += len(dead)
         self._end([(held, failure.contacted) for held, failure in dead], ledger, now)
@@ -425,7 +395,7 @@ class SQLiteFrontier:
                 [(held.attempts - 1, now, held.number) for held in ended],
             )
             for held in ended:
-                self._lanes.queue(held.lane, (held.rank, held.number), now)
+                self._queue.ready(held.lane, (held.rank, held.number), now)
             ledger.ready += len(ended)
             self._end([(held, contacted) for held in ended], ledger, now)
             return [held is not None for held in holders]
@@ -433,25 +403,13 @@ class SQLiteFrontier:
         return await self._change(step)
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        return await self._change(partial(self._retry_dead, kinds))
+        def step(ledger: Ledger, now: float) -> int:
+            count = self._queue.revive(kinds, now)
+            ledger.ready += count
+            ledger.dead -= count
+            return count
 
-    def _retry_dead(self, kinds: Sequence[str] | None, ledger: Ledger, now: float) -> int:
-        chosen = f"run = ? AND state = 4 AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
-        which = (self._run, msgspec.json.encode(sorted(SPARED_KINDS if kinds is None else kinds)).decode())
-        for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
-            self._lanes.queue(self._lanes[lane], (rank, number), now)
-        self._db.execute(
-            "INSERT INTO event (request, at, what, detail)"
-            f" SELECT id, ?, 'retried', 'made ready again with all its attempts' FROM request WHERE {chosen}",
-            (now, *which),
-        )
-        count = self._db.execute(
-            f"UPDATE request SET state = 0, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
-            (now, *which),
-        ).rowcount
-        ledger.ready += count
-        ledger.dead -= count
-        return count
+        return await self._change(step)
 
     # -- roles and items
 
@@ -474,7 +432,7 @@ class SQLiteFrontier:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         def step() -> None:
-            known = self._lanes.named(host).host
+            known = self._queue.lane(host).host
             known.apply(update, self._clock())
             self._hosts.save([known])
 
@@ -487,7 +445,7 @@ class SQLiteFrontier:
             if self._file.readonly:
                 self._hosts.by_name.clear()
                 self._load_queue()
-            return self._lanes.states(self._clock(), limit)
+            return self._queue.states(self._clock(), limit)
 
         return await self._file.read(step)
 

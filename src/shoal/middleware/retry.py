@@ -16,7 +16,7 @@ LONGEST_RETRY_AFTER = timedelta(hours=24)
 
 
 class StatusCheck:
-    """Turns an answer that is no page into a FetchError. Redirects pass: the engine follows them."""
+    """Turns an answer that is no page into a FetchError. Redirects to somewhere pass: the engine follows them."""
 
     def __init__(self, retried: Collection[int], handled: Collection[int] = ()) -> None:
         self._retried = frozenset(retried)
@@ -25,7 +25,7 @@ class StatusCheck:
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         response = await fetch(request)
         status = response.status
-        if 200 <= status < 400 or status in self._handled:
+        if 200 <= status < 300 or status in self._handled or (300 <= status < 400 and "Location" in response.headers):
             return response
         raise FetchError(
             f"{request.url} answered {status}",

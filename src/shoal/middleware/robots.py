@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from msgspec import Struct
 from protego import Protego
@@ -22,23 +23,29 @@ _WORD = re.compile(r"(?<![\w-])(?=\S)")
 _LONGEST = 500 * 1024  # as much as others read of it
 _MOST_KEPT = 64 * 1024 * 1024  # characters of all files together
 _SHORTEST_CACHE = 60.0
+_LONGEST_HOLD = 60.0
 _HOPS = 5
 
 
 class Rules(Struct):
-    """What an origin's robots.txt says. ``rules`` is None when it forbids nothing."""
+    """What an origin's robots.txt says until it ``expires``. ``rules`` is None when it forbids nothing.
+
+    With an ``error`` it could not be had, for the last so many ``failures``.
+    """
 
     rules: Protego | None
     crawl_delay: float | None
     expires: float
     size: int
+    error: FetchError | None = None
+    failures: int = 0
 
 
 class Robots:
     """Refuses what robots.txt disallows with a FetchError of the kind ``robots``.
 
     Fetching robots.txt uses up the host's turn: the page itself is Postponed, so the host never sees two requests
-    closer than its delay.
+    closer than its delay. While it can't be had, its pages fail and wait; it is not asked for again with each of them.
     """
 
     def __init__(
@@ -56,10 +63,12 @@ class Robots:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
-        known = self._rules.get(origin)
-        if known is None or known.expires < time.monotonic():
+        known, now = self._rules.get(origin), time.monotonic()
+        if known is None or known.expires <= now:
             await self._learn(origin, fetch)
             raise Postponed("robots.txt was fetched first", contacted=True)
+        if known.error is not None:
+            raise _unavailable(origin, known.error, known.expires - now, contacted=False)
         if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
@@ -75,6 +84,9 @@ class Robots:
             rules = read_rules(await _text(origin, fetch), self._user_agent, self._config)
             await self._tell(origin, rules)
             self._keep(origin, rules)
+        except FetchError as error:
+            hold = self._keep_failure(origin, error)
+            raise _unavailable(origin, error, hold, contacted=error.contacted) from error
         finally:
             del self._fetching[origin]
             future.set_result(None)
@@ -87,6 +99,19 @@ class Robots:
             await self._update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
         except FrontierError as error:
             raise Postponed(f"the Crawl-delay could not be stored: {error}", contacted=True) from error
+
+    def _keep_failure(self, origin: str, error: FetchError) -> float:
+        """Remember it for as long as the host asked, or twice as long each time; how long that is."""
+        before = self._rules.get(origin)
+        failures = before.failures + 1 if before is not None else 1
+        hold = _LONGEST_HOLD if not _may_better(error) else min(2.0 ** min(failures - 1, 60), _LONGEST_HOLD)
+        if error.retry_after is not None:
+            hold = error.retry_after.total_seconds()
+        delay = before.crawl_delay if before is not None else None
+        # A copy: the error itself holds on to all that was on the stack, and that may be a page's body.
+        kept = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
+        self._keep(origin, Rules(None, delay, time.monotonic() + hold, 1000, kept, failures))
+        return hold
 
     def _keep(self, origin: str, rules: Rules) -> None:
         """The longest known are forgotten when there are too many: they can be had again."""
@@ -146,14 +171,23 @@ async def _text(origin: str, fetch: Fetch) -> str:
     except RequestError:
         return ""
     except FetchError as error:
-        if 400 <= error.status < 500 and error.status != 429:
+        if 300 <= error.status < 500 and error.status != 429:
             return ""
-        raise FetchError(
-            f"robots.txt of {origin} can't be had: {error}",
-            kind=error.kind if error.status == 0 else "robots unavailable",
-            retryable=error.retryable or error.status != 0,
-            status=error.status,
-            retry_after=error.retry_after,
-            contacted=error.contacted,
-        ) from error
+        raise
     return ""
+
+
+def _may_better(error: FetchError) -> bool:
+    return error.retryable or error.status != 0
+
+
+def _unavailable(origin: str, error: FetchError, hold: float, *, contacted: bool) -> FetchError:
+    """For a page whose robots.txt can't be had: it may be asked for again after ``hold`` seconds."""
+    return FetchError(
+        f"robots.txt of {origin} can't be had: {error}",
+        kind=error.kind if error.status == 0 else "robots unavailable",
+        retryable=_may_better(error),
+        status=error.status,
+        retry_after=timedelta(seconds=hold),
+        contacted=contacted,
+    )

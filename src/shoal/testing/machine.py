@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -18,29 +19,32 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from hypothesis.strategies import SearchStrategy
 
 from shoal.errors import QueueFullError
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Stats
 from shoal.testing.harness import Harness
 from shoal.testing.model import Held, Model, World
+from shoal.testing.strategies import (
+    CURSORS,
+    HOSTS,
+    ITEMS,
+    OPTIONS,
+    PAGE,
+    PAGES,
+    PICKS,
+    RECENT,
+    TTLS,
+    UPDATES,
+    Page,
+)
 
 Result = TypeVar("Result")
 
 SETTINGS = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 FOREVER = 1e6
-
-
-class Page(NamedTuple):
-    """A request to be made."""
-
-    host: str
-    number: int
-    priority: float
-    dont_filter: bool
 
 
 class Taken(NamedTuple):
@@ -57,35 +61,6 @@ class Role(NamedTuple):
     token: int
 
 
-HOSTS = st.sampled_from(["a.example", "b.example", "c.example:81"])
-PAGE: SearchStrategy[Page] = st.builds(
-    Page, HOSTS, st.integers(0, 7), st.sampled_from([0, 0, 0, 1, -1, 0.5]), st.sampled_from([False, False, False, True])
-)
-PAGES = st.lists(PAGE, max_size=5)
-ITEMS = st.lists(st.binary(max_size=2), max_size=2)
-NUMBER = st.integers(0, 50)
-PICKS = st.lists(NUMBER, min_size=1, max_size=3)
-"""Which of those that are there, counted around."""
-CURSORS = st.sampled_from([b"", b"1", b"2"])
-TTLS = st.sampled_from([20.0, 50.0, 100.0])
-DELAYS = st.sampled_from([None, 0.0, 10.0, 20.0])
-UPDATES: SearchStrategy[HostUpdate] = st.one_of(
-    st.builds(HostUpdate, delay=DELAYS),
-    st.builds(HostUpdate, crawl_delay=DELAYS),
-    st.builds(HostUpdate, learned_delay=DELAYS),
-    st.builds(HostUpdate, concurrency=st.sampled_from([None, 1, 2, 9])),
-    st.builds(HostUpdate, block_for=st.sampled_from([None, 0.0, 20.0, 50.0])),
-)
-OPTIONS: SearchStrategy[FrontierOptions] = st.builds(
-    FrontierOptions,
-    max_attempts=st.integers(1, 3),
-    delay=st.sampled_from([0.0, 10.0]),
-    concurrency_per_host=st.sampled_from([1, 2, 8]),
-    max_queue_size=st.sampled_from([None, None, 6]),
-    in_memory=st.sampled_from([1, 3, 100_000]),
-)
-
-
 def check_machine(make_harness: Callable[[], Harness], with_settings: settings = SETTINGS) -> None:
     """Run the machine over a backend. AssertionError tells the shortest story in which a law is broken."""
 
@@ -94,6 +69,17 @@ def check_machine(make_harness: Callable[[], Harness], with_settings: settings =
             return make_harness()
 
     run_state_machine_as_test(Machine, settings=with_settings)
+
+
+def aside(step: Callable[..., None]) -> Callable[..., None]:
+    """A step that is taken now and then, so that most are leases and what becomes of them."""
+
+    @wraps(step)
+    def taken(self: FrontierMachine, *arguments: Any, **named: Any) -> None:
+        self._since_aside = 0
+        step(self, *arguments, **named)
+
+    return precondition(lambda self: self._since_aside > 2)(taken)
 
 
 class FrontierMachine(RuleBasedStateMachine):
@@ -108,6 +94,8 @@ class FrontierMachine(RuleBasedStateMachine):
         self._runner = asyncio.Runner()
         self._harness = self.make_harness()
         self._requests = 0
+        self._deaths = 0
+        self._since_aside = 0
         self._leases: list[Taken] = []
         """Those that were not used yet; some may have run out."""
         self._spent: list[Taken] = []
@@ -131,7 +119,7 @@ class FrontierMachine(RuleBasedStateMachine):
             for place, page in enumerate(pages)
         ]
 
-    @initialize(options=OPTIONS, pages=st.lists(PAGE, min_size=3, max_size=6), seeded=st.booleans())
+    @initialize(options=OPTIONS, pages=st.lists(PAGE, max_size=6), seeded=st.booleans())
     def open(self, options: FrontierOptions, pages: list[Page], seeded: bool) -> None:
         self.world = World()
         self.model, self.neighbour_model = Model(options, self.world), Model(options, self.world)
@@ -160,10 +148,10 @@ class FrontierMachine(RuleBasedStateMachine):
                 return
             raise AssertionError(f"a full queue took {pushed}") from None
 
-    @rule(pages=PAGES, seeder=st.none() | NUMBER, cursor=CURSORS)
+    @rule(pages=PAGES, seeder=st.none() | RECENT, cursor=CURSORS)
     def push(self, pages: list[Page], seeder: int | None, cursor: bytes) -> None:
         seeders = [role for role in self._roles if role.claim.role == "seed"]
-        role = seeders[seeder % len(seeders)] if seeders and seeder is not None else None
+        role = seeders[-1 - seeder % len(seeders)] if seeders and seeder is not None else None
         self._push(self.frontier, self.model, self._make(pages), role, cursor)
 
     # -- leasing
@@ -227,11 +215,11 @@ class FrontierMachine(RuleBasedStateMachine):
         assert self._do(self.frontier.complete(completions)) == expected
 
     @precondition(lambda self: self._leases)
-    @rule(picks=PICKS, pages=PAGES, items=ITEMS, contacted=st.booleans())
-    def complete(self, picks: list[int], pages: list[Page], items: list[bytes], contacted: bool) -> None:
+    @rule(picks=PICKS, twice=st.booleans(), pages=PAGES, items=ITEMS, contacted=st.booleans())
+    def complete(self, picks: list[int], twice: bool, pages: list[Page], items: list[bytes], contacted: bool) -> None:
         batch = self._take(picks)
         self._spent += batch
-        self._complete(batch, pages, items, contacted)
+        self._complete(batch * 2 if twice else batch, pages, items, contacted)
 
     def _fail(
         self,
@@ -267,7 +255,7 @@ class FrontierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._leases)
     @rule(
         picks=PICKS,
-        retry_in=st.sampled_from([None, 10.0, 20.0, 60.0]),
+        retry_in=st.sampled_from([None, None, 10.0, 50.0]),
         kind=st.sampled_from(["timeout", "robots"]),
         pages=PAGES,
         items=ITEMS,
@@ -298,9 +286,10 @@ class FrontierMachine(RuleBasedStateMachine):
         self._release(batch, contacted)
 
     @precondition(lambda self: self._spent)
-    @rule(pick=NUMBER, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
+    @rule(pick=RECENT, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
     def use_a_spent_lease(self, pick: int, how: str, pages: list[Page]) -> None:
-        taken = self._spent[pick % len(self._spent)]
+        successors = [taken for taken in self._spent if taken.held.entry.state == "leased"]
+        taken = (successors or self._spent)[-1 - pick % len(successors or self._spent)]
         match how:
             case "complete":
                 self._complete([taken, taken], pages, [b"stale"], True)
@@ -315,6 +304,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.in_state("dead"))
     @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))
+    @aside
     def retry_dead(self, kinds: list[str] | None) -> None:
         assert self._do(self.frontier.retry_dead(kinds)) == self.model.retry_dead(kinds)
 
@@ -326,6 +316,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.world.now += seconds
 
     @rule(host=HOSTS, update=UPDATES)
+    @aside
     def update_host(self, host: str, update: HostUpdate) -> None:
         self._do(self.frontier.update_host(host, update))
         self.model.update_host(host, update)
@@ -333,10 +324,11 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(
         how=st.sampled_from(["claim", "advance", "relinquish", "finish"]),
         name=st.sampled_from(["seed", "drain"]),
-        pick=NUMBER,
+        pick=RECENT,
         cursor=CURSORS,
         ttl=TTLS,
     )
+    @aside
     def use_a_role(self, how: str, name: str, pick: int, cursor: bytes, ttl: float) -> None:
         if how == "claim" or not self._roles:
             made, expected = self._do(self.frontier.claim(name, ttl)), self.model.claim(name, ttl)
@@ -356,6 +348,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.model.overdue())  # whether its lease gives them back too is left open
     @rule(pages=PAGES, limit=st.integers(0, 3), done=st.integers(0, 3), contacted=st.booleans())
+    @aside
     def the_neighbour_works(self, pages: list[Page], limit: int, done: int, contacted: bool) -> None:
         self._push(self.neighbour, self.neighbour_model, self._make(pages), None, b"")
         self._neighbour_completes(done, contacted)
@@ -370,8 +363,16 @@ class FrontierMachine(RuleBasedStateMachine):
 
     # -- looking at it
 
-    @rule(pick=NUMBER)
-    def look_at_a_url(self, pick: int) -> None:
+    @rule(pick=RECENT, trim=st.sampled_from([0, 0, 1, 3]))
+    @aside
+    def look_back(self, pick: int, trim: int) -> None:
+        self._look_at_a_url(pick)
+        if items := self._do(self.frontier.read_items(0, trim)):
+            self._do(self.frontier.trim_items(items[-1].seq))
+            del self.model.log[: len(items)]
+        self._check_log()
+
+    def _look_at_a_url(self, pick: int) -> None:
         assert self._do(self.frontier.find(Request("http://a.example/never-pushed"))) is None
         known = [entry for entry in self.model.entries if not entry.request.dont_filter]
         if not known:
@@ -397,16 +398,11 @@ class FrontierMachine(RuleBasedStateMachine):
             (self._fingerprints[id(entry)], index, payload) for entry, index, payload in self.model.log
         ]
 
-    @rule(count=st.integers(1, 3))
-    def trim_items(self, count: int) -> None:
-        if items := self._do(self.frontier.read_items(0, count)):
-            self._do(self.frontier.trim_items(items[-1].seq))
-            del self.model.log[: len(items)]
-        self._check_log()
-
-    @precondition(lambda self: self._harness.durable and not self._neighbours)
+    @precondition(lambda self: self._harness.durable and not self._neighbours and self._deaths < 3)
     @rule()
+    @aside
     def the_process_dies(self) -> None:
+        self._deaths += 1
         self.frontier = self._do(self._harness.reopen())
         self.neighbour = self._do(self._harness.open_run("neighbour"))
         if not self._harness.keeps_leases:
@@ -414,6 +410,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
+        self._since_aside += 1
         (stats, audit, finished), expected = self._do(self._books()), self.model.stats()
         due = sum(entry.until <= self.world.now for entry in self.model.in_state("waiting"))
         # A request whose time has come may be counted as ready at once, or when it is next looked for.

@@ -1,0 +1,441 @@
+"""Requests: what they refuse, and that nothing of them is lost on the way. Responses: what a page is read as."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import RequestError, SelectorError
+from shoal.http import Request, Response
+from shoal.links import LinkBatch
+from shoal.spider import Spider
+from tests.servers import BROKEN_HTML, CHARSETS
+
+URL = "http://ex.com/a/b?x=1"
+
+
+class Books(Spider):
+    def parse(self, response: Response) -> None: ...
+
+    def book(self, response: Response) -> None: ...
+
+    @classmethod
+    def of_class(cls, response: Response) -> None: ...
+
+    @staticmethod
+    def of_nobody(response: Response) -> None: ...
+
+
+def page(html: str | bytes, content_type: str | None = "text/html; charset=utf-8", url: str = URL) -> Response:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    return Response(url, headers=headers, body=html.encode() if isinstance(html, str) else html)
+
+
+def sent(request: Request) -> Request:
+    """As it comes back from a store."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
+
+
+# -- requests
+
+
+def test_a_bare_request() -> None:
+    request = Request("HTTP://EX.com")
+    assert (request.url, request.method, request.body, request.depth) == ("http://ex.com/", "GET", b"", 0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request)) == {"url": "http://ex.com/"}
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "body", "kind"),
+    [
+        ({"json": {"a": [1, None]}}, "POST", b'{"a":[1,null]}', "application/json"),
+        ({"json": []}, "POST", b"[]", "application/json"),
+        ({"json": False, "method": "put"}, "PUT", b"false", "application/json"),
+        ({"form": {"a": "ü &", "b": [1, 2]}}, "POST", b"a=%C3%BC+%26&b=1&b=2", "application/x-www-form-urlencoded"),
+        ({"form": [("a", 1), ("a", 2)]}, "POST", b"a=1&a=2", "application/x-www-form-urlencoded"),
+        ({"form": {}}, "POST", b"", "application/x-www-form-urlencoded"),
+        ({"json": 1, "headers": {"content-TYPE": "x/y"}}, "POST", b"1", "x/y"),
+        ({"body": b"\0\xff", "method": "PATCH"}, "PATCH", b"\0\xff", None),
+        ({"body": bytearray(b"x")}, "GET", b"x", None),
+        ({"body": "ü"}, "GET", b"\xc3\xbc", None),
+    ],
+)
+def test_bodies(options: dict[str, Any], method: str, body: bytes, kind: str | None) -> None:
+    request = Request(URL, **options)
+    assert (request.method, request.body, request.json, request.form) == (method, body, None, None)
+    assert next((value for name, value in request.headers.items() if name.lower() == "content-type"), None) == kind
+    assert sent(request) == request
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json": {}, "form": {}},
+        {"json": {}, "body": b"x"},
+        {"json": object()},
+        {"form": "a=b"},
+        {"form": 5},
+        {"body": 5},
+        {"method": "G T"},
+        {"method": "GET\r\nX: y"},
+        {"method": ""},
+        {"method": None},
+        {"headers": {"X": "a\r\nInjected: b"}},
+        {"headers": {"X": "a\nInjected: b"}},
+        {"headers": {"X": "a\0"}},
+        {"headers": {"X\r\nInjected": "b"}},
+        {"headers": {"X y": "b"}},
+        {"headers": {"X:": "b"}},
+        {"headers": {"": "b"}},
+        {"headers": {"X": 5}},
+        {"headers": {"X": None}},
+        {"headers": ["X"]},
+        {"cookies": {"a": "b\r\nInjected: c"}},
+        {"cookies": {"a": "b; c=d"}},
+        {"cookies": {"a b": "c"}},
+        {"cookies": {"a": 5}},
+        {"priority": float("nan")},
+        {"priority": float("inf")},
+        {"priority": "high"},
+        {"timeout": "5"},
+        {"timeout": -1},
+        {"meta": {1: "x"}},
+        {"meta": ["x"]},
+        {"callback": lambda response: None},
+        {"callback": partial(print)},
+        {"callback": Books.book},
+        {"callback": Books.of_nobody},
+        {"callback": 5},
+        {"errback": lambda request, error: None},
+    ],
+    ids=repr,
+)
+def test_what_no_request_can_be_made_of(options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        Request(URL, **options)
+
+
+def test_no_callback_by_value() -> None:
+    with pytest.raises(RequestError, match=r"<lambda> can't be a callback: callbacks travel by name"):
+        Request(URL, callback=lambda response: None)
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="calback"):
+        Request(URL, calback="x")  # type: ignore[call-arg]
+    with pytest.raises(msgspec.ValidationError, match="calback"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({"url": URL, "calback": "x"}), type=Request)
+
+
+@pytest.mark.parametrize("bad", [{"url": "nonsense"}, {"url": URL, "headers": {"a": "b\r\nc"}}])
+def test_a_stored_request_is_checked_too(bad: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(bad), type=Request)
+
+
+def test_callbacks_travel_by_name() -> None:
+    books = Books()
+    request = Request(URL, callback=books.book, errback=books.of_class)
+    assert (request.callback, request.errback) == ("book", "of_class")
+    assert Request(URL, callback="book").callback == "book"
+    assert sent(request) == request
+
+
+def test_what_is_left_empty() -> None:
+    request = Request(URL, headers=None, cookies=None, meta=None)  # type: ignore[arg-type]
+    assert (request.headers, request.cookies, request.meta) == ({}, {}, {})
+    assert sent(request) == Request(URL)
+
+
+def test_defaults_are_not_shared() -> None:
+    Request(URL).meta["x"] = 1
+    assert Request(URL).meta == {}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+NAMES = st.from_regex(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", fullmatch=True)
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | TEXTS | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(
+    st.builds(
+        Request,
+        st.sampled_from([URL, "https://user:pw@[::1]:81/ü?a b#c"]),
+        method=NAMES,
+        headers=st.dictionaries(NAMES, TEXTS, max_size=3),
+        body=st.binary(max_size=20),
+        cookies=st.dictionaries(NAMES, TEXTS.filter(lambda text: ";" not in text), max_size=3),
+        meta=st.dictionaries(TEXTS, DATA, max_size=3),
+        priority=st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300),
+        depth=st.integers(0, 2**31),
+        callback=st.none() | TEXTS,
+        errback=st.none() | TEXTS,
+        dont_filter=st.booleans(),
+        timeout=st.none() | st.floats(0.001, 1e9),
+        proxy=st.none() | TEXTS,
+        redirects=st.lists(TEXTS, max_size=3),
+    )
+)
+def test_nothing_is_dropped_on_the_way(request: Request) -> None:
+    assert sent(request) == request
+    assert sent(request).fingerprint() == request.fingerprint()
+
+
+def test_replace() -> None:
+    request = Request(URL, json={"a": 1}, callback="book", meta={"x": 1}, priority=3)
+    copy = request.replace(url="HTTP://OTHER", priority=4)
+    assert copy == Request(
+        "http://other/", method="POST", body=b'{"a":1}', headers={"Content-Type": "application/json"}, callback="book",
+        meta={"x": 1}, priority=4,
+    )  # fmt: skip
+    assert request.priority == 3
+    with pytest.raises(RequestError):
+        request.replace(headers={"X": "a\r\nb"})
+    with pytest.raises(TypeError):
+        request.replace(nonsense=1)
+
+
+def test_fingerprints() -> None:
+    assert Request(URL).fingerprint() == Request(URL + "#f", headers={"a": "b"}, meta={"c": 1}).fingerprint()
+    assert Request("http://ex.com/?a&b").fingerprint() == Request("http://EX.com:80/?b&a").fingerprint()
+    assert (
+        len({Request(URL, **options).fingerprint() for options in ({}, {"method": "HEAD"}, {"json": 1}, {"json": 2})})
+        == 4
+    )
+
+
+# -- encodings
+
+
+@pytest.mark.parametrize("name", CHARSETS)
+def test_charsets(name: str) -> None:
+    charset = CHARSETS[name]
+    response = page(charset.body(), charset.content_type)
+    assert response.css("h1::text").get() == charset.text
+    assert charset.text in response.text
+    assert not response.text.startswith("\ufeff")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "encoding", "text"),
+    [
+        ("é".encode("latin-1"), "text/html; charset=ISO-8859-1", "windows-1252", "é"),
+        ("é".encode("latin-1"), 'text/html; Charset = "Latin1"; x=y', "windows-1252", "é"),
+        ("é".encode("utf-16"), "text/html", "UTF-16LE", "é"),
+        ("é".encode("utf-8-sig"), "text/html; charset=latin1", "UTF-8", "é"),  # the mark is stronger than the header
+        ("é".encode("gb18030"), "text/html; charset=gb2312", "gbk", "é"),
+        (b"<meta charset=koi8-r>\xc1", "text/html", "KOI8-R", None),
+        (
+            b"<meta charset=koi8-r>\xc3\xa9",
+            "text/html; charset=utf-8",
+            "UTF-8",
+            None,
+        ),  # the header is stronger than this
+        (b"<meta charset=nonsense>\xc3\xa9", "text/html", "UTF-8", None),
+        (b"", None, "windows-1252", ""),
+        ("é".encode(), "text/html; charset=x-no-such", "UTF-8", "é"),
+        ("é".encode(), "text/html; charset=unicode_escape", "UTF-8", "é"),
+        ("é".encode(), "text/html; charset=zlib", "UTF-8", "é"),
+        ("é".encode(), "text/html; charset=\udcff", "UTF-8", "é"),
+        ("é".encode(), "text/html; charset=", "UTF-8", "é"),
+        ("é".encode(), "charset charset=;;==", "UTF-8", "é"),
+        (b"a\xffb", "text/html; charset=utf-8", "UTF-8", "a\ufffdb"),
+    ],
+)
+def test_encodings(body: bytes, content_type: str | None, encoding: str, text: str | None) -> None:
+    response = page(body, content_type)
+    assert response.encoding.lower() == encoding.lower()
+    assert text is None or response.text == text
+
+
+@given(st.binary(max_size=300), st.text(max_size=30))
+def test_any_body_has_a_text(body: bytes, charset: str) -> None:
+    response = page(body, "text/html; charset=" + charset)
+    assert isinstance(response.text, str)
+    assert isinstance(response.links(), list)
+    assert response.to_markdown() is not None
+
+
+# -- what a page says
+
+
+def test_a_response() -> None:
+    response = Response("http://EX.com", status=204, headers=[("Set-Cookie", "a=1"), ("set-cookie", "b=2")])
+    assert response.url == response.request.url == "http://ex.com/"
+    assert response.urljoin("x") == "http://ex.com/x"
+    assert repr(response) == "<Response 204 http://ex.com/>"
+    assert response.headers["SET-COOKIE"] == "a=1"
+    assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+    assert response.ok
+    assert not Response(URL, status=302).ok
+
+
+def test_a_response_knows_its_request() -> None:
+    request = Request(URL, meta={"a": 1}, redirects=["http://ex.com/old"])
+    response = Response(URL, request=request)
+    assert response.meta is request.meta
+    assert response.redirects == ["http://ex.com/old"]
+
+
+def test_json() -> None:
+    assert page('{"a": [1]}').json() == {"a": [1]}
+    assert page('"ü"'.encode("utf-16")).json() == "ü"
+    assert page(b"\xef\xbb\xbf1").json() == 1
+    for bad in (b"", b"{", b"\xff", b"<html>"):
+        with pytest.raises(ValueError, match=r"."):
+            page(bad).json()
+
+
+def test_queries() -> None:
+    response = page("<p class=x>a1</p><p>b2</p>")
+    assert response.css("p.x::text").get() == "a1"
+    assert response.xpath("//p[2]/text()").get() == "b2"
+    assert response.xpath("//p[text()=$t]", t="a1").attrib == {"class": "x"}
+    assert response.re(r"[ab]\d") == ["a1", "b2"]
+    assert response.re(re.compile(r"([ab])(\d)(z)?")) == ["a", "1", "", "b", "2", ""]
+    assert response.selector is response.selector
+    with pytest.raises(SelectorError):
+        response.css("p[")
+
+
+def test_markdown() -> None:
+    assert page("<h1>T</h1><p>a <b>b</b> <a href=/x>c</a></p>").to_markdown().strip() == "# T\n\na **b** [c](/x)"
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("", "http://ex.com/a/d"),
+        ("<base>", "http://ex.com/a/d"),
+        ("<base href=''>", "http://ex.com/a/d"),
+        ("<base href='sub/'>", "http://ex.com/a/sub/d"),
+        ("<base href='//other/x/y'>", "http://other/x/d"),
+        ("<base target=_blank><base href=/1/><base href=/2/>", "http://ex.com/1/d"),
+        ("<base href='javascript:x'>", "http://ex.com/a/d"),
+        ("<base href='http://[bad'>", "http://ex.com/a/d"),
+        ("<body><base href=/late/>", "http://ex.com/late/d"),
+    ],
+)
+def test_links_are_relative_to_the_base(base: str, expected: str) -> None:
+    response = page(base + "<a href=d>")
+    assert response.urljoin("d") == expected
+    assert response.follow("d").url == expected
+    assert response.links() == list(response.follow_all()) == [expected]
+
+
+def test_the_base_is_looked_for_once() -> None:
+    response = page("<p>" * 100_000)
+    started = time.process_time()
+    for number in range(1000):
+        response.urljoin(f"/{number}")
+    assert time.process_time() - started < 1
+
+
+LINKS = """<ul><li class=next><b><a href='/1'>1</a></b><a href=/other>o</a></li><li class=next>none</li></ul>
+<a name=top>x</a><a href='/2#f'>2</a><a href='/2'>2</a><a href='mailto:a@b'>m</a><a href>e</a><link href=/l.css>"""
+
+
+def test_follow() -> None:
+    response, books = page(LINKS), Books()
+    assert response.follow("x").url == "http://ex.com/a/x"
+    assert response.follow("/x", books.book, priority=2, meta={"a": 1}) == Request(
+        "http://ex.com/x", callback="book", priority=2, meta={"a": 1}
+    )
+    assert response.follow(response.css("a[href]")[0]).url == "http://ex.com/1"
+    assert response.follow(response.css("a::attr(href)")[0]).url == "http://ex.com/1"
+    assert response.follow(response.xpath("//a/@href")[1]).url == "http://ex.com/other"
+    assert response.follow(response.css("li.next")[0]).url == "http://ex.com/1"
+    assert response.follow(response.css("link")[0]).url == "http://ex.com/l.css"
+
+
+@pytest.mark.parametrize("query", ["a[name]", "li:nth-child(2)"])
+def test_follow_an_element_without_a_link(query: str) -> None:
+    with pytest.raises(RequestError, match="has no href to follow"):
+        page(LINKS).follow(page(LINKS).css(query)[0])
+
+
+@pytest.mark.parametrize(
+    "link", [None, 5, page(LINKS).css("a"), page("<!--c-->").xpath("//comment()")[0], ["/x"]], ids=repr
+)
+def test_follow_what_is_no_link(link: Any) -> None:
+    with pytest.raises(RequestError, match="can't follow"):
+        page(LINKS).follow(link)
+
+
+def test_follow_a_link_that_is_no_url() -> None:
+    with pytest.raises(RequestError, match="only http and https"):
+        page(LINKS).follow("mailto:a@b")
+
+
+def urls(batch: LinkBatch) -> list[str]:
+    return [url.removeprefix("http://ex.com") for url in batch]
+
+
+def test_follow_all() -> None:
+    response, books = page(LINKS), Books()
+    assert urls(response.follow_all()) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all("li.next a")) == ["/1", "/other"]
+    assert urls(response.follow_all("li.next")) == ["/1"]
+    assert urls(response.follow_all("a::attr(href)")) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all("a")) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all("a:not([href='::'])")) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all("nope")) == []
+    assert urls(response.follow_all(response.css("li, a"))) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all(response.css("a::attr(href)"))) == ["/1", "/other", "/2"]
+    assert urls(response.follow_all(["x", "/y", "javascript:z"])) == ["/a/x", "/y"]
+    batch = response.follow_all("li a", books.book, errback=books.parse, priority=2, meta={"a": 1}, dont_filter=True)
+    assert batch == LinkBatch(
+        base=URL, hrefs=["/1", "/other"], callback="book", errback="parse", priority=2, meta={"a": 1}, dont_filter=True
+    )
+    assert len(response.follow_all("li a, li a")) == 2
+    with pytest.raises(RequestError, match="by name"):
+        response.follow_all("a", lambda response: None)
+    with pytest.raises(SelectorError):
+        response.follow_all("a[")
+    with pytest.raises(TypeError):
+        response.follow_all("a", nonsense=1)
+
+
+def test_links() -> None:
+    assert page(LINKS).links() == ["http://ex.com/1", "http://ex.com/other", "http://ex.com/2"]
+    assert page(LINKS).links("li") == ["http://ex.com/1"]
+    assert {"http://ex.com/leaf/0", "http://ex.com/leaf/1"} <= set(page(BROKEN_HTML).links())
+
+
+# -- what a stranger's page may cost
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        b"<div>" * 300_000 + b"<a href=/x>", b"<b>" * 300_000 + b"<a href=/x>", b"<a href=/x>" * 100_000,
+        b"<table><tr><td>" * 30_000 + b"<a href=/x>", b"<a href=/x " + b"y " * 500_000 + b">",
+        b"&" * 2_000_000 + b"<a href=/x>", b"<a><b><i><p>" * 30_000 + b"<a href=/x>",
+    ],
+    ids=["deep", "formatting", "links", "tables", "attributes", "ampersands", "misnested"],
+)  # fmt: skip
+def test_monstrous_pages(html: bytes) -> None:
+    response = page(html)
+    started = time.process_time()
+    assert response.links() == ["http://ex.com/x"]
+    assert response.css("title::text").get() is None
+    assert len(response.xpath("//a").getall()) >= 1
+    assert response.to_markdown() is not None
+    assert time.process_time() - started < 10
+
+
+def test_a_charset_that_goes_on_and_on() -> None:
+    started = time.process_time()
+    assert page("é", "charset " * 8000 + "charset" + " " * 60_000).text == "é"
+    assert time.process_time() - started < 1

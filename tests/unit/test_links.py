@@ -1,0 +1,360 @@
+"""URLs as browsers read them. The expected values are those of the WHATWG's standard, unless a test says otherwise."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from shoal import links
+from shoal.errors import RequestError
+from shoal.links import (
+    KnownLinks,
+    LinkBatch,
+    derived_fingerprint,
+    host_of,
+    join_url,
+    normalize_url,
+    origin_of,
+    resolve,
+    url_fingerprint,
+)
+
+BASE = "http://ex.com/a/b/c?x=1"
+
+PIECES = st.sampled_from(
+    [
+        "/", "//", "..", ".", "a", "%2e", "%41", "%", " ", "?", "#", "&", "=", "+", "%2B", "ü", "\\", "\t", ":", "@",
+        "http:", "https://", "ex.com", "EX.com", ":80", ":443", ":8080", "[::1]", "127.1", "0x7f", ";", "'", "~", "[",
+        "]", "|", "%C3%BC", "%ff", "xn--a", "1", "\0", "\xa0", "\udce9", "//h/", "mailto:",
+    ]
+)  # fmt: skip
+HREFS = st.lists(PIECES, max_size=7).map("".join) | st.text(max_size=20)
+
+
+# -- normal form
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://ex.com", "http://ex.com/"),
+        ("http://ex.com?q", "http://ex.com/?q"),
+        ("http://ex.com#f", "http://ex.com/"),
+        ("HTTPS://EX.com/Path", "https://ex.com/Path"),
+        ("  http://ex.com/x \n", "http://ex.com/x"),
+        ("http://ex.com/a\n\tb", "http://ex.com/ab"),
+        ("http://ex.com:80/", "http://ex.com/"),
+        ("https://ex.com:443/", "https://ex.com/"),
+        ("http://ex.com:443/", "http://ex.com:443/"),
+        ("http://ex.com:/", "http://ex.com/"),
+        ("http://ex.com:0080/", "http://ex.com/"),
+        ("http://ex.com:08000/", "http://ex.com:8000/"),
+        ("http://user:pass@ex.com/", "http://user:pass@ex.com/"),
+        ("http://a@b@ex.com/", "http://a%40b@ex.com/"),
+        ("http://[::1]/", "http://[::1]/"),
+        ("http://[0:0::0001]:80/", "http://[::1]/"),
+        ("http://bücher.de/ü?ü", "http://xn--bcher-kva.de/%C3%BC?%C3%BC"),
+        ("http://\uff25\uff38\u3002com/", "http://ex.com/"),
+        ("http://my_host.ex.com/", "http://my_host.ex.com/"),
+        # one address, many spellings: politeness must know them as one host
+        ("http://127.1/", "http://127.0.0.1/"),
+        ("http://0x7f.0.0.1/", "http://127.0.0.1/"),
+        ("http://0177.0.0.1/", "http://127.0.0.1/"),
+        ("http://2130706433/", "http://127.0.0.1/"),
+        ("http://127.0.0.1./", "http://127.0.0.1/"),
+        ("http://ex.com/a b?c d", "http://ex.com/a%20b?c+d"),
+        ("http://ex.com/%7euser", "http://ex.com/~user"),
+        ("http://ex.com/100%", "http://ex.com/100%25"),
+        ("http://ex.com/a%2fb", "http://ex.com/a%2Fb"),
+        ("http://ex.com/./a/../b", "http://ex.com/b"),
+        ("http://ex.com/.well-known/x", "http://ex.com/.well-known/x"),
+        ("http://ex.com//a", "http://ex.com//a"),
+        ("http://ex.com\\a\\b?c\\d", "http://ex.com/a/b?c%5Cd"),
+        ("http://ex.com/x?", "http://ex.com/x"),  # for us an empty query is none
+    ],
+)
+def test_normal_form(url: str, expected: str) -> None:
+    assert normalize_url(url) == expected
+    assert normalize_url(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", " ", "ex.com", "/x", "//ex.com/", "mailto:a@b", "ftp://ex.com/", "javascript:x", "http:", "http:x", "http://",
+        "http:///x", "http://?q", "http://@/", "http://:80/", "http://ex.com:0/", "http://ex.com:65536/",
+        "http://ex.com:99999/", "http://ex.com:-1/", "http://ex.com:x/", "http://ex com/", "http://ex<b>.com/",
+        "http://ex%41.com/", "http://ex\0.com/", "http://ex..\ud800/", "http://[::g]/", "http://[:8080]", "http://[bad/",
+        "http://[fe80::1%25eth0]/", "http://1.2.3.4.5/", "http://999.1.1.1/", "http://ex.0x/",
+    ],
+)  # fmt: skip
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(RequestError):
+        normalize_url(url)
+
+
+@pytest.mark.parametrize("url", [None, b"http://ex.com/", 5])
+def test_what_is_no_text(url: object) -> None:
+    with pytest.raises(RequestError, match="is no text"):
+        normalize_url(url)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="is no text"):
+        join_url(BASE, url)  # type: ignore[arg-type]
+
+
+def test_the_message_helps() -> None:
+    with pytest.raises(RequestError, match=r"'ex\.com' has no scheme; write http://"):
+        normalize_url("ex.com")
+    with pytest.raises(RequestError, match="only http and https"):
+        normalize_url("ftp://ex.com/")
+
+
+# -- joining
+
+
+@pytest.mark.parametrize(
+    ("href", "expected"),
+    [
+        ("d", "http://ex.com/a/b/d"),
+        ("./d", "http://ex.com/a/b/d"),
+        ("../d", "http://ex.com/a/d"),
+        ("../../../../d", "http://ex.com/d"),
+        ("..", "http://ex.com/a/"),
+        (".", "http://ex.com/a/b/"),
+        ("/d", "http://ex.com/d"),
+        ("/a/./../d", "http://ex.com/d"),
+        ("/a/%2e%2E/d", "http://ex.com/d"),
+        ("/a/.d/...", "http://ex.com/a/.d/..."),
+        ("?q", "http://ex.com/a/b/c?q"),
+        ("?", "http://ex.com/a/b/c"),
+        ("#f", BASE),
+        ("", BASE),
+        ("d#f", "http://ex.com/a/b/d"),
+        ("d?q#f", "http://ex.com/a/b/d?q"),
+        ("?q=/../x", "http://ex.com/a/b/c?q=/../x"),
+        ("//other/x", "http://other/x"),
+        ("//other", "http://other/"),
+        ("///other/x", "http://other/x"),
+        ("/\\other/x", "http://other/x"),
+        ("\\d", "http://ex.com/d"),
+        ("sub\\d", "http://ex.com/a/b/sub/d"),
+        ("http://other", "http://other/"),
+        ("HTTP://OTHER/X", "http://other/X"),
+        ("https:/other/x", "https://other/x"),
+        ("https:other", "https://other/"),
+        ("http:d", "http://ex.com/a/b/d"),  # relative, for the page is http too
+        ("http:/d", "http://ex.com/d"),
+        ("http:?q", "http://ex.com/a/b/c?q"),
+        ("https:///other//x", "https://other//x"),
+        ("d:e", None),
+        ("./d:e", "http://ex.com/a/b/d:e"),
+        (" d ", "http://ex.com/a/b/d"),
+        ("\n/d\r\n/e\t", "http://ex.com/d/e"),
+        ("ht\ntp://oth\ter/", "http://other/"),
+        ("\0 /d\x1f", "http://ex.com/d"),
+        ("/d\xa0", "http://ex.com/d%C2%A0"),  # only the spaces of ASCII are stripped
+        ("/d e?f g", "http://ex.com/d%20e?f+g"),
+        ("/ü", "http://ex.com/%C3%BC"),
+        ("/caf\udce9", "http://ex.com/caf%E9"),  # a byte that was no UTF-8, as in a Location header
+        ("/\ud800", "http://ex.com/%EF%BF%BD"),
+        ("http://bücher.de/", "http://xn--bcher-kva.de/"),
+        ("//[::1]:8080/x", "http://[::1]:8080/x"),
+        ("//user:pw@other:81/x", "http://user:pw@other:81/x"),
+        ("mailto:a@b", None),
+        ("javascript:void(0)", None),
+        ("java\nscript:void(0)", None),
+        ("data:text/html,<a href=/x>", None),
+        ("tel:+1", None),
+        ("ftp://other/", None),
+        ("//", None),
+        ("http://", None),
+        ("http://[bad", None),
+    ],
+)
+def test_join(href: str, expected: str | None) -> None:
+    if expected is None:
+        with pytest.raises(RequestError):
+            join_url(BASE, href)
+        assert resolve(BASE, [href]) == []
+    else:
+        assert join_url(BASE, href) == expected
+
+
+@pytest.mark.parametrize(
+    ("base", "href", "expected"),
+    [
+        ("https://ex.com/", "//other/x", "https://other/x"),
+        ("https://u:p@ex.com:81/a", "/x", "https://u:p@ex.com:81/x"),
+        ("http://[::1]:81/a/", "x", "http://[::1]:81/a/x"),
+        ("http://ex.com/", "x?y", "http://ex.com/x?y"),
+        ("http://ex.com/?a=/b/c", "x", "http://ex.com/x"),
+        ("http://a/", "/x", "http://a/x"),
+    ],
+)
+def test_join_to_other_bases(base: str, href: str, expected: str) -> None:
+    assert join_url(base, href) == expected
+
+
+# -- laws
+
+
+@given(HREFS)
+@example("http://h:443\t \xa0")
+def test_normal_form_is_the_same_again(href: str) -> None:
+    try:
+        url = join_url(BASE, href)
+    except RequestError:
+        assume(False)
+    assert normalize_url(url) == url
+    assert join_url(url, url) == url
+    assert url.startswith(("http://", "https://"))
+    assert url.isascii()
+    assert not set(url) & set(' #\\\r\n\t"<>')
+    assert host_of(url)
+    assert origin_of(url) + url[len(origin_of(url)) :] == url
+
+
+@given(st.from_regex(links._NORMAL_URL, fullmatch=True))
+def test_the_fast_path_gives_what_the_slow_one_would(url: str) -> None:
+    assume("/." not in url)
+    assert links._normalize(url) == url
+
+
+@given(st.from_regex(links._NORMAL_PATH, fullmatch=True))
+def test_the_fast_path_of_hrefs_gives_what_the_slow_one_would(href: str) -> None:
+    assume("/." not in href)
+    assert links._normalize("http://ex.com" + href) == join_url(BASE, href)
+
+
+@given(st.lists(HREFS, max_size=10))
+def test_resolve_is_join_for_each(hrefs: list[str]) -> None:
+    expected: dict[str, None] = {}
+    for href in hrefs:
+        if href and href[0] != "#":
+            try:
+                expected[join_url(BASE, href)] = None
+            except RequestError:
+                continue
+    assert resolve(BASE, hrefs) == list(expected)
+
+
+# -- what a stranger's page may cost
+
+
+@pytest.mark.parametrize(
+    "href",
+    [
+        "/" + "a" * 2**22, "/" + "%" * 2**22, "../" * 2**20, "ü" * 2**22, "data:" + "x" * 2**22, "a" * 2**22 + ":",
+        "http://" + "a" * 2**22, "http://" + "ü." * 2**20, "http://" + "[" * 2**22, "http://" + "@" * 2**22,
+        "http://" + ":" * 2**22, "//" * 2**21, "\\" * 2**22, " " * 2**22 + "x" + " " * 2**22,
+    ],
+)  # fmt: skip
+def test_a_huge_href_costs_little(href: str) -> None:
+    started = time.process_time()
+    resolve(BASE, [href])
+    assert time.process_time() - started < 0.5
+
+
+def test_what_is_too_long_is_no_url() -> None:
+    with pytest.raises(RequestError, match="longer than 65536"):
+        join_url(BASE, "a b" * 30_000)
+    with pytest.raises(RequestError, match="too long"):
+        join_url(BASE, "http://" + "ü" * 300)
+    assert join_url(BASE, "http://" + "u" * 300 + "@ex.com/") == "http://" + "u" * 300 + "@ex.com/"
+
+
+def test_many_hosts_outside_ascii_cost_little() -> None:
+    hrefs = [f"http://{'ü' * 50}{number}.de/" for number in range(20_000)]
+    started = time.process_time()
+    assert len(resolve(BASE, [*hrefs, "/last"])) == links._MOST_FOREIGN + 1
+    assert time.process_time() - started < 10
+
+
+# -- parts and names
+
+
+def test_host_and_origin() -> None:
+    assert host_of("http://ex.com/a") == "ex.com"
+    assert host_of("https://user:pw@ex.com:81/@") == "ex.com:81"
+    assert host_of("http://[::1]:81/") == "[::1]:81"
+    assert origin_of("https://ex.com:81/a//b") == "https://ex.com:81"
+
+
+def test_a_fingerprint_names_method_url_and_body() -> None:
+    names = {
+        url_fingerprint("http://ex.com/"),
+        url_fingerprint("http://ex.com/?a=1"),
+        url_fingerprint("http://ex.com/?a=1&a=1"),
+        url_fingerprint("http://ex.com/", "HEAD"),
+        url_fingerprint("http://ex.com/", "POST"),
+        url_fingerprint("http://ex.com/", "POST", b"a"),
+        url_fingerprint("http://ex.com/", "GET", b"a"),
+        url_fingerprint("https://ex.com/"),
+    }
+    assert len(names) == 8
+    assert all(len(name) == 16 for name in names)
+
+
+@given(st.permutations(["a=1", "b=2", "a=0", "", "c"]))
+def test_the_order_of_a_query_does_not_count(parts: list[str]) -> None:
+    assert url_fingerprint("http://ex.com/?" + "&".join(parts)) == url_fingerprint("http://ex.com/?a=1&b=2&a=0&&c")
+
+
+def test_derived_fingerprints() -> None:
+    one = url_fingerprint("http://ex.com/")
+    assert derived_fingerprint(one, b"x") == derived_fingerprint(one, b"x") != derived_fingerprint(one, b"y")
+    assert derived_fingerprint(one, b"x") != one
+
+
+def test_a_batch_of_links() -> None:
+    batch = LinkBatch(base=BASE, hrefs=["/x", "/x#a", "mailto:a", "d"])
+    assert len(batch) == 4
+    assert list(batch) == ["http://ex.com/x", "http://ex.com/a/b/d"]
+
+
+# -- links that are known
+
+
+def test_known_links_are_left_out() -> None:
+    known = KnownLinks()
+    hrefs = ["/x", "http://other/y", "/x", "z"]
+    assert known.unknown(BASE, hrefs) == ["/x", "http://other/y", "z"]
+    known.learn(BASE, hrefs)
+    assert known.unknown("http://ex.com/elsewhere/", [*hrefs, "/new"]) == ["z", "/new"]
+    assert known.unknown("https://ex.com/", hrefs) == ["/x", "http://other/y", "z"]  # another origin
+
+
+@pytest.mark.parametrize(
+    "href", ["z", "../z", "./z", "?q", "#f", "", "httpd.html", "http-guide/", "https.html", "http:z", "https:z", " /x"]
+)
+def test_what_means_another_url_on_another_page_is_never_known(href: str) -> None:
+    known = KnownLinks()
+    known.learn("http://ex.com/a/", [href])
+    assert known.unknown("http://ex.com/b/", [href]) == [href]
+
+
+@given(st.lists(HREFS, max_size=10), st.lists(HREFS, max_size=10))
+def test_no_url_is_hidden_that_was_not_told(told: list[str], shown: list[str]) -> None:
+    """Also on another page of the origin: what it says is hidden was on the first, with the same meaning."""
+    here, there = "http://ex.com/a/b/c?x=1", "http://ex.com/other/"
+    known = KnownLinks()
+    known.learn(here, told)
+    left = known.unknown(there, shown)
+    assert set(resolve(there, shown)) - set(resolve(there, left)) <= set(resolve(here, told))
+
+
+@given(st.lists(st.lists(st.integers(0, 50).map("/{}".format)), max_size=20))
+def test_known_links_are_bounded(pages: list[list[str]]) -> None:
+    known = KnownLinks(limit=7)
+    for number, hrefs in enumerate(pages):
+        known.learn(f"http://h{number % 3}/", hrefs)
+        assert sum(map(len, known._by_origin.values())) == known._size <= 7
+
+
+def test_long_hrefs_are_not_kept() -> None:
+    known = KnownLinks()
+    long = "/" + "x" * 1000
+    known.learn(BASE, [long])
+    assert known.unknown(BASE, [long]) == [long]
