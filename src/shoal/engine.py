@@ -9,49 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sysconfig
 import time
-import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from inspect import isawaitable
-from types import GeneratorType
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from shoal.callbacks import Callbacks, Found, describe
 from shoal.config import Config
-from shoal.errors import (
-    DropItem,
-    FetchError,
-    FrontierError,
-    ItemError,
-    QueueFullError,
-    RequestError,
-    ShoalError,
-    SpiderError,
-)
+from shoal.errors import FetchError, FrontierError, RequestError, ShoalError, SpiderError
 from shoal.events import Counters, Snapshot
 from shoal.http import Request, Response
-from shoal.item import encode_item, is_item
-from shoal.links import LinkBatch, host_of, join_url
+from shoal.links import host_of, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
-from shoal.ports import Claim, Completion, Failure, Fetch, Frontier, Lease
+from shoal.ports import Completion, Failure, Fetch, Frontier, Lease
 from shoal.scheduler import Admitted, Scheduler
+from shoal.seeder import Seeder
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
-_SEED_BATCH = 500
-_SEED_EVERY = 0.2  # seconds: what a slow start() gave is not held back longer
 _MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
 _COMMIT_TRIES = 5
-_NOT_THE_USERS = (
-    os.path.dirname(__file__) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<",
-)
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding"})
 
@@ -99,14 +79,14 @@ class Engine:
     ) -> None:
         """``keep_items``: the item log stays after all drains have passed it."""
         self.counters = Counters()
-        self._spider = spider
         self._config = config
         self._scheduler = scheduler
         self._frontier: Frontier = scheduler.frontier
         self._fetch = fetch
         self._drains = drains
         self._retry = RetryPolicy(config.retry)
-        self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
+        self._callbacks = Callbacks(spider, self.counters)
+        self._seeder = Seeder(spider, scheduler, config, self.counters, self._wake)
         self._active: dict[asyncio.Task[None], Lease] = {}
         self._settled: list[Settlement] = []
         self._helpers: list[asyncio.Task[None]] = []
@@ -115,7 +95,6 @@ class Engine:
         self._keep_items = keep_items
         self._logged_before = 0
         self._failure: BaseException | None = None
-        self._seed_failure: SpiderError | None = None
         self.stopping = False
         self.limit_reached = False
 
@@ -130,7 +109,7 @@ class Engine:
         if self._left is not None:
             self._left = max(0, self._left - stats.done - stats.leased)
         self._logged_before = stats.items
-        for work in (self._seed(), self._keep_leases(), self._trim(), *(drain.run() for drain in self._drains)):
+        for work in (self._seeder.run(), self._keep_leases(), self._trim(), *(drain.run() for drain in self._drains)):
             task = asyncio.create_task(work)
             task.add_done_callback(self._helper_ended)
             self._helpers.append(task)
@@ -138,7 +117,7 @@ class Engine:
             await self._pump()
         finally:
             await self._wind_down()
-        failure = self._failure or self._seed_failure
+        failure = self._failure or self._seeder.failure
         if failure is not None:
             raise failure
 
@@ -157,7 +136,7 @@ class Engine:
     async def _is_over(self) -> bool:
         if self.stopping or self.limit_reached or await self._frontier.is_finished():
             return True
-        return self._seed_failure is not None and (await self._frontier.stats()).remaining == 0
+        return self._seeder.failure is not None and (await self._frontier.stats()).remaining == 0
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. How long until there may be more, if time alone can tell."""
@@ -237,8 +216,7 @@ class Engine:
         if 300 <= response.status < 400 and "Location" in response.headers:
             return await self._redirected(lease, response)
         try:
-            outputs = await self._collect(self._spider.callback(request.callback)(response))
-            return await self._parsed(lease, response, outputs)
+            return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -247,69 +225,18 @@ class Engine:
         except Exception as exc:  # whatever the user's code raises: it costs this page, and says where
             return await self._callback_failed(lease, response, exc)
 
-    async def _collect(self, result: Any) -> list[Any]:
-        """Everything that a callback gives, whatever kind of callback it is."""
-        if isinstance(result, GeneratorType):
-            return list(result)
-        if isawaitable(result):
-            result = await result
-        if result is None:
-            return []
-        if isinstance(result, AsyncIterator):
-            return [output async for output in result]
-        if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
-            return [result]
-        return list(result)
-
-    async def _parsed(self, lease: Lease, response: Response, outputs: list[Any]) -> Parsed:
-        items, found = await self._sort(outputs, lease.request)
-        admitted = self._scheduler.admit(found, lease.request)
+    def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
+        admitted = self._scheduler.admit(found.links, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
         completion = Completion(
             lease=lease,
-            items=items,
+            items=found.items,
             children=admitted.children,
             status=response.status,
             duplicates=admitted.duplicates,
             contacted=not response.from_cache,
         )
         return Parsed(completion, admitted)
-
-    async def _sort(self, outputs: Iterable[Any], request: Request) -> tuple[list[bytes], list[Request | LinkBatch]]:
-        """Items, through the pipelines and encoded; and what leads to new requests."""
-        items: list[bytes] = []
-        found: list[Request | LinkBatch] = []
-        for output in outputs:
-            if isinstance(output, (LinkBatch, Request)):
-                found.append(output)
-            elif output is not None:
-                encoded = await self._encode(output, request)
-                if encoded is not None:
-                    items.append(encoded)
-        for each in found:
-            self._check(each)
-        return items, found
-
-    def _check(self, found: Request | LinkBatch) -> None:
-        """A request that nobody could answer is an error of the callback that made it, and shows up there."""
-        for name in (found.callback, found.errback):
-            if name is not None:
-                self._spider.callback(name)
-
-    async def _encode(self, item: Any, request: Request) -> bytes | None:
-        try:
-            for pipeline in self._pipelines:
-                item = pipeline(item, self._spider)
-                if isawaitable(item):
-                    item = await item
-            return encode_item(item)
-        except DropItem as dropped:
-            self.counters.dropped += 1
-            log.debug("item dropped url=%s reason=%s", request.url, dropped)
-        except ItemError as error:
-            self.counters.item_errors += 1
-            log.error("item not stored url=%s %s", request.url, error)
-        return None
 
     async def _redirected(self, lease: Lease, response: Response) -> Settlement:
         """A redirect is done, and its target a child: so scope, robots.txt and the host's delay hold for each hop."""
@@ -366,17 +293,18 @@ class Engine:
 
     async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
         try:
-            outputs = await self._collect(self._spider.callback(lease.request.errback)(lease.request, error))
-            failure.items, found = await self._sort(outputs, lease.request)
-            failure.children = self._scheduler.admit(found, lease.request).children
+            request = lease.request
+            found = await self._callbacks.call(request.errback, request, request, error)
+            failure.items = found.items
+            failure.children = self._scheduler.admit(found.links, request).children
         except Exception as exc:  # the user's code again
             self.counters.errors["errback"] += 1
-            log.error("errback failed url=%s %s", lease.request.url, _last_line(exc))
+            log.error("errback failed url=%s %s", lease.request.url, describe(exc))
 
     async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure:
         """The page is dead: nothing of it is stored. Once the spider is mended, `retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
-        reason = _last_line(exc)
+        reason = describe(exc)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if lease.request.errback is not None:
@@ -446,51 +374,6 @@ class Engine:
 
     # -- helpers
 
-    async def _seed(self) -> None:
-        """Push the spider's start requests behind the cursor that an earlier seeder left."""
-        ttl = self._config.lease.ttl
-        claim = await self._frontier.claim("seed", ttl)
-        if claim is None:
-            return
-        position = skip = int(claim.cursor or b"0")
-        size = min(_SEED_BATCH, self._config.queue.max_size or _SEED_BATCH)
-        batch: list[Request] = []
-        pushed_at = 0.0
-        try:
-            async for request in _start_requests(self._spider):
-                if isinstance(request, RequestError):
-                    self.counters.errors["bad url"] += 1
-                    log.error("start: %s", request)
-                    continue
-                if skip:
-                    skip -= 1
-                    continue
-                batch.append(request)
-                if len(batch) >= size or time.monotonic() > pushed_at + _SEED_EVERY:
-                    await self._push_seeds(batch, claim, position)
-                    position += len(batch)
-                    batch, pushed_at = [], time.monotonic()
-        except SpiderError as error:  # what it gave before is crawled; the run stays unfinished
-            self._seed_failure = error
-        await self._push_seeds(batch, claim, position)
-        await self._frontier.relinquish(claim, finished=self._seed_failure is None)
-        self._wake()
-
-    async def _push_seeds(self, batch: list[Request], claim: Claim, position: int) -> None:
-        inside = [request for request in batch if self._scheduler.scope.refuses(request.url) is None]
-        self.counters.out_of_scope += len(batch) - len(inside)
-        ttl, cursor = self._config.lease.ttl, b"%d" % (position + len(batch))
-        while True:
-            try:
-                await self._frontier.push(inside, seed=claim, cursor=cursor)
-                break
-            except QueueFullError:
-                await asyncio.sleep(0.05)  # the pump makes room
-                await self._frontier.advance(claim, b"%d" % position, ttl)
-        if not await self._frontier.advance(claim, cursor, ttl):
-            raise FrontierError("another process has taken over pushing the start requests of this run")
-        self._wake()
-
     async def _trim(self) -> None:
         """Forget the part of the item log that everybody has."""
         while not self._keep_items:
@@ -556,43 +439,3 @@ def redirected_request(request: Request, url: str, status: int) -> Request:
         cookies={} if elsewhere else request.cookies,
         dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
     )
-
-
-async def _start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
-    """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them.
-
-    A URL that is none comes as the error: it costs only itself.
-    """
-    try:
-        requests: Any = spider.start()
-        if isawaitable(requests):
-            requests = await requests
-        if isinstance(requests, AsyncIterator):
-            async for request in requests:
-                yield _start_request(request)
-        else:
-            for request in requests or ():
-                yield _start_request(request)
-    except ShoalError:
-        raise
-    except Exception as exc:  # whatever the user's code raises: there is nothing to crawl without it
-        raise SpiderError(f"start() failed: {_last_line(exc)}") from exc
-
-
-def _start_request(given: object) -> Request | RequestError:
-    if isinstance(given, str):
-        try:
-            return Request(given)
-        except RequestError as error:
-            return error
-    if not isinstance(given, Request):
-        raise SpiderError(f"start() gave a {type(given).__name__}; it must give Request objects or URLs")
-    return given
-
-
-def _last_line(exc: BaseException) -> str:
-    """What went wrong, and where in the user's own files."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or frames
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(exc).__name__}: {exc}{place}"

@@ -7,6 +7,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import brotli
 import pytest
@@ -79,10 +80,8 @@ def test_what_ends_too_early(coding: str, pack: Callable[[bytes], bytes]) -> Non
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
 @given(junk=st.binary(min_size=1, max_size=100))
 def test_junk(coding: str, junk: bytes) -> None:
-    try:
+    with suppress(FetchError):  # and nothing else
         decompress(junk, coding, LIMIT)
-    except FetchError as error:
-        assert error.kind in ("bad encoding", "too large")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])

@@ -21,7 +21,9 @@ LAYERS = [
     {"spider", "scope", "pages"},
     {"ports"},
     {"events", "scheduler", "frontier", "fetch", "middleware", "sinks"},
-    {"engine", "testing"},
+    {"callbacks", "testing"},
+    {"seeder"},
+    {"engine"},
     {"crawler"},
     {"cli"},
 ]

@@ -1,0 +1,101 @@
+"""The border to the user's code: callbacks, errbacks and pipelines, and what they give."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sysconfig
+import traceback
+from collections.abc import AsyncIterator, Iterable
+from inspect import isawaitable
+from types import GeneratorType
+from typing import Any
+
+from msgspec import Struct
+
+from shoal.errors import DropItem, ItemError
+from shoal.events import Counters
+from shoal.http import Request
+from shoal.item import encode_item, is_item
+from shoal.links import LinkBatch
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.callbacks")
+
+_NOT_THE_USERS = (
+    os.path.dirname(__file__) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+
+
+class Found(Struct):
+    """What a callback gave: items, through the pipelines and encoded, and what leads to new requests."""
+
+    items: list[bytes]
+    links: list[Request | LinkBatch]
+
+
+class Callbacks:
+    """Calls the spider's methods. What they raise comes through, but for an item that can't be stored: that one is
+    left out, counted and logged, and the rest of its page goes on."""
+
+    def __init__(self, spider: Spider, counters: Counters) -> None:
+        self._spider = spider
+        self._counters = counters
+        self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
+
+    async def call(self, name: str | None, request: Request, *arguments: Any) -> Found:
+        """Everything that the method of this name gives, sorted. ``request`` is the one that it is about."""
+        found = Found([], [])
+        for output in await _collect(self._spider.callback(name)(*arguments)):
+            if isinstance(output, (LinkBatch, Request)):
+                self._check(output)
+                found.links.append(output)
+            elif output is not None and (encoded := await self._encode(output, request)) is not None:
+                found.items.append(encoded)
+        return found
+
+    def _check(self, link: Request | LinkBatch) -> None:
+        """A request that nobody could answer is an error of the callback that made it, and shows up there."""
+        for name in (link.callback, link.errback):
+            if name is not None:
+                self._spider.callback(name)
+
+    async def _encode(self, item: Any, request: Request) -> bytes | None:
+        try:
+            for pipeline in self._pipelines:
+                item = pipeline(item, self._spider)
+                if isawaitable(item):
+                    item = await item
+            return encode_item(item)
+        except DropItem as dropped:
+            self._counters.dropped += 1
+            log.debug("item dropped url=%s reason=%s", request.url, dropped)
+        except ItemError as error:
+            self._counters.item_errors += 1
+            log.error("item not stored url=%s %s", request.url, error)
+        return None
+
+
+async def _collect(result: Any) -> list[Any]:
+    """Everything that a callback gives, whatever kind of callback it is."""
+    if isinstance(result, GeneratorType):
+        return list(result)
+    if isawaitable(result):
+        result = await result
+    if result is None:
+        return []
+    if isinstance(result, AsyncIterator):
+        return [output async for output in result]
+    if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
+        return [result]
+    return list(result)
+
+
+def describe(exc: BaseException) -> str:
+    """What went wrong, and where in the user's own files."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or frames
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(exc).__name__}: {exc}{place}"
