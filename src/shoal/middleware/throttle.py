@@ -37,7 +37,8 @@ class Learned(Struct):
 def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learned:
     """A good answer came after ``latency`` seconds."""
     usual = latency if not host.usual or latency < host.usual else host.usual + 0.02 * (latency - host.usual)
-    recent = latency if not host.recent else host.recent + 0.3 * (latency - host.recent)
+    capped = min(latency, _SLOWER * max(host.recent, config.slow_after))  # one slow page is no slow host
+    recent = host.recent + 0.3 * (capped - host.recent)
     if recent > max(config.slow_after, _SLOWER * usual):
         delay = max(host.delay, min(recent, config.max_delay))
     else:
