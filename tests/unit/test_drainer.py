@@ -119,7 +119,7 @@ def numbers(path: Path) -> list[int]:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - any condition
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -65,7 +65,7 @@ async def crawl(client: aiohttp.ClientSession, url: str, follow: Callable[[str],
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the servers' state is plain, so that it can be read at any time
+        while not condition():
             await asyncio.sleep(0.01)
 
 

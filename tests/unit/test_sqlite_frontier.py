@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import FrontierError, QueueFullError, RequestError, RunError, StoreBusyError, StoreError
-from shoal.frontier import open_store, sqlite_seen
+from shoal.frontier import open_store
 from shoal.frontier.sqlite import SQLiteStore
-from shoal.frontier.sqlite_frontier import SQLiteFrontier
+from shoal.frontier.sqlite import seen as sqlite_seen
+from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Run
 from shoal.testing import FakeClock
@@ -119,7 +120,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 async def test_a_crawl_that_is_killed_again_and_again_is_done_once(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"from shoal.frontier import sqlite_seen; sqlite_seen._MOST = {most}\n" + CRAWL
+    code = f"from shoal.frontier.sqlite import seen; seen._MOST = {most}\n" + CRAWL
     monkeypatch.setattr(sqlite_seen, "_MOST", most)
     chance = random.Random(most)
     for _ in range(8):

@@ -45,7 +45,7 @@ class Cache:
             )
         response = await fetch(request)
         if 200 <= response.status < 400:
-            headers = [(name, value.encode("utf-8", "replace").decode()) for name, value in response.headers.items()]
+            headers = [(str(name), _encodable(value)) for name, value in response.headers.items()]
             entry = _Entry(time.time(), response.url, response.status, headers, response.body)
             try:
                 await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
@@ -67,6 +67,11 @@ class Cache:
             return None
         expired = self._ttl is not None and entry.stored_at + self._ttl < time.time()
         return None if expired else entry
+
+
+def _encodable(value: str) -> str:
+    """Without the bytes that were no UTF-8."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _save(path: Path, data: bytes) -> None:

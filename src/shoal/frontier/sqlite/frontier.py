@@ -20,10 +20,10 @@ import msgspec
 from shoal.errors import FrontierError, QueueFullError, RequestError
 from shoal.frontier.hosts import Host, Key, Lane
 from shoal.frontier.rules import LEASED, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
-from shoal.frontier.sqlite_file import SQLiteFile
-from shoal.frontier.sqlite_queue import NewRequest, SharedHosts, StoredQueue
-from shoal.frontier.sqlite_records import Ledger, Records, storable
-from shoal.frontier.sqlite_seen import Seen
+from shoal.frontier.sqlite.file import SQLiteFile
+from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
+from shoal.frontier.sqlite.records import Ledger, Records, storable
+from shoal.frontier.sqlite.seen import Seen
 from shoal.http import Request
 from shoal.ports import (
     Claim,

@@ -65,7 +65,7 @@ CREATE INDEX request_ready ON request (lane, rank) WHERE state = 0;
 CREATE INDEX request_due ON request (run, due) WHERE due IS NOT NULL;
 CREATE INDEX request_dead ON request (run) WHERE state = 4;
 
--- The index over fingerprints. It lags behind: see sqlite_seen.py.
+-- The index over fingerprints. It lags behind: see seen.py.
 CREATE TABLE seen (
     fingerprint BLOB NOT NULL,
     run INTEGER NOT NULL,

@@ -113,7 +113,7 @@ class SQLiteFile:
             tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not tables and not self.readonly:
                 # Before the write-ahead log is on, so that the marks are in the file itself from its first page on.
-                schema = files("shoal.frontier").joinpath("sqlite.sql").read_text("utf-8")
+                schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
                 self.db.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
                 tables = set(_TABLES)
             (application,), (version,) = (

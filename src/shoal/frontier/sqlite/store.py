@@ -1,7 +1,7 @@
 """Runs in a SQLite file: nothing to install, survives ``kill -9``, and memory does not grow with the URLs.
 
-What a kill and a power cut mean is told in `shoal.frontier.sqlite_file`, how a frontier is kept in
-`shoal.frontier.sqlite_frontier`.
+What a kill and a power cut mean is told in `shoal.frontier.sqlite.file`, how a frontier is kept in
+`shoal.frontier.sqlite.frontier`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 
 from shoal.errors import RunError
 from shoal.frontier.rules import check_transition
-from shoal.frontier.sqlite_file import SQLiteFile
-from shoal.frontier.sqlite_frontier import SQLiteFrontier
-from shoal.frontier.sqlite_queue import SharedHosts
+from shoal.frontier.sqlite.file import SQLiteFile
+from shoal.frontier.sqlite.frontier import SQLiteFrontier
+from shoal.frontier.sqlite.queue import SharedHosts
 from shoal.ports import FrontierOptions, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"

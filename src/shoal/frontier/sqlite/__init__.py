@@ -1,0 +1,5 @@
+"""Runs in a SQLite file: nothing to install, survives ``kill -9``, and memory does not grow with the URLs."""
+
+from __future__ import annotations
+
+from shoal.frontier.sqlite.store import SQLiteStore as SQLiteStore
