@@ -68,6 +68,9 @@ class Callbacks:
                 item = pipeline(item, self._spider)
                 if isawaitable(item):
                     item = await item
+                if item is None:
+                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
+                    raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
             return encode_item(item)
         except DropItem as dropped:
             self._counters.dropped += 1

@@ -222,8 +222,7 @@ class Crawl:
         if config.robots.obey:
             layers.append(Robots(config.robots, config.user_agent, frontier.update_host))
         layers.extend(self.spider.middlewares)
-        if config.cookies:
-            layers.append(Cookies())
+        layers.append(Cookies(keep=config.cookies))
         if config.throttle.enabled:
             layers.append(Throttle(config.throttle, frontier.update_host))
         layers.append(StatusCheck(config.retry.statuses, self.spider.handle_statuses))

@@ -39,8 +39,6 @@ _LONGEST_HOST = 261  # 255 and a port
 _MOST_FOREIGN = 1000  # links of one page that may have a host outside ASCII: each takes milliseconds
 _LONGEST_KNOWN = 500
 
-_FIXED = ("/", "http://", "https://")
-
 
 def normalize_url(url: str) -> str:
     """The one spelling of an http(s) URL that Shoal uses: quoted, host in lower case, no fragment, no default port.
@@ -219,7 +217,11 @@ class KnownLinks:
 
     def learn(self, base: str, hrefs: Iterable[str]) -> None:
         """The frontier has these now."""
-        fixed = [href for href in hrefs if href.startswith(_FIXED) and len(href) <= _LONGEST_KNOWN][: self._limit]
+        fixed = [
+            href
+            for href in hrefs
+            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://") and len(href) <= _LONGEST_KNOWN
+        ][: self._limit]
         if self._size + len(fixed) > self._limit:
             self._by_origin.clear()
             self._size = 0

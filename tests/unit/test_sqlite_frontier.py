@@ -614,3 +614,20 @@ async def test_two_runs_share_a_host(path: Path) -> None:
     assert await lease_all(two) == []
     assert [(await frontier.stats()).ready for frontier in (one, two)] == [4, 5]
     await store.close()
+
+
+async def test_a_damaged_payload_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "crawl.db"
+    store = await SQLiteStore.open(path)
+    await store.create_run(Run(run_id="r", spider="s", state="running", created_at=0))
+    frontier = await store.frontier("r", FrontierOptions())
+    await frontier.push([Request("http://shop.example/")])
+    await store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE request SET payload = x'FFFF'")
+    db.close()
+    store = await SQLiteStore.open(path)
+    frontier = await store.frontier("r", FrontierOptions())
+    with pytest.raises(StoreError, match="is damaged"):
+        await frontier.lease(1, 60)
+    await store.close()

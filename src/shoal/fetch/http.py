@@ -69,7 +69,7 @@ class HttpFetcher:
             answer = await session.request(
                 request.method,
                 URL(request.url, encoded=True),
-                headers=_with_cookies(request) if request.cookies else request.headers or None,
+                headers=request.headers or None,
                 data=request.body or None,
                 allow_redirects=False,
                 proxy=proxy,
@@ -122,13 +122,6 @@ def _no_verification() -> ssl.SSLContext:
 
 def _too_large(limit: int) -> FetchError:
     return FetchError(f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False)
-
-
-def _with_cookies(request: Request) -> dict[str, str]:
-    """The headers with the request's own cookies, for when no layer above has a jar to add them from."""
-    if any(name.lower() == "cookie" for name in request.headers):
-        return request.headers
-    return {**request.headers, "Cookie": "; ".join(f"{name}={value}" for name, value in request.cookies.items())}
 
 
 def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:

@@ -216,10 +216,14 @@ class SQLiteFile:
         if code == sqlite3.SQLITE_BUSY:
             return FrontierError(f"another program holds a lock on {self.path}; nothing was changed. Close it")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreError(f"{self.path} is damaged ({exc}); save it with `sqlite3 FILE .recover`, or name another")
+            return self.damaged(str(exc))
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             return StoreError(f"can't open {self.path} ({exc}); look at who may write the file and its folder")
         return FrontierError(f"{self.path}: {exc}; nothing was changed")
+
+    def damaged(self, what: str) -> StoreError:
+        """The file is not as it was written."""
+        return StoreError(f"{self.path} is damaged ({what}); save it with `sqlite3 FILE .recover`, or name another")
 
     async def close(self) -> None:
         """Bring the log into the file and let others have it. What was handed in before is done first."""

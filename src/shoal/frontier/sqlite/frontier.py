@@ -256,11 +256,15 @@ class SQLiteFrontier:
         rows = {row[0]: row for row in self._db.execute(sql, (numbers,))}
         leases, changes = [], []
         for lane, (rank, number) in chosen:
-            _, fingerprint, attempts, items, payload = rows[number]
+            try:
+                _, fingerprint, attempts, items, payload = rows[number]
+                request = _decode(payload)
+            except (KeyError, UnicodeDecodeError, msgspec.MsgspecError) as exc:
+                raise self._file.damaged(f"request {number} can't be read: {exc!r}") from exc
             ledger.token += 1
             token, attempt = ledger.token, attempts + 1
             self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank)
-            leases.append(Lease(_decode(payload), fingerprint, token, attempt, lane.host.name, deadline))
+            leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline))
             changes.append((token, attempt, until, now, number))
         self._db.executemany(
             "UPDATE request SET state = 2, token = ?, attempts = ?, due = ?, at = ? WHERE id = ?", changes
