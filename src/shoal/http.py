@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -240,12 +241,11 @@ class Response:
     def base_url(self) -> str:
         """What relative links are relative to: the page's own ``<base>``, or its URL."""
         if self._base_url is None:
+            self._base_url = self.url
             base = self.document.select_one("base[href]")
-            href = base.attr("href") if base is not None else None
-            try:
-                self._base_url = join_url(self.url, href or "")
-            except RequestError:
-                self._base_url = self.url
+            if base is not None:
+                with suppress(RequestError):
+                    self._base_url = join_url(self.url, base.attr("href") or "")
         return self._base_url
 
     def urljoin(self, href: str) -> str:

@@ -254,7 +254,7 @@ def test_resolve_is_join_for_each(hrefs: list[str]) -> None:
 def test_a_huge_href_costs_little(href: str) -> None:
     started = time.process_time()
     resolve(BASE, [href])
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 2
 
 
 def test_what_is_too_long_is_no_url() -> None:
