@@ -13,11 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from shoal.errors import DropItem, ItemError
+from shoal.errors import DropItem, ItemError, SpiderError
 from shoal.events import Counters
-from shoal.http import Request
+from shoal.http import LinkBatch, Request
 from shoal.item import encode_item, is_item
-from shoal.links import LinkBatch
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.callbacks")
@@ -44,6 +43,10 @@ class Callbacks:
         self._spider = spider
         self._counters = counters
         self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
+        for pipeline in self._pipelines:
+            if not callable(pipeline):
+                name = type(pipeline).__name__
+                raise SpiderError(f"the pipeline {name} can't be called: give a function, or a class with __call__")
 
     async def call(self, name: str | None, request: Request, *arguments: Any) -> Found:
         """Everything that the method of this name gives, sorted. ``request`` is the one that it is about."""

@@ -125,10 +125,10 @@ class Http(Section, frozen=True, kw_only=True):
     read_timeout: Timeout = 30.0  # without a byte from the server
     total_timeout: Timeout = 120.0  # one request with its body
     max_body_bytes: Count = 32 * 1024 * 1024  # decompressed
-    max_header_bytes: Count = 64 * 1024  # all headers of a response
+    max_header_bytes: Count = 64 * 1024  # one header of a response
     max_redirects: CountFromZero = 10  # in a row
     verify_tls: bool = True  # False trusts any certificate
-    proxy: str | None = None  # http://, https:// or socks5://, with user:password@ if need be
+    proxy: str | None = None  # http:// or https://, with user:password@ if need be
     headers: dict[str, str] = {}  # sent with every request that does not set them itself
     dns_cache_seconds: Seconds = 300.0  # how long an address is remembered
     keep_alive_seconds: Seconds = 30.0  # how long an idle connection stays open
@@ -193,7 +193,7 @@ class Config(Section, frozen=True, kw_only=True):
     checks = {"frontier": _check_frontier, "user_agent": _check_one_line}
     masks = {"frontier": mask}
 
-    project_name: Text = "shoal"  # names the crawl among others in the same store
+    project_name: Text = "shoal"  # what the crawl belongs to
     mode: Literal["standalone", "distributed"] = "standalone"  # one process, or a fleet that shares its frontier
     frontier: str = "memory:"  # or sqlite:///file, redis://, rediss://, postgresql://
     concurrency: Count = 32  # requests in flight in one worker

@@ -10,14 +10,15 @@ import logging
 import os
 import secrets
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
-from shoal.config import Config, load_config
+from shoal.config import Config, find_config_file, load_config
 from shoal.engine import Engine
-from shoal.errors import RunError, ShoalError
+from shoal.errors import RunError, ShoalError, SinkError
 from shoal.events import Snapshot, Summary
 from shoal.frontier import open_store
 from shoal.middleware import wrap
@@ -60,26 +61,11 @@ def run_blocking(made: Crawl, during: Callable[[Crawl], Any] | None = None) -> C
     """
     import uvloop
 
-    asked = False
-
-    def on_signal(number: int) -> None:
-        nonlocal asked
-        if asked:
-            os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # a live panel hides the cursor
-            os._exit(128 + number)
-        asked = True
-        made.stop()
-
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                loop.add_signal_handler(number, on_signal, number)
-            except (RuntimeError, ValueError):  # not the main thread: signals are someone else's
-                break
         beside = asyncio.create_task(during(made)) if during is not None else None
         try:
-            await made
+            with _signals(made, asyncio.get_running_loop()):
+                await made
         finally:
             if beside is not None:
                 beside.cancel()
@@ -87,6 +73,30 @@ def run_blocking(made: Crawl, during: Callable[[Crawl], Any] | None = None) -> C
 
     uvloop.run(main())
     return made
+
+
+@contextmanager
+def _signals(made: Crawl, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Plain handlers, not the loop's: the second signal must be heard also while a callback blocks the loop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are someone else's
+        return
+    asked = False
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # a live panel hides the cursor
+            os._exit(128 + number)
+        asked = True
+        loop.call_soon_threadsafe(made.stop)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Crawl:
@@ -107,11 +117,18 @@ class Crawl:
         if isinstance(config, Config):
             self.config = config
         else:
-            name = type(self.spider).__name__
-            self.config = load_config(spider=self.spider.settings, spider_name=name, code=config).config
+            self.config = load_config(
+                file=find_config_file(os.environ),
+                environ=os.environ,
+                spider=self.spider.settings,
+                spider_name=type(self.spider).__name__,
+                code=config,
+            ).config
         self.outputs = tuple(outputs)
         self.items: list[dict[str, Any]] = []
         self.summary: Summary | None = None
+        self.error: ShoalError | None = None
+        """Why the crawl could not go on to its end; also in the summary."""
         self.run: Run | None = None
         self._new_run = new_run
         self._collect = collect and not outputs
@@ -127,7 +144,7 @@ class Crawl:
         return self
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        """The items as they come. Leaving the loop early ends the crawl."""
+        """The items as they come. Leaving the loop early ends the crawl; a crawl that failed raises at the end."""
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
         sink = CollectSink(queue)
 
@@ -145,6 +162,8 @@ class Crawl:
             sink.leave()
             self.stop()
             await task
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         """End in good order: finish what is in flight up to ``shutdown_grace``, and give the rest back."""
@@ -171,39 +190,56 @@ class Crawl:
             if run.state != "running" and not await frontier.is_finished():
                 run = self.run = await store.transition(run.run_id, "running")
             scope = Scope(self.config.scope, self.spider.allowed_domains)
-            scheduler = Scheduler(frontier, scope, ttl=self.config.lease.ttl)
+            scheduler = Scheduler(frontier, scope, ttl=self.config.lease.ttl, max_pages=self.config.scope.max_pages)
             fetch = self._onion(frontier, stack)
+            in_memory = self.config.frontier.startswith("memory:")
             drainers = await self._open_outputs(frontier, collector)
-            keep = self.config.items.keep and not self.config.frontier.startswith("memory:")
-            engine = Engine(self.spider, self.config, scheduler, fetch, drainers, keep_items=keep)
+            engine = Engine(
+                self.spider,
+                self.config,
+                scheduler,
+                fetch,
+                drainers,
+                keep_items=self.config.items.keep and not in_memory,
+            )
             self._engine = engine
-            error: ShoalError | None = None
             ended = False
             try:
                 if self._stop_asked:
                     engine.stop()
                 await engine.run()
-                ended = engine.limit_reached or await frontier.is_finished()
+                ended = scheduler.limit_reached or await frontier.is_finished()
             except ShoalError as exc:
-                error = exc
+                self.error = exc
             finally:
                 for drainer in drainers:
                     try:
-                        await drainer.finish(finished=ended)
+                        # A run in memory can't go on later: what there is now is all there will be.
+                        await drainer.finish(finished=ended or in_memory)
                     except ShoalError as exc:
-                        error = error or exc
-            if ended and error is None:
+                        self.error = self.error or exc
+            if self.error is not None:
+                log.error("the crawl failed: %s", self.error)
+            elif ended:
                 await store.transition(run.run_id, "finished")
-            return await self._summarize(run, frontier, engine, error, started)
+            return await self._summarize(run, frontier, scheduler, started)
 
     async def _choose_run(self, store: Store) -> Run:
         """The run to go on with, or a new one."""
         name = self.spider.spider_name()
+        start = {
+            "start_urls": [str(url) for url in self.spider.start_urls][:100],
+            "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
+        }
         if not self._new_run:
             for run in await store.list_runs(name):
                 if run.state != "cancelled":
+                    if run.settings != start:
+                        log.warning(
+                            "run %s began with other start URLs or arguments; it goes on with its own", run.run_id
+                        )
                     return run
-        run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time())
+        run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
         return await store.create_run(run)
 
     def _onion(self, frontier: Frontier, stack: AsyncExitStack) -> Fetch:
@@ -231,9 +267,10 @@ class Crawl:
         return wrap(fetcher.fetch, layers)
 
     async def _open_outputs(self, frontier: Frontier, collector: Sink | None) -> list[Drainer]:
+        self._check_outputs()
         drainers = [Drainer(frontier, open_sink(spec), sink_id(spec)) for spec in self.outputs]
-        if collector is not None:
-            drainers.append(Drainer(frontier, collector, "collect"))
+        if collector is not None:  # a role of its own each time: this program wants the items from the first on
+            drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
         started: list[Drainer] = []
         try:
             for drainer in drainers:
@@ -245,11 +282,20 @@ class Crawl:
             raise
         return drainers
 
-    async def _summarize(
-        self, run: Run, frontier: Frontier, engine: Engine, error: ShoalError | None, started: float
-    ) -> Summary:
+    def _check_outputs(self) -> None:
+        identities = [sink_id(spec) for spec in self.outputs]
+        for spec, identity in zip(self.outputs, identities, strict=True):
+            if identities.count(identity) > 1:
+                raise SinkError(f"{spec} is given twice as an output")
+            scheme, _, path = self.config.frontier.partition(":///")
+            if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
+                raise SinkError(f"{spec} is the frontier's own file; write the items to another one")
+
+    async def _summarize(self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float) -> Summary:
+        assert self._engine is not None
+        error = self.error
         finished = await frontier.is_finished()
-        state = "finished" if finished else "limit" if engine.limit_reached else "stopped"
+        state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,
@@ -257,7 +303,7 @@ class Crawl:
             error="" if error is None else str(error),
             stats=await frontier.stats(),
             dead_kinds=await frontier.dead_kinds(),
-            counters=engine.counters,
+            counters=self._engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self.outputs,
         )

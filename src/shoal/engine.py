@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -29,6 +30,8 @@ from shoal.seeder import Seeder
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
+
+T = TypeVar("T")
 
 _MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
 _COMMIT_TRIES = 5
@@ -85,18 +88,18 @@ class Engine:
         self._fetch = fetch
         self._drains = drains
         self._retry = RetryPolicy(config.retry)
+        self._handled = frozenset(spider.handle_statuses)
         self._callbacks = Callbacks(spider, self.counters)
         self._seeder = Seeder(spider, scheduler, config, self.counters, self._wake)
         self._active: dict[asyncio.Task[None], Lease] = {}
         self._settled: list[Settlement] = []
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
-        self._left = config.scope.max_pages
         self._keep_items = keep_items
         self._logged_before = 0
         self._failure: BaseException | None = None
+        self._woken = False
         self.stopping = False
-        self.limit_reached = False
 
     # -- the loop
 
@@ -106,8 +109,6 @@ class Engine:
         Raises what made it impossible to go on: an error of the frontier, of a sink, or of the spider's ``start``.
         """
         stats = await self._frontier.stats()
-        if self._left is not None:
-            self._left = max(0, self._left - stats.done - stats.leased)
         self._logged_before = stats.items
         for work in (self._seeder.run(), self._keep_leases(), self._trim(), *(drain.run() for drain in self._drains)):
             task = asyncio.create_task(work)
@@ -123,6 +124,7 @@ class Engine:
 
     async def _pump(self) -> None:
         while True:
+            self._woken = False
             if self._settled:
                 await self._settle()
             wait: float | None = None
@@ -134,26 +136,24 @@ class Engine:
                 await self._sleep(wait)
 
     async def _is_over(self) -> bool:
-        if self.stopping or self.limit_reached or await self._frontier.is_finished():
+        if self.stopping or self._scheduler.limit_reached or await self._frontier.is_finished():
             return True
         return self._seeder.failure is not None and (await self._frontier.stats()).remaining == 0
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. How long until there may be more, if time alone can tell."""
         free = self._config.concurrency - len(self._active)
-        if self._left is not None:
-            free = min(free, self._left)
-            self.limit_reached = self._left == 0
         if free <= 0:
             return None
         if self._drains and self._lag() > _MAX_LAG:
             return 0.05
-        leased = await self._scheduler.next_requests(free)
+        leased = await self._persist(lambda: self._scheduler.next_requests(free))
+        if self.stopping:  # asked to while the frontier was
+            self._settled.extend(Released(lease, contacted=False) for lease in leased.leases)
+            return None
         for lease in leased.leases:
             task = asyncio.create_task(self._work(lease))
             self._active[task] = lease
-        if self._left is not None:
-            self._left -= len(leased.leases)
         return leased.wait
 
     def stop(self) -> None:
@@ -168,7 +168,9 @@ class Engine:
             task.cancel()
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Until something happens, or for so long."""
+        """Until something happens, or for so long. What happened since the top of the loop counts too."""
+        if self._woken:
+            return
         loop = asyncio.get_running_loop()
         self._waker = loop.create_future()
         timer = None if seconds is None else loop.call_later(max(0.001, seconds), self._wake)
@@ -180,6 +182,7 @@ class Engine:
                 timer.cancel()
 
     def _wake(self) -> None:
+        self._woken = True
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
@@ -213,7 +216,8 @@ class Engine:
         self.counters.bytes += len(response.body)
         if response.from_cache:
             self.counters.from_cache += 1
-        if 300 <= response.status < 400 and "Location" in response.headers:
+        status = response.status
+        if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
             return await self._redirected(lease, response)
         try:
             return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
@@ -283,8 +287,6 @@ class Engine:
             self.counters.retried += 1
             log.info("retry in %.1f s url=%s attempt=%d %s", retry_in, lease.request.url, lease.attempt, error)
             return failure
-        if error.kind == "robots":
-            self.counters.robots += 1
         level = logging.DEBUG if error.kind == "robots" else logging.WARNING
         log.log(level, "gave up url=%s %s", lease.request.url, error)
         if lease.request.errback is not None:
@@ -322,6 +324,7 @@ class Engine:
             await self._commit(parsed)
         if failures:
             states = await self._persist(lambda: self._frontier.fail(failures))
+            self._scheduler.not_a_page(len(failures))
             self._count_items(failures, states)
         for contacted in (True, False):
             leases = [each.lease for each in batch if isinstance(each, Released) and each.contacted is contacted]
@@ -330,9 +333,7 @@ class Engine:
 
     async def _release(self, leases: list[Lease], *, contacted: bool) -> None:
         await self._persist(lambda: self._frontier.release(leases, contacted=contacted))
-        self.counters.released += len(leases)
-        if self._left is not None:
-            self._left += len(leases)
+        self._scheduler.not_a_page(len(leases))
 
     async def _commit(self, parsed: list[Parsed]) -> None:
         completions = [each.completion for each in parsed]
@@ -355,7 +356,7 @@ class Engine:
             for drain in self._drains:
                 drain.nudge()
 
-    async def _persist(self, step: Callable[[], Any]) -> Any:
+    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
         """A step of the frontier, tried again a few times: a full disk may have room in a moment."""
         for attempt in range(1, _COMMIT_TRIES + 1):
             try:
@@ -379,7 +380,7 @@ class Engine:
         while not self._keep_items:
             await asyncio.sleep(0.2)
             logged = self._logged_before + self.counters.items
-            await self._frontier.trim_items(logged - self._lag())
+            await self._persist(partial(self._frontier.trim_items, logged - self._lag()))
 
     async def _keep_leases(self) -> None:
         """Renew in good time. What could not be renewed is dropped before its lease ends, so nobody works twice."""

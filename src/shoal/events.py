@@ -15,13 +15,13 @@ class Counters:
 
     __slots__ = (
         "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "leases_lost", "out_of_scope",
-        "redirected", "released", "retried", "robots", "started",
+        "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
-        self.redirected = self.retried = self.robots = self.out_of_scope = self.leases_lost = self.released = 0
+        self.redirected = self.retried = self.out_of_scope = self.leases_lost = 0
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
 

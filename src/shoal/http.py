@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
@@ -14,7 +14,7 @@ from msgspec import Struct
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.links import LinkBatch, join_url, normalize_url, resolve, url_fingerprint
+from shoal.links import join_url, normalize_url, resolve, url_fingerprint
 
 if TYPE_CHECKING:
     import turbohtml
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from shoal.selector import Selector, SelectorList
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_UNSAFE_IN_HEADER = re.compile(r"[\r\n\0]")
-_COOKIE_NAME = re.compile(r"[^\0-\x20\x7f;=]+")
-_UNSAFE_IN_COOKIE = re.compile(r"[\0-\x1f\x7f;]")
+_UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
+_COOKIE_NAME = re.compile("[^\0-\x20\x7f;=\ud800-\udfff]+")
+_UNSAFE_IN_COOKIE = re.compile("[\0-\x1f\x7f;\ud800-\udfff]")
 _LARGEST = 1e300
+_LONGEST = 1e9
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -67,7 +68,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             self.headers, self.cookies, self.meta = self.headers or {}, self.cookies or {}, self.meta or {}
         if self.method != "GET" or self.headers or self.cookies or self.body:
             self._check_head()
-        if self.meta or self.priority or self.timeout is not None:
+        if self.meta or self.priority or self.dont_filter or self.redirects or self.proxy or self.timeout is not None:
             self._check_values()
 
     def _make_body(self) -> None:
@@ -105,12 +106,19 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     def _check_values(self) -> None:
         """What would not come back as it went out, or would put the queue in disorder, is refused here."""
-        if not isinstance(self.priority, (int, float)) or not -_LARGEST <= self.priority <= _LARGEST:
+        if type(self.priority) not in (int, float) or not -_LARGEST <= self.priority <= _LARGEST:
             raise RequestError(f"priority must be a number, and not without end: {self.priority!r}")
-        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
+        if abs(self.priority) >= 2**63:
+            self.priority = float(self.priority)
+        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout < _LONGEST):
             raise RequestError(f"timeout must be a number of seconds, not {self.timeout!r}")
         if not isinstance(self.meta, dict) or not all(isinstance(key, str) for key in self.meta):
             raise RequestError(f"meta must be a dict whose keys are text: {self.meta!r:.80}")
+        if self.proxy is not None and not (isinstance(self.proxy, str) and self.proxy.isascii()):
+            raise RequestError(f"proxy must be a URL, not {self.proxy!r:.80}")
+        if not isinstance(self.redirects, list) or not all(isinstance(url, str) for url in self.redirects):
+            raise RequestError(f"redirects must be a list of URLs, not {self.redirects!r:.80}")
+        self.dont_filter = bool(self.dont_filter)
 
     def fingerprint(self) -> bytes:
         """What two requests for the same thing have in common."""
@@ -119,6 +127,36 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def replace(self, **changes: Any) -> Request:
         """A copy with other values."""
         return msgspec.structs.replace(self, **changes)
+
+
+class LinkBatch(Struct, kw_only=True):
+    """Links of one page that are followed in the same way: one object, however many they are. Yield it as it is."""
+
+    base: str
+    hrefs: list[str]
+    callback: str | None = None
+    errback: str | None = None
+    priority: float = 0
+    headers: dict[str, str] = {}
+    cookies: dict[str, str] = {}
+    meta: dict[str, Any] = {}
+    dont_filter: bool = False
+    timeout: float | None = None
+    proxy: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.hrefs)
+
+    def __iter__(self) -> Iterator[Request]:
+        """One by one, for those who write ``yield from``: each URL once, without those that can't be crawled."""
+        return map(self.request, resolve(self.base, self.hrefs))
+
+    def request(self, url: str) -> Request:
+        """The request for one of the links."""
+        return Request(
+            url, callback=self.callback, errback=self.errback, priority=self.priority, headers=self.headers,
+            cookies=self.cookies, meta=self.meta, dont_filter=self.dont_filter, timeout=self.timeout, proxy=self.proxy,
+        )  # fmt: skip
 
 
 def callback_name(callback: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""URLs: normal form, joining, fingerprints; and the batch of links that ``follow_all`` makes.
+"""URLs: normal form, joining, fingerprints; and which links are known already.
 
 Links are what a page costs: dozens on each, nearly all seen before. So the common spellings take a path of one regular
 expression and one concatenation, and only the rest goes through yarl.
@@ -7,12 +7,10 @@ expression and one concatenation, and only the rest goes through yarl.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
-from typing import Any
 
-from msgspec import Struct
 from yarl import URL
 
 from shoal.errors import RequestError
@@ -154,27 +152,6 @@ def derived_fingerprint(fingerprint: bytes, *parts: bytes) -> bytes:
     return blake2b(b"\0".join((fingerprint, *parts)), digest_size=16).digest()
 
 
-class LinkBatch(Struct, kw_only=True):
-    """Links of one page that are followed in the same way: one object, however many they are."""
-
-    base: str
-    hrefs: list[str]
-    callback: str | None = None
-    errback: str | None = None
-    priority: float = 0
-    headers: dict[str, str] = {}
-    cookies: dict[str, str] = {}
-    meta: dict[str, Any] = {}
-    dont_filter: bool = False
-
-    def __len__(self) -> int:
-        return len(self.hrefs)
-
-    def __iter__(self) -> Iterator[str]:
-        """The links' URLs, each once, without those that are no http(s) URLs."""
-        return iter(resolve(self.base, self.hrefs))
-
-
 def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
     """The URLs in normal form, each once, in order; what can't be followed (``mailto:``, ``#top``) is left out."""
     origin = origin_of(base)
@@ -185,7 +162,7 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
-            if "//" in href and not href.isascii():
+            if not href.isascii() and not href.partition("//")[2].partition("/")[0].isascii():
                 foreign += 1
                 if foreign > _MOST_FOREIGN:
                     continue
@@ -220,7 +197,9 @@ class KnownLinks:
         fixed = [
             href
             for href in hrefs
-            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://") and len(href) <= _LONGEST_KNOWN
+            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://")
+            and len(href) <= _LONGEST_KNOWN
+            and href.isascii()  # others may have been one foreign host too many
         ][: self._limit]
         if self._size + len(fixed) > self._limit:
             self._by_origin.clear()

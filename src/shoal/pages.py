@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal.errors import SelectorError, SpiderError
-from shoal.http import Response
-from shoal.links import LinkBatch, host_of, normalize_url
+from shoal.http import LinkBatch, Response
+from shoal.links import host_of, normalize_url
 from shoal.selector import Selector
 from shoal.spider import Spider
+
+DEFAULTS = {"scope": {"max_depth": 3, "max_pages": 1000}}
+"""For a site that nobody has thought about: a limit on both sides."""
 
 
 class PageSpider(Spider):
@@ -41,10 +44,10 @@ class PageSpider(Spider):
 
 
 def page_spider(url: str, *, same_site: bool, fields: Mapping[str, str], markdown: bool) -> PageSpider:
-    """A spider for one site, named by its host, so that a crawl of it can be resumed."""
+    """A spider for one site, named by where it starts, so that a crawl of it can be resumed."""
     url = normalize_url(url if re.match(r"\s*[a-zA-Z][\w+.-]*://", url) else "http://" + url.strip())
     host = host_of(url)
-    kind = type("PageSpider", (PageSpider,), {"name": host})
+    kind = type("PageSpider", (PageSpider,), {"name": url.partition("://")[2].rstrip("/"), "settings": DEFAULTS})
     spider: PageSpider = kind(start_urls=[url], fields=dict(fields), markdown=markdown)
     if same_site:
         spider.allowed_domains = [host.removeprefix("www.")]

@@ -162,7 +162,7 @@ class HostUpdate(Struct, frozen=True, kw_only=True):
     crawl_delay: float | UnsetType | None = UNSET
     learned_delay: float | UnsetType | None = UNSET
     block_for: float | UnsetType | None = UNSET
-    """Seconds from now during which nothing of this host is leased; 0 or None unblocks."""
+    """Seconds from now during which nothing of this host is leased; a longer block stays. 0 or None unblocks."""
     block_reason: str = ""
 
 
@@ -267,7 +267,9 @@ class Frontier(Protocol):
         """How many requests are dead, by kind."""
         ...
 
-    def dead(self) -> AsyncIterator[History]: ...
+    def dead(self) -> AsyncIterator[History]:
+        """In any order."""
+        ...
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """Make dead requests ready again with all their attempts (all kinds but robots' unless named)."""

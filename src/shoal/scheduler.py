@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from shoal.errors import LeaseLostError, RequestError
-from shoal.http import Request
-from shoal.links import KnownLinks, LinkBatch, resolve
+from shoal.http import LinkBatch, Request
+from shoal.links import KnownLinks, resolve
 from shoal.ports import Completion, Failure, Frontier, Lease, Leased
 from shoal.scope import Scope
 
@@ -34,10 +34,14 @@ class Scheduler:
     LeaseLostError says when that came too late.
     """
 
-    def __init__(self, frontier: Frontier, scope: Scope, *, ttl: float = 300.0) -> None:
+    def __init__(self, frontier: Frontier, scope: Scope, *, ttl: float = 300.0, max_pages: int | None = None) -> None:
+        """``max_pages`` is for the whole run: what it has done before counts, what fails does not."""
         self.frontier = frontier
         self.scope = scope
         self._ttl = ttl
+        self._max_pages = max_pages
+        self._left: int | None = None
+        """How many pages may still be leased; None: not counted yet, or without a limit."""
         self._known = KnownLinks()
         self._out: dict[int, Lease] = {}
 
@@ -76,10 +80,8 @@ class Scheduler:
             if self.scope.refuses(url):
                 admitted.out_of_scope += 1
                 continue
-            child = Request(
-                url, callback=batch.callback, errback=batch.errback, priority=batch.priority, depth=depth,
-                headers=batch.headers, cookies=batch.cookies, meta=batch.meta, dont_filter=batch.dont_filter,
-            )  # fmt: skip
+            child = batch.request(url)
+            child.depth = depth
             admitted.children.append(child)
 
     def learn(self, admitted: Admitted) -> None:
@@ -93,8 +95,27 @@ class Scheduler:
         return (await self.frontier.push(inside)).added if inside else 0
 
     async def next_requests(self, limit: int) -> Leased:
-        """Leases for up to ``limit`` requests that may be fetched now."""
-        return await self.frontier.lease(limit, self._ttl)
+        """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached."""
+        if self._max_pages is None:
+            return await self.frontier.lease(limit, self._ttl)
+        if self._left is None:
+            stats = await self.frontier.stats()
+            self._left = max(0, self._max_pages - stats.done - stats.leased)
+        if not self._left:
+            return Leased([], None)
+        leased = await self.frontier.lease(min(limit, self._left), self._ttl)
+        self._left -= len(leased.leases)
+        return leased
+
+    @property
+    def limit_reached(self) -> bool:
+        """Whether the page limit allows no further page."""
+        return self._left == 0
+
+    def not_a_page(self, count: int) -> None:
+        """So many leases came to nothing: they don't count for the page limit."""
+        if self._left is not None:
+            self._left += count
 
     # -- one at a time
 
@@ -125,6 +146,7 @@ class Scheduler:
         failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
         (state,) = await self.frontier.fail([failure])
         self._out.pop(id(request), None)
+        self.not_a_page(1)
         if state is None:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
         return state
@@ -133,6 +155,7 @@ class Scheduler:
         """Give it back unused."""
         (released,) = await self.frontier.release([self._lease_of(request)])
         self._out.pop(id(request), None)
+        self.not_a_page(1)
         if not released:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
 

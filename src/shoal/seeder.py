@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any
 
@@ -21,7 +21,7 @@ from shoal.spider import Spider
 log = logging.getLogger("shoal.seeder")
 
 _BATCH = 500
-_EVERY = 0.2  # seconds: what a slow start() gave is not held back longer
+_EVERY = 0.1  # seconds that what a slow start() gave is held back at most
 _FULL_WAIT = 0.05
 
 
@@ -39,17 +39,21 @@ class Seeder:
         self._size = min(_BATCH, config.queue.max_size or _BATCH)
         self._counters = counters
         self._pushed = pushed
+        self._claim: Claim | None = None
+        self._position = 0
+        self._batch: list[Request] = []
+        self._pushing = asyncio.Lock()
         self.failure: SpiderError | None = None
         """What ``start`` failed with. What it gave before is crawled; the run stays unfinished."""
 
     async def run(self) -> None:
         """Go on behind the cursor that an earlier seeder left; nothing if another has the role, or is done."""
-        claim = await self._frontier.claim("seed", self._ttl)
-        if claim is None:
+        self._claim = await self._frontier.claim("seed", self._ttl)
+        if self._claim is None:
             return
-        position = skip = int(claim.cursor or b"0")
-        batch: list[Request] = []
-        pushed_at = 0.0
+        self._position = skip = int(self._claim.cursor or b"0")
+        ended = asyncio.Event()
+        timer = asyncio.create_task(self._flush_in_time(ended))
         try:
             async for request in _start_requests(self._spider):
                 if isinstance(request, RequestError):
@@ -58,32 +62,48 @@ class Seeder:
                 elif skip:
                     skip -= 1
                 else:
-                    batch.append(request)
-                    if len(batch) >= self._size or time.monotonic() > pushed_at + _EVERY:
-                        await self._push(batch, claim, position)
-                        position += len(batch)
-                        batch, pushed_at = [], time.monotonic()
+                    self._batch.append(request)
+                    if len(self._batch) >= self._size:
+                        await self._flush()
         except SpiderError as error:
             self.failure = error
-        await self._push(batch, claim, position)
-        await self._frontier.relinquish(claim, finished=self.failure is None)
+        finally:
+            ended.set()
+            await timer
+        await self._flush()
+        if self._position == 0 and self.failure is None:
+            log.warning("the spider has no start requests: give it start_urls, or write start()")
+        await self._frontier.relinquish(self._claim, finished=self.failure is None)
         self._pushed()
 
-    async def _push(self, batch: list[Request], claim: Claim, position: int) -> None:
-        """Push the batch that follows ``position``, and wait for room if need be."""
-        inside = [request for request in batch if self._scope.refuses(request.url) is None]
-        self._counters.out_of_scope += len(batch) - len(inside)
-        cursor = b"%d" % (position + len(batch))
-        while True:
-            try:
-                await self._frontier.push(inside, seed=claim, cursor=cursor)
-                break
-            except QueueFullError:
-                await asyncio.sleep(_FULL_WAIT)
-                await self._frontier.advance(claim, b"%d" % position, self._ttl)
-        if not await self._frontier.advance(claim, cursor, self._ttl):
-            raise FrontierError("another process has taken over pushing the start requests of this run")
+    async def _flush_in_time(self, ended: asyncio.Event) -> None:
+        """What a slow ``start`` gave is not held back."""
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _EVERY)
+            if self._batch:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Push what was collected, and wait for room if need be."""
+        async with self._pushing:
+            assert self._claim is not None
+            batch, self._batch = self._batch, []
+            inside = [request for request in batch if self._scope.refuses(request.url) is None]
+            self._counters.out_of_scope += len(batch) - len(inside)
+            cursor = b"%d" % (self._position + len(batch))
+            while True:
+                try:
+                    await self._frontier.push(inside, seed=self._claim, cursor=cursor)
+                    break
+                except QueueFullError:
+                    await asyncio.sleep(_FULL_WAIT)
+                    await self._frontier.advance(self._claim, b"%d" % self._position, self._ttl)
+            if not await self._frontier.advance(self._claim, cursor, self._ttl):
+                raise FrontierError("another process has taken over pushing the start requests of this run")
+            self._position += len(batch)
         self._pushed()
+        await asyncio.sleep(0)  # a start() that never waits must not keep its own pages from being fetched
 
 
 async def _start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:

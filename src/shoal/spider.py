@@ -34,10 +34,14 @@ class Spider:
     handle_statuses: Collection[int] = ()
     """Statuses besides 2xx whose pages go to the callback instead of being errors."""
 
+    arguments: Mapping[str, Any] = {}
+    """What this spider was started with."""
+
     def __init__(self, **arguments: Any) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
+        self.arguments = arguments
         for name, value in arguments.items():
-            if name == "log" or callable(getattr(type(self), name, None)):
+            if name in ("log", "arguments") or callable(getattr(type(self), name, None)):
                 raise SpiderError(f"{type(self).__name__}: argument {name!r} would hide the spider's own {name}")
             setattr(self, name, value)
         self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")

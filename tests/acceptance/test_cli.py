@@ -142,3 +142,18 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
     assert "go on: the same command again" in stderr
     shoal(*command[:-4], "--delay", "0", *command[-2:])
     assert len({item["url"] for item in lines(tmp_path / "b.jsonl")}) == len(lines(tmp_path / "b.jsonl")) == 60
+
+
+def test_a_second_signal_ends_it_at_once_also_while_a_callback_blocks(shop: str, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import time\nfrom shoal import Spider\n"
+        f"class Stuck(Spider):\n    start_urls = ['{shop}']\n"
+        "    def parse(self, response):\n        print('stuck', flush=True)\n        time.sleep(60)\n"
+    )
+    with subprocess.Popen([*SHOAL, "run", "stuck.py", "-q"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as crawl:
+        assert crawl.stdout is not None
+        assert crawl.stdout.readline() == "stuck\n"
+        crawl.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # so that the two are not taken for one
+        crawl.send_signal(signal.SIGINT)
+        assert crawl.wait(10) == 130

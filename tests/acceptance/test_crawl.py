@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import attrs
 import msgspec
+import pyarrow.parquet
 import pydantic
 import pytest
 
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
-from shoal.errors import RunError
+from shoal.errors import RunError, SinkError, SpiderError
 from tests.servers import MisbehavingServer, SiteServer
 
 FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
@@ -317,3 +319,161 @@ async def test_spilling_to_disk_loses_nothing() -> None:
     async with SiteServer(pages=400, links=40) as site:
         done = await crawl(Pages, settings(queue={"in_memory": 5}), arguments={"start_urls": [site.url]})
     assert len({item["url"] for item in done.items}) == 401
+
+
+async def test_yield_from_follow_all_is_the_same() -> None:
+    class Habit(Spider):
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url}
+            yield from response.follow_all("a", callback=self.parse)
+
+    async with SiteServer(pages=20) as site:
+        done = await crawl(Habit, settings(), arguments={"start_urls": [site.url]})
+    assert len(done.items) == 21
+    assert done.summary is not None
+    assert done.summary.counters.item_errors == 0
+
+
+async def test_what_a_slow_start_gave_is_crawled_while_it_waits() -> None:
+    seen = asyncio.Event()
+
+    class Slow(Spider):
+        url = ""
+
+        async def start(self) -> Any:  # type: ignore[override]
+            yield f"{self.url}/p/1"
+            yield f"{self.url}/p/2"
+            await asyncio.wait_for(seen.wait(), 10)
+            yield f"{self.url}/p/3"
+
+        def parse(self, response: Response) -> Any:
+            if response.url.endswith("/2"):
+                seen.set()
+            yield {"url": response.url}
+
+    async with SiteServer(pages=5) as site:
+        done = await crawl(Slow, settings(), arguments={"url": site.url})
+    assert len(done.items) == 3
+
+
+async def test_a_start_without_end_does_not_keep_its_pages_waiting() -> None:
+    class Endless(Spider):
+        url = ""
+
+        def start(self) -> Any:
+            number = 0
+            while True:
+                yield Request(f"{self.url}/leaf/{number}")
+                number += 1
+
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url}
+
+    async with MisbehavingServer() as server:
+        made = Crawl(Endless, settings(scope={"max_pages": 10}), arguments={"url": server.url})
+        done = await asyncio.wait_for(made._to_the_end(), 30)
+    assert len(done.items) == 10
+
+
+async def test_what_fails_does_not_count_for_the_page_limit() -> None:
+    class Mixed(Spider):
+        url = ""
+
+        def start(self) -> Any:
+            for number in range(10):
+                yield Request(f"{self.url}/status/404?{number}", priority=1)
+                yield Request(f"{self.url}/leaf/{number}")
+
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url}
+
+    async with MisbehavingServer() as server:
+        done = await crawl(Mixed, settings(scope={"max_pages": 5}), arguments={"url": server.url})
+    assert len(done.items) == 5
+
+
+async def test_a_stream_ends_with_the_error_that_ended_the_crawl() -> None:
+    class Broken(Spider):
+        def start(self) -> Any:
+            raise LookupError("nothing to start with")
+
+    with pytest.raises(SpiderError, match="nothing to start with"):
+        async for _ in crawl(Broken, settings()):
+            pass
+
+
+async def test_the_cache_answers_the_second_time(tmp_path: Path) -> None:
+    cached = settings(cache={"enabled": True, "folder": str(tmp_path / "cache")}, robots={"obey": False})
+    async with SiteServer(pages=20) as site:
+        for _ in range(2):
+            done = await crawl(Pages, cached, arguments={"start_urls": [site.url]})
+            assert len(done.items) == 21
+        assert max(site.hits.values()) == 1
+    assert done.summary is not None
+    assert done.summary.counters.from_cache == 21
+
+
+async def test_retry_after_blocks_the_host_for_so_long() -> None:
+    class Limited(MisbehavingServer):
+        def _answer(self, name: str, request: Any) -> bytes:
+            if len(self.requests) == 2:
+                return b"HTTP/1.1 429 Too Many\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
+            return super()._answer(name, request)
+
+    class Two(Spider):
+        def parse(self, response: Response) -> Any:
+            yield {"url": response.url}
+
+    async with Limited() as server:
+        urls = [f"{server.url}/leaf/{number}" for number in range(2)]
+        done = await crawl(Two, settings(concurrency=1), arguments={"start_urls": urls})
+        moments = [visit.start for visit in server.requests if "leaf" in visit.path]
+        refused = next(visit for visit in server.requests if "leaf" in visit.path)
+    assert len(done.items) == 2
+    assert refused.end is not None
+    assert all(moment - refused.end >= 1 for moment in moments[1:])
+
+
+async def test_robots_txt_holds_for_the_target_of_a_redirect() -> None:
+    class Redirecting(MisbehavingServer):
+        def _answer(self, name: str, request: Any) -> bytes:
+            if name == "robots.txt":
+                text = b"User-agent: *\nDisallow: /leaf/"
+                return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+            return super()._answer(name, request)
+
+    async with Redirecting(robots="/robots.txt") as server:
+        start = f"{server.url}/redirect-out?to=/leaf/1"
+        done = await crawl(Pages, settings(), arguments={"start_urls": [start]})
+        assert not any(visit.path.startswith("/leaf") for visit in server.requests)
+    assert done.summary is not None
+    assert done.summary.dead_kinds == {"robots": 1}
+
+
+async def test_an_output_given_twice_is_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "a.jsonl")
+    with pytest.raises(SinkError, match="given twice"):
+        await crawl(Pages, settings(), outputs=[out, f"{tmp_path}/./a.jsonl"])
+    with pytest.raises(SinkError, match="frontier's own file"):
+        await crawl(Pages, settings(frontier=f"sqlite:///{tmp_path}/x.db"), outputs=[f"{tmp_path}/x.db"])
+
+
+async def test_a_parquet_file_is_whole_when_a_crawl_in_memory_is_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    async with SiteServer(pages=500, latency=0.05) as site:
+        made = Crawl(Pages, settings(), outputs=[str(out)], arguments={"start_urls": [site.url]})
+        running = asyncio.ensure_future(made._to_the_end())
+        while len(site.hits) < 20:
+            await asyncio.sleep(0.01)
+        made.stop()
+        done = await asyncio.wait_for(running, 10)
+    assert done.summary is not None
+    assert pyarrow.parquet.read_table(out).num_rows == done.summary.stats.items > 0
+
+
+async def test_items_of_a_resumed_crawl_are_there_from_the_first_on(tmp_path: Path) -> None:
+    stored = settings(frontier=f"sqlite:///{tmp_path}/x.db")
+    async with SiteServer(pages=20) as site:
+        for _ in range(2):
+            done = await crawl(Pages, stored, arguments={"start_urls": [site.url]})
+            assert len(done.items) == 21

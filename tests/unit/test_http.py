@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http import Request, Response
-from shoal.links import LinkBatch
+from shoal.http import LinkBatch, Request, Response
 from shoal.spider import Spider
 from tests.servers import BROKEN_HTML, CHARSETS
 
@@ -182,8 +181,8 @@ DATA = st.recursive(
         callback=st.none() | TEXTS,
         errback=st.none() | TEXTS,
         dont_filter=st.booleans(),
-        timeout=st.none() | st.floats(0.001, 1e9),
-        proxy=st.none() | TEXTS,
+        timeout=st.none() | st.floats(0.001, 1e6),
+        proxy=st.none() | st.just("http://user:pw@127.0.0.1:3128"),
         redirects=st.lists(TEXTS, max_size=3),
     )
 )
@@ -331,7 +330,7 @@ def test_links_are_relative_to_the_base(base: str, expected: str) -> None:
     response = page(base + "<a href=d>")
     assert response.urljoin("d") == expected
     assert response.follow("d").url == expected
-    assert response.links() == list(response.follow_all()) == [expected]
+    assert response.links() == [request.url for request in response.follow_all()] == [expected]
 
 
 def test_the_base_is_looked_for_once() -> None:
@@ -379,7 +378,7 @@ def test_follow_a_link_that_is_no_url() -> None:
 
 
 def urls(batch: LinkBatch) -> list[str]:
-    return [url.removeprefix("http://ex.com") for url in batch]
+    return [request.url.removeprefix("http://ex.com") for request in batch]
 
 
 def test_follow_all() -> None:
@@ -398,13 +397,36 @@ def test_follow_all() -> None:
     assert batch == LinkBatch(
         base=URL, hrefs=["/1", "/other"], callback="book", errback="parse", priority=2, meta={"a": 1}, dont_filter=True
     )
+    assert [(each.url, each.callback, each.meta) for each in batch] == [
+        ("http://ex.com/1", "book", {"a": 1}),
+        ("http://ex.com/other", "book", {"a": 1}),
+    ]
     assert len(response.follow_all("li a, li a")) == 2
     with pytest.raises(RequestError, match="by name"):
         response.follow_all("a", lambda response: None)
     with pytest.raises(SelectorError):
         response.follow_all("a[")
+    assert next(iter(response.follow_all("a", timeout=3))).timeout == 3
     with pytest.raises(TypeError):
         response.follow_all("a", nonsense=1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"priority": True}, {"priority": "1"}, {"priority": float("nan")}, {"timeout": True}, {"timeout": float("inf")},
+        {"timeout": 0}, {"proxy": 5}, {"redirects": 5}, {"redirects": [1]}, {"headers": {"a": "\ud800"}},
+        {"cookies": {"a": "\ud800"}}, {"meta": {1: 2}},
+    ],
+)  # fmt: skip
+def test_what_could_not_come_back_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        Request("http://ex.com/", **values)
+
+
+def test_odd_but_good_values() -> None:
+    assert Request("http://ex.com/", dont_filter=1).dont_filter is True
+    assert Request("http://ex.com/", priority=10**30).priority == 1e30
 
 
 def test_links() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shoal import links
 from shoal.errors import RequestError
+from shoal.http import LinkBatch
 from shoal.links import (
     KnownLinks,
-    LinkBatch,
     derived_fingerprint,
     host_of,
     join_url,
@@ -311,7 +311,7 @@ def test_derived_fingerprints() -> None:
 def test_a_batch_of_links() -> None:
     batch = LinkBatch(base=BASE, hrefs=["/x", "/x#a", "mailto:a", "d"])
     assert len(batch) == 4
-    assert list(batch) == ["http://ex.com/x", "http://ex.com/a/b/d"]
+    assert [request.url for request in batch] == ["http://ex.com/x", "http://ex.com/a/b/d"]
 
 
 # -- links that are known

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shoal.config import Scope as ScopeConfig
 from shoal.errors import FrontierError, LeaseLostError, QueueFullError, RequestError
 from shoal.frontier.memory import MemoryStore
-from shoal.http import Request
-from shoal.links import LinkBatch
+from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run
 from shoal.scheduler import Admitted, Scheduler
 from shoal.scope import Scope
@@ -375,7 +374,7 @@ async def test_whatever_is_committed_or_lost_every_link_gets_there(pages: list[t
             (lease,) = (await queue.lease(1, 60)).leases
             await queue.complete([Completion(lease=lease)])
             continue
-        expected |= set(batch(*hrefs, base=base))
+        expected |= {request.url for request in batch(*hrefs, base=base)}
         pushed = await commit(queue, scheduler, admitted, completion)
         assert pushed is not None
     stats = await queue.stats()

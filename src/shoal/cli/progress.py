@@ -24,7 +24,7 @@ _WINDOW = 10.0
 
 def console() -> Console:
     """Standard error: standard output belongs to the items."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def set_up_logging(where: Console, level: str) -> None:

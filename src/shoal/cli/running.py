@@ -55,10 +55,14 @@ def crawl(
         list[str],
         typer.Option("--item", metavar="NAME=CSS", help='A field of the item, e.g. "price=p.price". Repeatable.'),
     ] = [],
-    depth: Annotated[int, typer.Option("--depth", metavar="N", help="Links away from the first page.")] = 3,
+    depth: Annotated[
+        int | None, typer.Option("--depth", metavar="N", help="Links away from the first page (default 3).")
+    ] = None,
     same_site: Annotated[bool, typer.Option("--same-site/--any-site", help="Stay on the host.")] = True,
     markdown: Annotated[bool, typer.Option("--markdown", help="Text as Markdown.")] = False,
-    max_pages: MaxPages = 1000,
+    max_pages: Annotated[
+        int | None, typer.Option("--max-pages", metavar="N", help="Stop after so many pages (default 1000).")
+    ] = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
@@ -70,11 +74,15 @@ def crawl(
     from shoal.pages import page_spider, parse_fields
 
     spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
-    options = {
-        "scope.max_depth": depth,
-        "scope.max_pages": max_pages,
-        **given({"download_delay": delay, "concurrency": concurrency, "frontier": frontier}),
-    }
+    options = given(
+        {
+            "scope.max_depth": depth,
+            "scope.max_pages": max_pages,
+            "download_delay": delay,
+            "concurrency": concurrency,
+            "frontier": frontier,
+        }
+    )
     execute(spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet)
 
 

@@ -28,7 +28,11 @@ def show(console: Console, summary: Summary, config: Config, command: str = "") 
     reasons = ", ".join(f"{kind}: {count}" for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]))
     rows = [
         ("run", summary.run_id),
-        ("fetched", f"{counters.fetched} pages" + _of_which(counters.redirected, counters.from_cache)),
+        (
+            "fetched",
+            f"{counters.fetched} pages, {counters.bytes / 1e6:.1f} MB"
+            + _of_which(counters.redirected, counters.from_cache),
+        ),
         ("items", f"{stats.items}" + _items_beside(counters.dropped, counters.item_errors)),
         ("duplicates", str(stats.duplicates)),
         ("out of scope", str(counters.out_of_scope)),
@@ -37,9 +41,10 @@ def show(console: Console, summary: Summary, config: Config, command: str = "") 
         ("dead", f"{sum(dead.values())}" + (f" ({reasons})" if reasons else "")),
         ("left", str(stats.remaining)),
         ("lost", str(summary.lost)),
+        *([("leases lost", str(counters.leases_lost))] if counters.leases_lost else []),
         ("time", duration(summary.elapsed)),
         ("speed", f"{summary.pages_per_second:.1f} pages/s"),
-        *(("written to", output) for output in summary.outputs if output != "-"),
+        *(("written to", _whole(output, summary)) for output in summary.outputs if output != "-"),
     ]
     for row in rows:
         table.add_row(*row)
@@ -49,6 +54,12 @@ def show(console: Console, summary: Summary, config: Config, command: str = "") 
     console.print(table)
     for hint in next_steps(summary, config, command):
         console.print(f"  {hint}", style="dim", markup=False, soft_wrap=True)
+
+
+def _whole(output: str, summary: Summary) -> str:
+    if output.endswith(".parquet") and summary.state in ("stopped", "failed"):
+        return f"{output} (parts of it, until the run is finished)"
+    return output
 
 
 def _of_which(redirected: int, cached: int) -> str:

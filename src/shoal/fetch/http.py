@@ -10,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from shoal.config import Http
-from shoal.errors import FetchError
+from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.http import Request, Response
 from shoal.links import host_of
@@ -21,6 +21,8 @@ class HttpFetcher:
     the frontier's politeness, scope and robots.txt hold for it."""
 
     def __init__(self, config: Http, user_agent: str) -> None:
+        if config.proxy is not None and not config.proxy.startswith(("http://", "https://")):
+            raise ConfigError('"http.proxy" must be an http:// or https:// URL; other kinds are not supported yet')
         self._config = config
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
@@ -56,7 +58,7 @@ class HttpFetcher:
         timeout = self._timeout
         if request.timeout is not None:
             timeout = aiohttp.ClientTimeout(
-                total=request.timeout, sock_connect=timeout.sock_connect, sock_read=timeout.sock_read
+                total=request.timeout, sock_connect=timeout.sock_connect, sock_read=request.timeout
             )
         proxy = request.proxy or self._config.proxy
         if proxy is not None and not proxy.startswith(("http://", "https://")):

@@ -20,6 +20,8 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
         from shoal.frontier.sqlite import SQLiteStore
 
         return await SQLiteStore.open(_sqlite_path(url, rest), readonly=readonly)
+    if scheme in ("redis", "rediss", "postgresql"):
+        raise StoreError(f"a frontier in {scheme}:// is not part of this version yet; use memory: or sqlite:///file.db")
     raise StoreError(f"no frontier for {scheme!r}; use memory: or sqlite:///file.db")
 
 

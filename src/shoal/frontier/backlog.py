@@ -6,9 +6,14 @@ serves; the few that come back (a retry, a released lease) wait in a small heap 
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections import deque
 from heapq import heappop, heappush
+
+from shoal.errors import FrontierError
+
+log = logging.getLogger("shoal.frontier")
 
 Entry = tuple[int, int]
 """(sequence, fingerprint as a number)"""
@@ -77,21 +82,34 @@ class Spill:
         # An empty name is a temporary file that SQLite unlinks at once; sorted inserts and range reads are its trade.
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA cache_size = -4000")
-        self._db.execute("PRAGMA journal_mode = OFF")
+        self._db.execute("PRAGMA journal_mode = MEMORY")
         self._db.execute("PRAGMA synchronous = OFF")
         self._db.execute(
             "CREATE TABLE spill (lane INTEGER, rank REAL, sequence INTEGER, fingerprint BLOB, record BLOB, "
             "PRIMARY KEY (lane, rank, sequence)) WITHOUT ROWID"
         )
 
-    def add(self, rows: list[tuple[int, float, int, bytes, bytes]]) -> None:
-        """Rows of (lane, rank, sequence, fingerprint, record)."""
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO spill VALUES (?, ?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
+    def add(self, rows: list[tuple[int, float, int, bytes, bytes]]) -> bool:
+        """Rows of (lane, rank, sequence, fingerprint, record). False: the disk has no room, and nothing was added."""
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany("INSERT INTO spill VALUES (?, ?, ?, ?, ?)", rows)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as exc:
+            log.warning("the queue can't spill to disk and stays in memory: %s", exc)
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            return False
+        return True
 
     def take(self, lane: int, rank: float, limit: int) -> list[tuple[bytes, bytes]]:
         """The first of a lane's rank, in order; they are gone from the disk then."""
+        try:
+            return self._take(lane, rank, limit)
+        except sqlite3.Error as exc:
+            raise FrontierError(f"requests that were spilled to disk can't be read back: {exc}") from exc
+
+    def _take(self, lane: int, rank: float, limit: int) -> list[tuple[bytes, bytes]]:
         rows = self._db.execute(
             "SELECT sequence, fingerprint, record FROM spill WHERE lane = ? AND rank = ? ORDER BY sequence LIMIT ?",
             (lane, rank, limit),

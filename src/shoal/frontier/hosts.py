@@ -61,8 +61,10 @@ class Host:
         if update.learned_delay is not UNSET:
             self.learned_delay = update.learned_delay
         if update.block_for is not UNSET:
-            self.blocked_until = now + update.block_for if update.block_for else 0.0
-            self.block_reason = update.block_reason if update.block_for else ""
+            until = now + update.block_for if update.block_for else 0.0
+            if not until or until > self.blocked_until:  # a shorter block does not end a longer one
+                self.blocked_until = until
+                self.block_reason = update.block_reason if until else ""
         for table, lane in self.lanes:
             table.refresh(lane)
             table.place(lane, now)

@@ -100,11 +100,17 @@ def _record(head: _Head, payload: bytes) -> bytes:
     return _HEADER.pack(*head) + payload
 
 
+def _steady_clock() -> Callable[[], float]:
+    """The time of day, but for jumps: the store lives no longer than the process."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
+
+
 class MemoryStore:
     """Runs and their frontiers in this process."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or _steady_clock()
         self._runs: dict[str, Run] = {}
         self._frontiers: dict[str, MemoryFrontier] = {}
         self._hosts: dict[str, Host] = {}
@@ -209,20 +215,19 @@ class MemoryFrontier:
 
     def _enqueue(self, fresh: _Fresh, parent: bytes, offered: int) -> None:
         now = self._clock()
-        spilled: list[tuple[int, float, int, bytes, bytes]] = []
+        spilled: dict[int, tuple[int, float, int, bytes, bytes]] = {}
         for fingerprint, (request, payload) in fresh.items():
             self._sequence += 1
             number, rank = int.from_bytes(fingerprint, "big"), -request.priority
             record = _record(_Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
             name = host_of(request.url)
             lane = self._lanes.by_name.get(name) or self._lanes.add(name, Backlog(len(self._lanes.by_name)))
+            self._records[number] = record
             if lane.queue.has_tail(rank) or self._counts[READY] - self._spilled >= self._spill_at:
-                self._records[number] = None
-                spilled.append((lane.queue.number, rank, self._sequence, fingerprint, record))
+                spilled[number] = (lane.queue.number, rank, self._sequence, fingerprint, record)
                 lane.queue.count_spilled(rank, 1)
                 self._spilled += 1
             else:
-                self._records[number] = record
                 lane.queue.push(rank, number)
             self._counts[READY] += 1
             lane.ready += 1
@@ -230,10 +235,22 @@ class MemoryFrontier:
                 lane.best = (rank, self._sequence)
                 self._lanes.place(lane, now)
         if spilled:
-            self._spill = self._spill or Spill()
-            self._spill.add(spilled)
+            self._write_spill(spilled)
         self._pushed += len(fresh)
         self._duplicates += offered - len(fresh)
+
+    def _write_spill(self, spilled: dict[int, tuple[int, float, int, bytes, bytes]]) -> None:
+        """To disk with them; if it has no room they stay in memory, before the tail that is there already."""
+        self._spill = self._spill or Spill()
+        written = self._spill.add(list(spilled.values()))
+        lanes = {} if written else {lane.queue.number: lane.queue for lane in self._lanes.by_name.values()}
+        for number, (lane, rank, *_) in spilled.items():
+            if written:
+                self._records[number] = None
+            else:
+                lanes[lane].count_spilled(rank, -1)
+                lanes[lane].push(rank, number)
+                self._spilled -= 1
 
     # -- leasing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
@@ -62,26 +63,33 @@ class Throttle:
         self._update_host = update_host
         self._hosts: dict[str, Learned] = {}
         self._told: dict[str, float] = {}
+        self._slowed: dict[str, float] = {}
+        """When each host was last found to have too much to do."""
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         name = host_of(request.url)
+        started = time.monotonic()
         try:
             response = await fetch(request)
         except FetchError as error:
             if error.status in _OVERLOADED:
-                await self._overloaded(name, error.status, error.retry_after)
+                await self._overloaded(name, started, error.status, error.retry_after)
             raise
         if response.status in _OVERLOADED:  # a spider may ask to get these pages
             retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            await self._overloaded(name, response.status, retry_after)
+            await self._overloaded(name, started, response.status, retry_after)
         elif not response.from_cache:
             host = self._learn(name, after_answer(self._hosts.get(name) or Learned(), response.elapsed, self._config))
-            if host.delay != self._told.get(name, 0.0):
+            if host.delay != self._told.get(name):
                 await self._tell(name, host.delay)
         return response
 
-    async def _overloaded(self, name: str, status: int, retry_after: timedelta | None) -> None:
-        host = self._learn(name, after_overload(self._hosts.get(name) or Learned(), self._config))
+    async def _overloaded(self, name: str, started: float, status: int, retry_after: timedelta | None) -> None:
+        """Several answers to requests that were under way at once are one complaint."""
+        host = self._hosts.get(name) or Learned()
+        if started >= self._slowed.get(name, 0.0):
+            host = self._learn(name, after_overload(host, self._config))
+            self._slowed[name] = time.monotonic()
         if retry_after:
             reason = f"answered {status} with Retry-After"
             await self._tell(name, host.delay, block_for=retry_after.total_seconds(), block_reason=reason)
@@ -93,6 +101,7 @@ class Throttle:
             oldest = next(iter(self._hosts))
             del self._hosts[oldest]
             self._told.pop(oldest, None)
+            self._slowed.pop(oldest, None)
         self._hosts[name] = host
         return host
 
@@ -100,8 +109,8 @@ class Throttle:
         self, name: str, delay: float, block_for: float | UnsetType = UNSET, block_reason: str = ""
     ) -> None:
         """Only changes that matter: the frontier may be a server away. What it can't take now, it is told again."""
-        told = self._told.get(name, 0.0)
-        if block_for is UNSET and delay and abs(delay - told) < 0.1 * told:
+        told = self._told.get(name)
+        if block_for is UNSET and delay and told is not None and abs(delay - told) < 0.1 * told:
             return
         try:
             await self._update_host(

@@ -314,4 +314,5 @@ class Model:
             if (value := getattr(update, name)) is not UNSET:
                 setattr(known, name, value)
         if update.block_for is not UNSET:
-            known.blocked_until = self.world.now + update.block_for if update.block_for else 0.0
+            until = self.world.now + update.block_for if update.block_for else 0.0
+            known.blocked_until = max(known.blocked_until, until) if until else 0.0

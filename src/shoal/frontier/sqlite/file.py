@@ -187,7 +187,7 @@ class SQLiteFile:
                 result = step()
                 self.db.execute("COMMIT")
             except BaseException as exc:
-                self._stale = not isinstance(exc, ShoalError)
+                self._stale = not isinstance(exc, ShoalError) or isinstance(exc, StoreError)
                 with suppress(sqlite3.Error):
                     self._roll_back()
                 raise
