@@ -89,8 +89,7 @@ def test_a_lost_request_would_show() -> None:
 
 
 def test_speed_is_that_of_the_last_seconds() -> None:
-    speed = Speed()
-    speed.measure(0, 0.0)
+    speed = Speed(0.0)
     assert speed.measure(100, 1.0) == pytest.approx(100)
     for second in range(2, 40):
         rate = speed.measure(100 + second * 10, float(second))

@@ -50,8 +50,8 @@ def show(where: Console) -> Callable[[Crawl], Awaitable[None]]:
 class Speed:
     """Pages a second over the last seconds."""
 
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
+    def __init__(self, now: float | None = None) -> None:
+        self._points: deque[tuple[float, int]] = deque([(time.monotonic() if now is None else now, 0)])
 
     def measure(self, fetched: int, now: float) -> float:
         self._points.append((now, fetched))

@@ -28,7 +28,7 @@ class StatusCheck:
         if 200 <= status < 300 or status in self._handled or (300 <= status < 400 and "Location" in response.headers):
             return response
         raise FetchError(
-            f"{request.url} answered {status}",
+            f"the server answered {status}",
             kind=f"http {status}",
             retryable=status in self._retried,
             status=status,
