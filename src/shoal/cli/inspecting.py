@@ -104,11 +104,18 @@ def _print_history(history: History) -> None:
     if history.reason:
         print(f"  reason    {history.reason}")
     print(f"  found on  {history.parent or 'given at the start'}")
+    print(f"  robots    {_robots_word(history)}")
     print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
     print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
         print(f"    {moment}  {event.what}{': ' + event.detail if event.detail else ''}")
+
+
+def _robots_word(history: History) -> str:
+    if history.reason.startswith("robots.txt"):
+        return "disallowed it, or could not be had"
+    return "did not forbid it" if history.status else "not asked, or did not forbid it"
 
 
 def retry_failed(
