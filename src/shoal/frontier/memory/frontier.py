@@ -1,24 +1,29 @@
-"""The frontier in memory: nothing to install, gone with the process.
-
-A million URLs fit in 300 MB because a request is one ``bytes`` object (a fixed header, then its msgpack) in one
-dictionary, which the garbage collector never has to look at. Past ``in_memory`` queued requests, more go to disk.
-"""
+"""The frontier of a run in memory. Past ``in_memory`` queued requests, more go to disk."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import islice
-from struct import Struct as Layout
-from typing import NamedTuple
 
 import msgspec
 
-from shoal.errors import QueueFullError, RequestError, RunError
-from shoal.frontier.backlog import Backlog, Spill
+from shoal.errors import QueueFullError, RequestError
 from shoal.frontier.hosts import Host, Lane, LaneTable
+from shoal.frontier.memory.backlog import Backlog, Spill
+from shoal.frontier.memory.records import (
+    HEADER,
+    NO_PARENT,
+    Head,
+    decode_request,
+    encode_request,
+    head_of,
+    make_record,
+    payload_of,
+    request_of,
+    sequence_of,
+)
+from shoal.frontier.memory.roles import ItemLog, Roles
 from shoal.frontier.rules import (
     DEAD,
     DONE,
@@ -28,7 +33,6 @@ from shoal.frontier.rules import (
     SPARED_KINDS,
     STATE_NAMES,
     WAITING,
-    check_transition,
     child_fingerprint,
     lost_reason,
     push_fingerprint,
@@ -49,31 +53,12 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
-    Run,
-    RunState,
     Stats,
 )
 
-_HEADER = Layout("<BHHIdQ16s")
-_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BHHId").size
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Request).decode
-_NO_PARENT = bytes(16)
 _CHUNK = 1000
 _Fresh = dict[bytes, tuple[Request, bytes]]
 """New requests by fingerprint, with their msgpack."""
-
-
-class _Head(NamedTuple):
-    """The fixed part of a record."""
-
-    state: int
-    attempts: int
-    status: int
-    items: int
-    at: float
-    sequence: int
-    parent: bytes
 
 
 class _Held(msgspec.Struct):
@@ -83,67 +68,6 @@ class _Held(msgspec.Struct):
     until: float
     lane: Lane[Backlog]
     rank: float
-
-
-class _Role(msgspec.Struct):
-    token: int = 0
-    until: float = 0.0
-    cursor: bytes = b""
-    finished: bool = False
-
-
-def _head(record: bytes) -> _Head:
-    return _Head._make(_HEADER.unpack_from(record))
-
-
-def _record(head: _Head, payload: bytes) -> bytes:
-    return _HEADER.pack(*head) + payload
-
-
-def _steady_clock() -> Callable[[], float]:
-    """The time of day, but for jumps: the store lives no longer than the process."""
-    start = time.time() - time.monotonic()
-    return lambda: start + time.monotonic()
-
-
-class MemoryStore:
-    """Runs and their frontiers in this process."""
-
-    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or _steady_clock()
-        self._runs: dict[str, Run] = {}
-        self._frontiers: dict[str, MemoryFrontier] = {}
-        self._hosts: dict[str, Host] = {}
-
-    async def create_run(self, run: Run) -> Run:
-        if run.run_id in self._runs:
-            raise RunError(f"there is a run {run.run_id} already")
-        self._runs[run.run_id] = run
-        return run
-
-    async def transition(self, run_id: str, state: RunState) -> Run:
-        run = self._runs.get(run_id)
-        check_transition(run_id, run, state)
-        assert run is not None
-        changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
-        return changed
-
-    async def get_run(self, run_id: str) -> Run | None:
-        return self._runs.get(run_id)
-
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
-        return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
-
-    async def frontier(self, run_id: str, options: FrontierOptions) -> MemoryFrontier:
-        if run_id not in self._runs:
-            raise RunError(f"there is no run {run_id}")
-        if run_id not in self._frontiers:
-            self._frontiers[run_id] = MemoryFrontier(options, self._hosts, self._clock, self._frontiers)
-        return self._frontiers[run_id]
-
-    async def close(self) -> None:
-        for frontier in self._frontiers.values():
-            frontier.discard()
 
 
 class MemoryFrontier:
@@ -166,29 +90,32 @@ class MemoryFrontier:
         self._held: dict[int, _Held] = {}
         self._expiries: list[tuple[float, int, int]] = []
         self._waiting: list[tuple[float, int, int]] = []
-        self._roles: dict[str, _Role] = {}
-        self._log: deque[LoggedItem] = deque()
+        self._roles = Roles(self._next_token)
+        self._log = ItemLog()
         self._causes: dict[int, tuple[str, str]] = {}
         self._events: dict[int, list[Event]] = {}
         self._spill: Spill | None = None
         self._spill_at = min(options.in_memory, options.max_queue_size or options.in_memory)
         self._spilled = 0
         self._counts = [0, 0, 0, 0, 0]
-        self._pushed = self._duplicates = self._items = self._sequence = self._token = 0
+        self._pushed = self._duplicates = self._sequence = self._token = 0
+
+    def _next_token(self) -> int:
+        self._token += 1
+        return self._token
 
     # -- pushing
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
-        role = self._roles.get("seed")
-        if seed is not None and (role is None or role.token != seed.token):
+        if seed is not None and not self._roles.holds(seed):
             return Pushed(0, 0)
         fresh = self._fresh((push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests))
         most = self._options.max_queue_size
         if most is not None and fresh and self._counts[READY] + self._counts[WAITING] + len(fresh) > most:
             raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
-        self._enqueue(fresh, _NO_PARENT, len(requests))
-        if seed is not None and role is not None:
-            role.cursor = cursor
+        self._enqueue(fresh, NO_PARENT, len(requests))
+        if seed is not None:
+            self._roles.save(seed.role, cursor)
         return Pushed(len(fresh), len(requests) - len(fresh))
 
     def _fresh(self, named: Iterable[tuple[bytes, Request]]) -> _Fresh:
@@ -197,7 +124,7 @@ class MemoryFrontier:
         for fingerprint, request in named:
             if fingerprint not in fresh and int.from_bytes(fingerprint, "big") not in self._records:
                 try:
-                    fresh[fingerprint] = request, _encode(request)
+                    fresh[fingerprint] = request, encode_request(request)
                 except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                     raise RequestError(f"{request.url} can't be stored: {exc}") from exc
         return fresh
@@ -219,7 +146,7 @@ class MemoryFrontier:
         for fingerprint, (request, payload) in fresh.items():
             self._sequence += 1
             number, rank = int.from_bytes(fingerprint, "big"), -request.priority
-            record = _record(_Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
+            record = make_record(Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
             name = host_of(request.url)
             lane = self._lanes.by_name.get(name) or self._lanes.add(name, Backlog(len(self._lanes.by_name)))
             self._records[number] = record
@@ -288,7 +215,7 @@ class MemoryFrontier:
             _, _, number = heappop(self._waiting)
             record = self._records[number]
             assert record is not None
-            head, request = _head(record), _decode(record[_HEADER.size :])
+            head, request = head_of(record), request_of(record)
             self._set(number, head._replace(state=READY), record)
             self._requeue(self._lanes.by_name[host_of(request.url)], -request.priority, head.sequence, number, now)
 
@@ -296,7 +223,7 @@ class MemoryFrontier:
         del self._held[number]
         record = self._records[number]
         assert record is not None
-        head = _head(record)
+        head = head_of(record)
         reason = lost_reason(head.attempts)
         self._note(number, now, "lease lost", reason)
         if head.attempts >= self._options.max_attempts:
@@ -320,22 +247,22 @@ class MemoryFrontier:
             number = bucket.fresh.popleft()
         record = self._records[number]
         assert record is not None
-        _, attempts, status, items, _, sequence, parent = _HEADER.unpack_from(record)
-        payload = record[_HEADER.size :]
+        _, attempts, status, items, _, sequence, parent = HEADER.unpack_from(record)
+        payload = payload_of(record)
         attempts += 1
         self._records[number] = (
-            _HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent) + payload
+            HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent) + payload
         )
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
-        self._token += 1
-        self._held[number] = _Held(self._token, now + ttl, lane, rank)
-        heappush(self._expiries, (now + ttl, self._token, number))
+        token = self._next_token()
+        self._held[number] = _Held(token, now + ttl, lane, rank)
+        heappush(self._expiries, (now + ttl, token, number))
         lane.host.in_flight += 1
         lane.ready -= 1
         lane.best = self._best(lane)
         fingerprint = number.to_bytes(16, "big")
-        return Lease(_decode(payload), fingerprint, self._token, attempts, lane.host.name, deadline)
+        return Lease(decode_request(payload), fingerprint, token, attempts, lane.host.name, deadline)
 
     def _best(self, lane: Lane[Backlog]) -> tuple[float, int] | None:
         found = lane.queue.best()
@@ -362,8 +289,7 @@ class MemoryFrontier:
     def _sequence_of(self, number: int) -> int:
         record = self._records[number]
         assert record is not None
-        sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_AT)[0]
-        return sequence
+        return sequence_of(record)
 
     def _requeue(self, lane: Lane[Backlog], rank: float, sequence: int, number: int, now: float) -> None:
         lane.queue.put_back(rank, sequence, number)
@@ -371,10 +297,10 @@ class MemoryFrontier:
         lane.best = self._best(lane)
         self._lanes.place(lane, now)
 
-    def _set(self, number: int, head: _Head, record: bytes) -> None:
+    def _set(self, number: int, head: Head, record: bytes) -> None:
         self._counts[record[0]] -= 1
         self._counts[head.state] += 1
-        self._records[number] = _record(head, record[_HEADER.size :])
+        self._records[number] = make_record(head, payload_of(record))
 
     def _note(self, number: int, at: float, what: str, detail: str) -> None:
         self._events.setdefault(number, []).append(Event(at, what, detail))
@@ -416,8 +342,8 @@ class MemoryFrontier:
             return None
         number, held, record = current
         del self._held[number]
-        head = _head(record)
-        items = self._append(completion.lease.fingerprint, completion.items, head.items)
+        head = head_of(record)
+        items = self._log.append(completion.lease.fingerprint, completion.items, head.items)
         self._set(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
         if completion.note:
             self._note(number, now, "note", completion.note)
@@ -436,7 +362,7 @@ class MemoryFrontier:
             return None
         number, held, record = current
         del self._held[number]
-        head = _head(record)._replace(status=failure.status, at=now)
+        head = head_of(record)._replace(status=failure.status, at=now)
         if failure.retry_in is not None and head.attempts < self._options.max_attempts:
             state = WAITING
             self._note(
@@ -447,7 +373,7 @@ class MemoryFrontier:
             state = DEAD
             self._note(number, now, f"attempt {head.attempts} failed", failure.reason)
             self._causes[number] = (failure.kind, failure.reason)
-            head = head._replace(items=self._append(failure.lease.fingerprint, failure.items, head.items))
+            head = head._replace(items=self._log.append(failure.lease.fingerprint, failure.items, head.items))
             self._push_children(failure, fresh, 0)
         self._set(number, head._replace(state=state), record)
         held.lane.host.returned(now, contacted=failure.contacted)
@@ -463,7 +389,7 @@ class MemoryFrontier:
                 continue
             number, held, record = current
             del self._held[number]
-            head = _head(record)
+            head = head_of(record)
             self._set(number, head._replace(state=READY, attempts=head.attempts - 1, at=now), record)
             self._requeue(held.lane, held.rank, head.sequence, number, now)
             held.lane.host.returned(now, contacted=contacted)
@@ -472,45 +398,19 @@ class MemoryFrontier:
     # -- roles and items
 
     async def claim(self, role: str, ttl: float) -> Claim | None:
-        now = self._clock()
-        held = self._roles.setdefault(role, _Role())
-        if held.finished or held.until > now:
-            return None
-        self._token += 1
-        held.token, held.until = self._token, now + ttl
-        return Claim(role, held.token, held.cursor)
+        return self._roles.claim(role, self._clock(), ttl)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        held = self._roles.get(claim.role)
-        if held is None or held.token != claim.token:
-            return False
-        held.cursor, held.until = cursor, self._clock() + ttl
-        return True
+        return self._roles.advance(claim, cursor, self._clock() + ttl)
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        held = self._roles.get(claim.role)
-        if held is None or held.token != claim.token:
-            return False
-        held.token, held.until, held.finished = 0, 0.0, finished
-        return True
-
-    def _append(self, fingerprint: bytes, items: Sequence[bytes], before: int) -> int:
-        """Log a request's items and return how many it has now. One that was dead and is retried may have some
-        ``before``: the new ones are numbered behind them, so that a key is never used twice."""
-        for index, payload in enumerate(items, before):
-            self._items += 1
-            self._log.append(LoggedItem(self._items, fingerprint, index, payload))
-        return before + len(items)
+        return self._roles.relinquish(claim, finished=finished)
 
     async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
-        if not self._log:
-            return []
-        skip = max(0, after + 1 - self._log[0].seq)
-        return list(islice(self._log, skip, skip + limit))
+        return self._log.read(after, limit)
 
     async def trim_items(self, through: int) -> None:
-        while self._log and self._log[0].seq <= through:
-            self._log.popleft()
+        self._log.trim(through)
 
     # -- hosts
 
@@ -524,14 +424,13 @@ class MemoryFrontier:
     # -- looking at it
 
     def _seeding(self) -> bool:
-        role = self._roles.get("seed")
-        return role is None or not role.finished
+        return not self._roles.is_finished("seed")
 
     def _stats(self, counts: Sequence[int], pushed: int) -> Stats:
         ready, waiting, leased, done, dead = counts
         return Stats(
             pushed=pushed, ready=ready, waiting=waiting, leased=leased, done=done, dead=dead,
-            duplicates=self._duplicates, items=self._items, seeding=self._seeding(),
+            duplicates=self._duplicates, items=self._log.count, seeding=self._seeding(),
         )  # fmt: skip
 
     async def stats(self) -> Stats:
@@ -553,9 +452,9 @@ class MemoryFrontier:
 
     def _history(self, number: int) -> History:
         record = self._read(number)
-        head, request = _head(record), _decode(record[_HEADER.size :])
+        head, request = head_of(record), request_of(record)
         parent = int.from_bytes(head.parent, "big")
-        url = _decode(self._read(parent)[_HEADER.size :]).url if parent in self._records else None
+        url = request_of(self._read(parent)).url if parent in self._records else None
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
             attempts=head.attempts, status=head.status, items=head.items, parent=url,
@@ -592,7 +491,7 @@ class MemoryFrontier:
             del self._causes[number]
             record = self._records[number]
             assert record is not None
-            head, request = _head(record), _decode(record[_HEADER.size :])
+            head, request = head_of(record), request_of(record)
             self._note(number, now, "retried", "made ready again with all its attempts")
             self._set(number, head._replace(state=READY, attempts=0, at=now), record)
             self._requeue(self._lanes.by_name[host_of(request.url)], -request.priority, head.sequence, number, now)

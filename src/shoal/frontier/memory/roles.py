@@ -1,0 +1,83 @@
+"""A run's roles and its item log, in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from msgspec import Struct
+
+from shoal.ports import Claim, LoggedItem
+
+
+class _Role(Struct):
+    token: int = 0
+    until: float = 0.0
+    cursor: bytes = b""
+    finished: bool = False
+
+
+class Roles:
+    """Who may do what for the run, until when, and how far it is."""
+
+    def __init__(self, next_token: Callable[[], int]) -> None:
+        self._next_token = next_token
+        self._roles: dict[str, _Role] = {}
+
+    def claim(self, role: str, now: float, ttl: float) -> Claim | None:
+        held = self._roles.setdefault(role, _Role())
+        if held.finished or held.until > now:
+            return None
+        held.token, held.until = self._next_token(), now + ttl
+        return Claim(role, held.token, held.cursor)
+
+    def holds(self, claim: Claim) -> bool:
+        held = self._roles.get(claim.role)
+        return held is not None and held.token == claim.token
+
+    def save(self, role: str, cursor: bytes) -> None:
+        self._roles[role].cursor = cursor
+
+    def advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
+        if not self.holds(claim):
+            return False
+        held = self._roles[claim.role]
+        held.cursor, held.until = cursor, until
+        return True
+
+    def relinquish(self, claim: Claim, *, finished: bool) -> bool:
+        if not self.holds(claim):
+            return False
+        held = self._roles[claim.role]
+        held.token, held.until, held.finished = 0, 0.0, finished
+        return True
+
+    def is_finished(self, role: str) -> bool:
+        held = self._roles.get(role)
+        return held is not None and held.finished
+
+
+class ItemLog:
+    """Items in the order in which their pages were done."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._items: deque[LoggedItem] = deque()
+
+    def append(self, fingerprint: bytes, payloads: Sequence[bytes], before: int) -> int:
+        """Behind the ``before`` items that this request has already; how many it has now."""
+        for index, payload in enumerate(payloads, before):
+            self.count += 1
+            self._items.append(LoggedItem(self.count, fingerprint, index, payload))
+        return before + len(payloads)
+
+    def read(self, after: int, limit: int) -> list[LoggedItem]:
+        if not self._items:
+            return []
+        skip = max(0, after + 1 - self._items[0].seq)
+        return list(islice(self._items, skip, skip + limit))
+
+    def trim(self, through: int) -> None:
+        while self._items and self._items[0].seq <= through:
+            self._items.popleft()

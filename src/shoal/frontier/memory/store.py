@@ -1,0 +1,60 @@
+"""Runs and their frontiers in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.errors import RunError
+from shoal.frontier.hosts import Host
+from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.rules import check_transition
+from shoal.ports import FrontierOptions, Run, RunState
+
+
+def _steady_clock() -> Callable[[], float]:
+    """The time of day, but for jumps: the store lives no longer than the process."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
+
+
+class MemoryStore:
+    """Runs and their frontiers in this process."""
+
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or _steady_clock()
+        self._runs: dict[str, Run] = {}
+        self._frontiers: dict[str, MemoryFrontier] = {}
+        self._hosts: dict[str, Host] = {}
+
+    async def create_run(self, run: Run) -> Run:
+        if run.run_id in self._runs:
+            raise RunError(f"there is a run {run.run_id} already")
+        self._runs[run.run_id] = run
+        return run
+
+    async def transition(self, run_id: str, state: RunState) -> Run:
+        run = self._runs.get(run_id)
+        check_transition(run_id, run, state)
+        assert run is not None
+        changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
+        return changed
+
+    async def get_run(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    async def list_runs(self, spider: str | None = None) -> list[Run]:
+        return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
+
+    async def frontier(self, run_id: str, options: FrontierOptions) -> MemoryFrontier:
+        if run_id not in self._runs:
+            raise RunError(f"there is no run {run_id}")
+        if run_id not in self._frontiers:
+            self._frontiers[run_id] = MemoryFrontier(options, self._hosts, self._clock, self._frontiers)
+        return self._frontiers[run_id]
+
+    async def close(self) -> None:
+        for frontier in self._frontiers.values():
+            frontier.discard()
