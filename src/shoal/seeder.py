@@ -71,8 +71,9 @@ class Seeder:
             ended.set()
             await timer
         await self._flush()
-        if self._position == 0 and self.failure is None:
-            log.warning("the spider has no start requests: give it start_urls, or write start()")
+        if self.failure is None and not (await self._frontier.stats()).pushed:
+            why = "none of the start requests is in scope" if self._position else "the spider has no start requests"
+            log.warning("nothing to crawl: %s", why)
         await self._frontier.relinquish(self._claim, finished=self.failure is None)
         self._pushed()
 

@@ -477,3 +477,14 @@ async def test_items_of_a_resumed_crawl_are_there_from_the_first_on(tmp_path: Pa
         for _ in range(2):
             done = await crawl(Pages, stored, arguments={"start_urls": [site.url]})
             assert len(done.items) == 21
+
+
+@pytest.mark.parametrize(
+    ("start_urls", "words"), [([], "no start requests"), (["http://elsewhere.example/"], "is in scope")]
+)
+async def test_nothing_to_crawl_is_said(start_urls: list[str], words: str, caplog: pytest.LogCaptureFixture) -> None:
+    scope = {"allowed_domains": ["127.0.0.1"]}
+    done = await crawl(Pages, settings(scope=scope), arguments={"start_urls": start_urls})
+    assert done.summary is not None
+    assert done.summary.state == "finished"
+    assert words in caplog.text

@@ -38,7 +38,7 @@ class Pages(Spider):
 @pytest.fixture
 def site() -> Iterator[str]:
     """The site in a process of its own, slow enough that the crawl lasts through all kills."""
-    command = [sys.executable, "-m", "tests.servers", "--pages", str(PAGES), "--latency", "0.02"]
+    command = [sys.executable, "-m", "tests.servers", "--pages", str(PAGES), "--latency", "0.04"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
@@ -74,7 +74,7 @@ def test_killed_twenty_times_every_item_is_there_once(site: str, tmp_path: Path)
     while killed < KILLS:
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
             try:
-                crawl.wait(moments.uniform(0.4, 1.6))
+                crawl.wait(moments.uniform(0.4, 1.2))
             except subprocess.TimeoutExpired:
                 crawl.send_signal(signal.SIGKILL)
                 killed += 1
