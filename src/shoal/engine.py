@@ -154,6 +154,7 @@ class Engine:
         for lease in leased.leases:
             task = asyncio.create_task(self._work(lease))
             self._active[task] = lease
+            task.add_done_callback(self._task_ended)
         return leased.wait
 
     def stop(self) -> None:
@@ -203,6 +204,13 @@ class Engine:
         self._active.pop(task, None)
         self._settled.append(settlement)
         self._wake()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled before it began has settled nothing."""
+        lease = self._active.pop(task, None)
+        if lease is not None:
+            self._settled.append(Released(lease, contacted=False))
+            self._wake()
 
     async def _handle(self, lease: Lease) -> Settlement:
         request = lease.request

@@ -488,3 +488,24 @@ async def test_nothing_to_crawl_is_said(start_urls: list[str], words: str, caplo
     assert done.summary is not None
     assert done.summary.state == "finished"
     assert words in caplog.text
+
+
+async def test_stopping_without_grace_gives_back_also_what_has_not_begun() -> None:
+    class Stopping(Pages):
+        made: Crawl
+
+        def start(self) -> Any:
+            for number in range(20):
+                yield Request(f"{self.url}/p/{number}")
+            asyncio.get_running_loop().call_soon(self.made.stop)
+
+        url = ""
+
+    async with SiteServer(pages=20, latency=0.5) as site:
+        spider = Stopping(url=site.url)
+        spider.made = Crawl(spider, settings(shutdown_grace=0, robots={"obey": False}))
+        done = await asyncio.wait_for(spider.made._to_the_end(), 5)
+    assert done.summary is not None
+    assert done.summary.state == "stopped"
+    assert done.summary.stats.leased == 0
+    assert done.summary.stats.balanced
