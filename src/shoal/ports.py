@@ -261,7 +261,10 @@ class Frontier(Protocol):
         """Nothing ready, waiting, leased or still being seeded."""
         ...
 
-    async def find(self, request: Request) -> History | None: ...
+    async def find(self, request: Request) -> History | None:
+        """This request's history; if the run has it only under other names (it was not filtered, or is no GET), that of
+        the first one with its URL. Such a search may read the whole run."""
+        ...
 
     async def dead_kinds(self) -> dict[str, int]:
         """How many requests are dead, by kind."""

@@ -509,3 +509,19 @@ async def test_stopping_without_grace_gives_back_also_what_has_not_begun() -> No
     assert done.summary.state == "stopped"
     assert done.summary.stats.leased == 0
     assert done.summary.stats.balanced
+
+
+async def test_a_middleware_of_the_users_own() -> None:
+    async def signed(request: Request, fetch: Any) -> Response:
+        response: Response = await fetch(request.replace(headers={"X-Signed": "yes"}))
+        return response
+
+    class Signed(Spider):
+        middlewares = [signed]
+
+        def parse(self, response: Response) -> Any:
+            yield {"headers": dict(response.json()["headers"])}
+
+    async with MisbehavingServer() as server:
+        done = await crawl(Signed, settings(), arguments={"start_urls": [server.url + "/echo"]})
+    assert {name.lower(): value for name, value in done.items[0]["headers"].items()}["x-signed"] == "yes"

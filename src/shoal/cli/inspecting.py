@@ -89,7 +89,6 @@ def why(
             history = await store.find(Request(url))
             if history is None:
                 print(f"run {run.run_id} has not seen {Request(url).url}: no fetched page links to it, or not in scope")
-                print("(requests with dont_filter, and those that are no GET, can't be asked for by their URL)")
                 return False
             _print_history(history)
             return True

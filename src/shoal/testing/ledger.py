@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed, Stats
 from shoal.testing.harness import Harness
 from shoal.testing.pushing import WHOLE
@@ -221,6 +222,13 @@ class LedgerContract(ContractTests):
 
     async def test_a_url_that_was_never_pushed_is_not_found(self, frontier: Frontier) -> None:
         assert await frontier.find(page(1)) is None
+
+    async def test_one_that_was_not_filtered_or_is_no_get_is_found_by_its_url(self, frontier: Frontier) -> None:
+        twice = Request("http://a.example/twice", dont_filter=True)
+        await frontier.push([twice, Request("http://a.example/form", form={"a": "1"}), page("http-like")])
+        assert (await history(frontier, Request("http://a.example/twice"))).state == "ready"
+        assert (await history(frontier, Request("http://a.example/form"))).url == "http://a.example/form"
+        assert await frontier.find(Request("http://a.example/tw")) is None
 
     async def test_the_story_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "parent")

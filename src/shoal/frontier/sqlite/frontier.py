@@ -469,7 +469,7 @@ class SQLiteFrontier:
         def step() -> History | None:
             if self._file.readonly:
                 self._seen.load()
-            number = self._seen.find(request.fingerprint())
+            number = self._seen.find(request.fingerprint()) or self._records.search(request.url)
             return None if number is None else self._records.history(number)
 
         return await self._file.read(step)

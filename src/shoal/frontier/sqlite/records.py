@@ -130,6 +130,13 @@ class Records:
         sql = "INSERT INTO event (request, at, what, detail) VALUES (?, ?, ?, ?)"
         self._db.execute(sql, (request, at, what, storable(detail)))
 
+    def search(self, url: str) -> int | None:
+        """One with a name of its own: it was not filtered, or is no GET. Reads all, as only a person asks."""
+        rows = self._db.execute(
+            "SELECT id, payload FROM request WHERE run = ? AND instr(payload, ?) > 0", (self._run, url.encode())
+        )
+        return next((number for number, payload in rows if _decode(payload).url == url), None)
+
     def history(self, request: int) -> History:
         return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
 
