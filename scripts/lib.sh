@@ -23,3 +23,10 @@ need_venv() {
     printf '%s' "$stamp" > "$venv/.stamp-$extras"
   fi
 }
+
+# need_command NAME PACKAGE: a program of Debian's, installed if it is missing.
+need_command() {
+  command -v "$1" > /dev/null && return
+  echo "installing $2 ..."
+  apt-get install -y -qq "$2" > /dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$2" > /dev/null; }
+}
