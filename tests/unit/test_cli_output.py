@@ -84,6 +84,14 @@ def test_a_failed_crawl_says_why_and_how_to_go_on() -> None:
     assert "the same command again" in text_of(where)
 
 
+def test_the_next_step_after_a_page_limit_is_a_higher_one() -> None:
+    steps = summary.next_steps(
+        ended(state="limit", dead_kinds={"robots": 3}), Config(frontier="sqlite:///b.db"), "x.py"
+    )
+    assert "higher --max-pages" in steps[0]
+    assert not any("retry-failed" in step for step in steps)
+
+
 def test_a_lost_request_would_show() -> None:
     assert ended(stats=Stats(pushed=10, done=9)).lost == 1
 

@@ -80,9 +80,11 @@ def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
         return ["the queue was in memory and is gone; --frontier sqlite:///crawl.db would keep it"]
     at = f"--frontier {config.frontier}"
     steps = []
-    if summary.stats.remaining or summary.state == "failed":
+    if summary.state == "limit":
+        steps.append("go on: the same command with a higher --max-pages")
+    elif summary.stats.remaining or summary.state == "failed":
         steps.append("go on: the same command again")
-    if summary.stats.dead:
+    if set(summary.dead_kinds) - {"robots", "scope"}:
         steps.append(f"shoal retry-failed {at}")
     steps.append(f"shoal audit {at}")
     steps.append(f"shoal why URL {at}")
