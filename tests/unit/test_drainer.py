@@ -210,6 +210,19 @@ async def test_a_sink_may_flush_more_rarely(frontier: FrontierWithFaults) -> Non
         assert sink.steps == ["open", "write", "flush", "close"]
 
 
+async def test_a_rare_flush_comes_earlier_when_there_is_much(
+    frontier: FrontierWithFaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crawl with many items would pause until the time has come."""
+    monkeypatch.setattr("shoal.sinks.drainer.FLUSH_AT_MOST", 100)
+    sink = SinkWithFaults(CollectSink([]))
+    sink.flush_every = 600
+    drainer = drainer_of(frontier, sink, ttl=3600, batch=50)
+    await log_items(frontier, 150)
+    async with running(drainer):
+        await until(lambda: drainer.position >= 100)
+
+
 async def test_several_at_once(frontier: FrontierWithFaults, tmp_path: Path) -> None:
     specs = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.csv", "d.parquet", "e.db")]
     drainers = [Drainer(frontier, open_sink(spec), sink_id(spec)) for spec in specs]

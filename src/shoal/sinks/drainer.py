@@ -24,6 +24,7 @@ T = TypeVar("T")
 log = logging.getLogger("shoal.sinks")
 
 FLUSH_EVERY = 0.5
+FLUSH_AT_MOST = 20_000  # items: the engine pauses when a drainer is far behind, so a rare flush must not look like that
 _RETRY_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
 _encode_cursor = msgspec.msgpack.Encoder().encode
@@ -142,7 +143,7 @@ class Drainer:
     async def _turn(self) -> int:
         """Write one batch, and flush if it is time for that. How many items there were."""
         count = await self._persist(self._drain)
-        if self._unsaved and time.monotonic() >= self._flush_at:
+        if self._unsaved and (time.monotonic() >= self._flush_at or self._written - self._position >= FLUSH_AT_MOST):
             await self._persist(self._save)
         await asyncio.sleep(0)  # in memory nothing else may have waited
         return count
