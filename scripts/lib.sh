@@ -26,7 +26,16 @@ need_venv() {
 
 # need_command NAME PACKAGE: a program of Debian's, installed if it is missing.
 need_command() {
-  command -v "$1" > /dev/null && return
-  echo "installing $2 ..."
-  apt-get install -y -qq "$2" > /dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$2" > /dev/null; }
+  command -v "$1" > /dev/null || install_package "$2"
+}
+
+# need_file PATTERN PACKAGE: the same for what is not on the path.
+need_file() {
+  compgen -G "$1" > /dev/null || install_package "$2"
+}
+
+install_package() {
+  echo "installing $1 ..."
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get install -y -qq "$1" > /dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$1" > /dev/null; }
 }

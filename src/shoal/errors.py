@@ -16,6 +16,7 @@
         ├── QueueFullError   an explicit push past the maximum; nothing was recorded
         ├── LeaseLostError   the lease's token is no longer current; nothing was changed
         ├── StoreBusyError   another process works on this store
+        ├── StoreAwayError   its server can't be reached or does not answer now; it may be back in a moment
         └── StoreError       the store can't be opened, is corrupt, or is something else
 
 Errors of libraries are wrapped at the border, with ``raise ... from exc``.
@@ -102,6 +103,10 @@ class LeaseLostError(FrontierError):
 
 class StoreBusyError(FrontierError):
     """Another process works on this store."""
+
+
+class StoreAwayError(FrontierError):
+    """The store's server can't be reached, or does not answer. What was asked of it was done whole or not at all."""
 
 
 class StoreError(FrontierError):

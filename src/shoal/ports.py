@@ -6,7 +6,7 @@ The laws that every frontier keeps are in ``docs/architecture.md``; ``shoal.test
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -40,6 +40,8 @@ class Lease(Struct, frozen=True):
     host: str
     deadline: float
     """On this process's monotonic clock, taken before the store was asked, so never later than the store's."""
+    learned_delay: float = 0.0
+    """What the fleet had learned of the host when it was leased."""
 
 
 class Leased(Struct, frozen=True):
@@ -107,6 +109,15 @@ class Claim(Struct, frozen=True):
     role: str
     token: int
     cursor: bytes
+
+
+class RoleState(Struct, frozen=True, kw_only=True):
+    """A role of a run as it is now. ``held``: somebody has it, and it has not run out."""
+
+    role: str
+    cursor: bytes
+    held: bool
+    finished: bool
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -203,7 +214,7 @@ class Frontier(Protocol):
     async def lease(self, limit: int, ttl: float) -> Leased:
         """Up to ``limit`` requests whose host is due, best priority first, equal ones first-in first-out.
 
-        Expired leases of others are given back first.
+        Expired leases, of other runs too, are given back first. A run that is paused or cancelled gives nothing.
         """
         ...
 
@@ -235,6 +246,10 @@ class Frontier(Protocol):
         """Give a role back, for good when ``finished``. A run whose ``seed`` is not finished is not finished."""
         ...
 
+    async def roles(self) -> list[RoleState]:
+        """All roles that were ever claimed in this run."""
+        ...
+
     async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
         """The item log in order, behind ``after``."""
         ...
@@ -243,10 +258,20 @@ class Frontier(Protocol):
         """Forget the log through this sequence number; the count stays."""
         ...
 
-    async def update_host(self, host: str, update: HostUpdate) -> None: ...
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        """For all runs on the store. The delay and concurrency of the host ``*`` are those of hosts without their own."""
+        ...
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         """The hosts with most to do first."""
+        ...
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        """Keep a small fact for all runs and workers of the store, so long: what a robots.txt says."""
+        ...
+
+    async def recall(self, key: str) -> bytes | None:
+        """What was remembered, until its time is over."""
         ...
 
     async def stats(self) -> Stats:
@@ -284,6 +309,9 @@ class Frontier(Protocol):
 class Store(Protocol):
     """Where runs and their frontiers are kept, opened by a URL."""
 
+    shared: ClassVar[bool]
+    """Whether other processes may work on it at the same time."""
+
     async def create_run(self, run: Run) -> Run: ...
 
     async def transition(self, run_id: str, state: RunState) -> Run:
@@ -294,6 +322,10 @@ class Store(Protocol):
 
     async def list_runs(self, spider: str | None = None) -> list[Run]:
         """Newest first."""
+        ...
+
+    async def delete_run(self, run_id: str) -> None:
+        """Forget a run and all that belongs to it; what is known of the hosts stays. RunError if there is none."""
         ...
 
     async def frontier(self, run_id: str, options: FrontierOptions) -> Frontier: ...

@@ -18,6 +18,9 @@ Key = tuple[float, int]
 
 Queue = TypeVar("Queue")
 
+DEFAULT_HOST = "*"
+"""Its delay and concurrency are those of every host that has none of its own."""
+
 
 class Host:
     """What all runs on a store keep to with one host."""
@@ -40,9 +43,13 @@ class Host:
         """When the last fetch from this host ended."""
         self.lanes: list[tuple[LaneTable[object], Lane[object]]] = []
 
-    def effective_delay(self, options: FrontierOptions) -> tuple[float, str]:
+    def effective_delay(self, options: FrontierOptions, default: Host | None) -> tuple[float, str]:
         """The delay in force, and whose it is."""
-        own = (options.delay, "download_delay") if self.delay is None else (self.delay, "set for this host")
+        own = (options.delay, "download_delay")
+        if self.delay is not None:
+            own = (self.delay, "set for this host")
+        elif default is not None and default.delay is not None:
+            own = (default.delay, "set for all hosts")
         return max(
             own,
             (self.crawl_delay or 0.0, "robots.txt Crawl-delay"),
@@ -65,6 +72,10 @@ class Host:
             if not until or until > self.blocked_until:  # a shorter block does not end a longer one
                 self.blocked_until = until
                 self.block_reason = update.block_reason if until else ""
+        self.refresh(now)
+
+    def refresh(self, now: float) -> None:
+        """Let all lanes of this host take over what has changed."""
         for table, lane in self.lanes:
             table.refresh(lane)
             table.place(lane, now)
@@ -124,10 +135,10 @@ class LaneTable(Generic[Queue]):
 
     def refresh(self, lane: Lane[Queue]) -> None:
         """Take over the host's delay and concurrency."""
-        host, options = lane.host, self.options
-        lane.delay = host.effective_delay(options)[0]
-        own = options.concurrency_per_host if host.concurrency is None else host.concurrency
-        lane.limit = 1 if lane.delay > 0 else own
+        host, default = lane.host, self._hosts.get(DEFAULT_HOST)
+        lane.delay = host.effective_delay(self.options, default)[0]
+        own = [host.concurrency, default.concurrency if default else None, self.options.concurrency_per_host]
+        lane.limit = 1 if lane.delay > 0 else next(limit for limit in own if limit is not None)
 
     def place(self, lane: Lane[Queue], now: float) -> None:
         """Put the lane where it belongs, after anything of it or its host has changed."""
@@ -177,7 +188,7 @@ class LaneTable(Generic[Queue]):
 
     def _state(self, lane: Lane[Queue], now: float) -> HostState:
         host = lane.host
-        delay, why = host.effective_delay(self.options)
+        delay, why = host.effective_delay(self.options, self._hosts.get(DEFAULT_HOST))
         blocked_for = max(0.0, host.blocked_until - now)
         return HostState(
             host=host.name,
@@ -189,3 +200,11 @@ class LaneTable(Generic[Queue]):
             blocked_for=blocked_for,
             block_reason=host.block_reason if blocked_for else "",
         )
+
+
+def apply_update(hosts: dict[str, Host], host: Host, update: HostUpdate, now: float) -> None:
+    """Change a host; after the default all of them."""
+    host.apply(update, now)
+    if host.name == DEFAULT_HOST:
+        for each in hosts.values():
+            each.refresh(now)

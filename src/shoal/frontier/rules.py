@@ -16,6 +16,9 @@ LOST_KIND = "worker lost"
 SPARED_KINDS = frozenset({"robots", "scope"})
 """Kinds of death that a retry does not change unless it is asked for by name."""
 
+HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
+"""In these states a run gives out no leases."""
+
 _STEPS: dict[RunState, frozenset[RunState]] = {
     "queued": frozenset({"running", "cancelled"}),
     "running": frozenset({"queued", "paused", "finished", "cancelled"}),

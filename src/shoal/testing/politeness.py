@@ -348,3 +348,37 @@ class PolitenessContract(ContractTests):
         """The first host's delay, whose it is, and its concurrency."""
         state = await self.state(frontier)
         return state.delay, state.why, state.concurrency
+
+    # -- the default, and what was learned
+
+    async def test_the_default_is_that_of_all_hosts_without_their_own(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(concurrency_per_host=3))
+        await push(frontier, *(page(f"{host}{i}", f"{host}.example") for host in "abc" for i in range(4)))
+        await frontier.update_host("b.example", HostUpdate(concurrency=1))
+        await frontier.update_host("*", HostUpdate(concurrency=2))
+        assert sorted(await lease_names(frontier, 20)) == ["a0", "a1", "b0", "c0", "c1"]
+        assert "*" not in {state.host for state in await frontier.host_states()}
+
+    async def test_a_default_delay_is_kept_and_can_be_taken_back(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(delay=1.0))
+        await push(frontier, "a", "b", "c", page("x", "own.example"), page("y", "own.example"))
+        await frontier.update_host("own.example", HostUpdate(delay=2.0))
+        await frontier.update_host("*", HostUpdate(delay=10.0))
+        states = {state.host: (state.delay, state.why) for state in await frontier.host_states()}
+        assert states == {HOST: (10.0, "set for all hosts"), "own.example": (2.0, "set for this host")}
+        leased = await frontier.lease(10, TTL)
+        assert names(leased) == ["a", "x"]
+        await complete(frontier, *leased.leases)
+        await harness.advance(2)
+        assert await lease_names(frontier) == ["y"]
+        await harness.advance(8)
+        assert await lease_names(frontier) == ["b"]
+        await frontier.update_host("*", HostUpdate(delay=None))
+        states = {state.host: (state.delay, state.why) for state in await frontier.host_states()}
+        assert states[HOST] == (1.0, "download_delay")
+
+    async def test_a_lease_tells_what_was_learned_of_its_host(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a", page("b", "b.example"))
+        await frontier.update_host(HOST, HostUpdate(learned_delay=2.5))
+        learned = {lease.host: lease.learned_delay for lease in (await frontier.lease(10, TTL)).leases}
+        assert learned == {HOST: 2.5, "b.example": 0.0}

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from shoal.errors import QueueFullError, RunError
-from shoal.ports import Claim, Frontier, FrontierOptions, HostUpdate, Pushed, Run, RunState
+from shoal.ports import Claim, Frontier, FrontierOptions, HostUpdate, Pushed, RoleState, Run, RunState
 from shoal.testing.harness import Harness
 from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
 
@@ -225,3 +225,94 @@ class RolesContract(ContractTests):
         run = await harness.store.transition("r", "running")
         await harness.reopen()
         assert await harness.store.get_run("r") == run
+
+    # -- what there is to see of roles
+
+    async def test_roles_can_be_seen(self, harness: Harness, frontier: Frontier) -> None:
+        assert await frontier.roles() == []
+        seed = await claim_role(frontier)
+        drain = await claim_role(frontier, "sink:x", ttl=5)
+        assert await frontier.advance(drain, b"far", 5)
+        await frontier.relinquish(seed, finished=True)
+        await harness.open_run("other")
+        states = {state.role: state for state in await frontier.roles()}
+        assert states == {
+            "seed": RoleState(role="seed", cursor=b"", held=False, finished=True),
+            "sink:x": RoleState(role="sink:x", cursor=b"far", held=True, finished=False),
+        }
+        await harness.advance(5)
+        assert [state.held for state in await frontier.roles()] == [False, False]
+        assert await harness.frontiers["other"].roles() == []
+
+    # -- runs that are halted, or forgotten
+
+    @pytest.mark.parametrize("state", ["paused", "cancelled"])
+    async def test_a_halted_run_gives_no_leases(self, harness: Harness, frontier: Frontier, state: RunState) -> None:
+        await push(frontier, "a", "b")
+        lease = await lease_one(frontier)
+        await harness.store.transition("run", state)
+        worker = await harness.open_run("run")
+        for each in (frontier, worker):
+            leased = await each.lease(10, TTL)
+            assert (leased.leases, leased.wait) == ([], None)
+        await complete(frontier, lease, children=[page("c")])  # what is out may be ended
+        assert (await frontier.stats()).done == 1
+        await harness.store.transition("run", "running")
+        assert await lease_names(frontier) == ["b", "c"]
+
+    async def test_a_halted_run_loses_its_workers_all_the_same(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a")
+        await lease_one(frontier, ttl=10)
+        await harness.store.transition("run", "paused")
+        await harness.advance(10)
+        await frontier.lease(1, TTL)
+        assert (await frontier.stats()).ready == 1
+
+    async def test_a_forgotten_run_is_gone(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a", "b")
+        lease = await lease_one(frontier)
+        await complete(frontier, lease, items=[b"item"], children=[page("c")])
+        await claim_role(frontier, "drain")
+        del harness.frontiers["run"]
+        await harness.store.delete_run("run")
+        assert await harness.store.get_run("run") is None
+        assert await harness.store.list_runs() == []
+        with pytest.raises(RunError):
+            await harness.store.delete_run("run")
+        again = await harness.open_run("run")  # nothing of the old one is left in a new one of its name
+        stats = await again.stats()
+        assert (stats.pushed, stats.items, stats.seeding) == (0, 0, True)
+        assert await again.read_items(0, 10) == []
+        assert await again.roles() == []
+        assert await again.find(page("a")) is None
+        await push(again, "a")
+        assert await lease_names(again) == ["a"]
+
+    async def test_a_forgotten_run_leaves_its_hosts_to_the_others(self, harness: Harness) -> None:
+        options = FrontierOptions(concurrency_per_host=1)
+        frontier = await harness.open(options)
+        other = await harness.open_run("other", options)
+        await push(frontier, "a")
+        await push(other, "b")
+        await frontier.update_host("slow.example", HostUpdate(delay=7.0))
+        await lease_one(frontier)
+        assert await lease_names(other) == []
+        del harness.frontiers["run"]
+        await harness.store.delete_run("run")
+        assert await lease_names(other) == ["b"]
+        await push(other, page("c", "slow.example"))
+        assert {state.host: state.delay for state in await other.host_states()}["slow.example"] == 7.0
+
+    # -- facts that all share
+
+    async def test_what_is_remembered_can_be_recalled_by_all(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("other")
+        assert await frontier.recall("robots") is None
+        await frontier.remember("robots", b"\x00 first", 10)
+        assert await other.recall("robots") == b"\x00 first"
+        assert await other.recall("other") is None
+        await other.remember("robots", b"second", 20)
+        await harness.advance(18)
+        assert await frontier.recall("robots") == b"second"
+        await harness.advance(2)
+        assert await frontier.recall("robots") is None

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from shoal.errors import QueueFullError, RequestError
-from shoal.frontier.hosts import Host, Lane, LaneTable
+from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, apply_update
 from shoal.frontier.memory.backlog import Backlog, Spill
 from shoal.frontier.memory.records import (
     HEADER,
@@ -53,6 +53,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    RoleState,
     Stats,
 )
 
@@ -79,8 +80,11 @@ class MemoryFrontier:
         hosts: dict[str, Host],
         clock: Callable[[], float],
         runs: dict[str, MemoryFrontier],
+        notes: dict[str, tuple[bytes, float]],
     ) -> None:
         self._options = options
+        self._hosts = hosts
+        self._notes = notes
         self._clock = clock
         self._runs = runs
         """The frontiers of all runs on the store, this one among them."""
@@ -99,6 +103,8 @@ class MemoryFrontier:
         self._spilled = 0
         self._counts = [0, 0, 0, 0, 0]
         self._pushed = self._duplicates = self._sequence = self._token = 0
+        self.halted = False
+        """The run is paused or cancelled: nothing is leased."""
 
     def _next_token(self) -> int:
         self._token += 1
@@ -186,6 +192,8 @@ class MemoryFrontier:
         now = self._clock()
         for frontier in self._runs.values():
             frontier._wake(now)  # what another run lost must not keep a host from this one
+        if self.halted:
+            return Leased([], None)
         leases: list[Lease] = []
         while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:
             leases.append(self._take(lane, now, ttl, started + ttl))
@@ -262,7 +270,9 @@ class MemoryFrontier:
         lane.ready -= 1
         lane.best = self._best(lane)
         fingerprint = number.to_bytes(16, "big")
-        return Lease(decode_request(payload), fingerprint, token, attempts, lane.host.name, deadline)
+        host = lane.host
+        learned = host.learned_delay or 0.0
+        return Lease(decode_request(payload), fingerprint, token, attempts, host.name, deadline, learned)
 
     def _best(self, lane: Lane[Backlog]) -> tuple[float, int] | None:
         found = lane.queue.best()
@@ -406,6 +416,9 @@ class MemoryFrontier:
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         return self._roles.relinquish(claim, finished=finished)
 
+    async def roles(self) -> list[RoleState]:
+        return self._roles.states(self._clock())
+
     async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
         return self._log.read(after, limit)
 
@@ -415,11 +428,25 @@ class MemoryFrontier:
     # -- hosts
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
-        lane = self._lanes.by_name.get(host) or self._lanes.add(host, Backlog(len(self._lanes.by_name)))
-        lane.host.apply(update, self._clock())
+        if host == DEFAULT_HOST:
+            known = self._hosts.setdefault(host, Host(host))
+        else:
+            lane = self._lanes.by_name.get(host) or self._lanes.add(host, Backlog(len(self._lanes.by_name)))
+            known = lane.host
+        apply_update(self._hosts, known, update, self._clock())
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return self._lanes.states(self._clock(), limit)
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        now = self._clock()
+        for old in [old for old, (_, until) in self._notes.items() if until <= now]:
+            del self._notes[old]
+        self._notes[key] = (value, now + ttl)
+
+    async def recall(self, key: str) -> bytes | None:
+        value, until = self._notes.get(key, (None, 0.0))
+        return value if until > self._clock() else None
 
     # -- looking at it
 
@@ -511,7 +538,12 @@ class MemoryFrontier:
         """Nothing: what it holds belongs to the store, where another worker may go on with it."""
 
     def discard(self) -> None:
-        """The store is closed: forget what is on disk."""
+        """The run is forgotten, or the store closed: its leases end, and what is on disk goes away."""
+        for held in self._held.values():
+            held.lane.host.returned(self._clock(), contacted=True)
+        self._held.clear()
+        for lane in self._lanes.by_name.values():
+            lane.host.lanes = [entry for entry in lane.host.lanes if entry[0] is not self._lanes]
         if self._spill is not None:
             self._spill.close()
             self._spill = None

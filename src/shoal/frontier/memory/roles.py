@@ -8,7 +8,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from shoal.ports import Claim, LoggedItem
+from shoal.ports import Claim, LoggedItem, RoleState
 
 
 class _Role(Struct):
@@ -52,6 +52,12 @@ class Roles:
         held = self._roles[claim.role]
         held.token, held.until, held.finished = 0, 0.0, finished
         return True
+
+    def states(self, now: float) -> list[RoleState]:
+        return [
+            RoleState(role=role, cursor=held.cursor, held=held.until > now, finished=held.finished)
+            for role, held in self._roles.items()
+        ]
 
     def is_finished(self, role: str) -> bool:
         held = self._roles.get(role)

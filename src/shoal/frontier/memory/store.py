@@ -10,7 +10,7 @@ import msgspec
 from shoal.errors import RunError
 from shoal.frontier.hosts import Host
 from shoal.frontier.memory.frontier import MemoryFrontier
-from shoal.frontier.rules import check_transition
+from shoal.frontier.rules import HALTED, check_transition
 from shoal.ports import FrontierOptions, Run, RunState
 
 
@@ -23,11 +23,14 @@ def _steady_clock() -> Callable[[], float]:
 class MemoryStore:
     """Runs and their frontiers in this process."""
 
+    shared = False
+
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _steady_clock()
         self._runs: dict[str, Run] = {}
         self._frontiers: dict[str, MemoryFrontier] = {}
         self._hosts: dict[str, Host] = {}
+        self._notes: dict[str, tuple[bytes, float]] = {}
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
@@ -40,6 +43,8 @@ class MemoryStore:
         check_transition(run_id, run, state)
         assert run is not None
         changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
+        if run_id in self._frontiers:
+            self._frontiers[run_id].halted = state in HALTED
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -48,11 +53,20 @@ class MemoryStore:
     async def list_runs(self, spider: str | None = None) -> list[Run]:
         return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
 
+    async def delete_run(self, run_id: str) -> None:
+        if self._runs.pop(run_id, None) is None:
+            raise RunError(f"there is no run {run_id}")
+        frontier = self._frontiers.pop(run_id, None)
+        if frontier is not None:
+            frontier.discard()
+
     async def frontier(self, run_id: str, options: FrontierOptions) -> MemoryFrontier:
         if run_id not in self._runs:
             raise RunError(f"there is no run {run_id}")
         if run_id not in self._frontiers:
-            self._frontiers[run_id] = MemoryFrontier(options, self._hosts, self._clock, self._frontiers)
+            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._notes)
+            frontier.halted = self._runs[run_id].state in HALTED
+            self._frontiers[run_id] = frontier
         return self._frontiers[run_id]
 
     async def close(self) -> None:

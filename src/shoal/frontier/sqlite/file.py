@@ -24,9 +24,9 @@ from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 T = TypeVar("T")
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 1
+VERSION = 2
 _MAGIC = b"SQLite format 3\0"
-_TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role"})
+_TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role", "note"})
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -99,6 +99,8 @@ class SQLiteFile:
     def _check_kind(self, application: int, version: int) -> None:
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is a database of another program; name another file")
+        if version < VERSION:
+            raise StoreError(f"{self.path} was written by an older Shoal (format {version}); name another file")
         if version > VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer Shoal (format {version}, this one knows {VERSION}); upgrade"

@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import FrontierError, QueueFullError, RequestError
-from shoal.frontier.hosts import Host, Key, Lane
-from shoal.frontier.rules import LEASED, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
+from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
+from shoal.frontier.rules import HALTED, LEASED, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
 from shoal.frontier.sqlite.records import Ledger, Records, storable
@@ -38,6 +38,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    RoleState,
     Stats,
 )
 
@@ -83,9 +84,12 @@ class SQLiteFrontier:
         self._seen = Seen(file.db, run)
         self._queue = StoredQueue(file.db, run, hosts, options)
         self._held: dict[bytes, _Held] = {}
+        self.halted = False
+        """The run is paused or cancelled: nothing is leased."""
 
     def load(self) -> None:
         """Make what is in memory anew from the file. The hosts are new too; when all runs are loaded, ``place``."""
+        self.halted = self._records.run_state() in HALTED
         self._load_queue()
         self._seen.load()
 
@@ -193,6 +197,8 @@ class SQLiteFrontier:
             if frontier is not self:  # what another run lost must not keep a host from this one
                 frontier._wake(now)
         moment = self._wake(now, ledger)
+        if self.halted:
+            return Leased([], None)
         leases = self._take(self._queue.choose(limit, now), ledger, now, now + ttl, deadline)
         moments = [moment, now + ttl if leases else None, self._queue.next_due()]
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -264,7 +270,8 @@ class SQLiteFrontier:
             ledger.token += 1
             token, attempt = ledger.token, attempts + 1
             self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank)
-            leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline))
+            learned = lane.host.learned_delay or 0.0
+            leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline, learned))
             changes.append((token, attempt, until, now, number))
         self._db.executemany(
             "UPDATE request SET state = 2, token = ?, attempts = ?, due = ?, at = ? WHERE id = ?", changes
@@ -426,6 +433,9 @@ class SQLiteFrontier:
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         return await self._change(lambda *_: self._records.relinquish(claim, finished=finished))
 
+    async def roles(self) -> list[RoleState]:
+        return await self._file.read(lambda: self._records.roles(self._clock()))
+
     async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
         return await self._file.read(lambda: self._records.read_items(after, limit))
 
@@ -436,8 +446,8 @@ class SQLiteFrontier:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         def step() -> None:
-            known = self._queue.lane(host).host
-            known.apply(update, self._clock())
+            known = self._hosts.load(host) if host == DEFAULT_HOST else self._queue.lane(host).host
+            apply_update(self._hosts.by_name, known, update, self._clock())
             self._hosts.save([known])
 
         await self._file.write(step)
@@ -452,6 +462,12 @@ class SQLiteFrontier:
             return self._queue.states(self._clock(), limit)
 
         return await self._file.read(step)
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        await self._change(lambda _, now: self._records.remember(key, value, now, now + ttl))
+
+    async def recall(self, key: str) -> bytes | None:
+        return await self._file.read(lambda: self._records.recall(key, self._clock()))
 
     # -- looking at it
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.frontier.hosts import Host, Key, Lane, LaneTable
+from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, LaneTable
 from shoal.frontier.rules import SPARED_KINDS
 from shoal.http import Request
 from shoal.links import host_of
@@ -38,15 +38,16 @@ class SharedHosts:
         self.by_name: dict[str, Host] = {}
         self._db = db
 
-    def load(self, name: str) -> None:
-        """Have this host, with the politeness that the file knows of."""
+    def load(self, name: str) -> Host:
+        """This host, with the politeness that the file knows of."""
         if name in self.by_name:
-            return
+            return self.by_name[name]
         host = self.by_name[name] = Host(name)
         row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
         if row is not None:
             for field, value in zip(_POLITENESS, row, strict=True):
                 setattr(host, field, value)
+        return host
 
     def save(self, hosts: Iterable[Host]) -> None:
         self._db.executemany(
@@ -69,6 +70,7 @@ class StoredQueue:
     def load(self) -> None:
         """Make it anew from the file. The hosts have none of its lanes yet. Then the caller counts what is in flight,
         and lets the lanes be placed."""
+        self._hosts.load(DEFAULT_HOST)
         self._lanes = LaneTable(self._hosts.by_name, self._options)
         self._by_number = {}
         sql = (

@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.frontier.rules import STATE_NAMES
 from shoal.http import Request
-from shoal.ports import Claim, Event, History, LoggedItem, Stats
+from shoal.ports import Claim, Event, History, LoggedItem, RoleState, Stats
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, token, newest"
@@ -58,6 +58,10 @@ class Records:
             f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
             (*msgspec.structs.astuple(ledger), self._run),
         )
+
+    def run_state(self) -> str:
+        state: str = self._db.execute("SELECT state FROM run WHERE number = ?", (self._run,)).fetchone()[0]
+        return state
 
     def stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self.ledger())
@@ -104,6 +108,23 @@ class Records:
     def free_roles(self) -> None:
         """Whoever held them is gone."""
         self._db.execute("UPDATE role SET token = 0, until = 0 WHERE run = ?", (self._run,))
+
+    def roles(self, now: float) -> list[RoleState]:
+        rows = self._db.execute("SELECT role, cursor, until, finished FROM role WHERE run = ?", (self._run,))
+        return [
+            RoleState(role=role, cursor=cursor, held=until > now, finished=bool(finished))
+            for role, cursor, until, finished in rows
+        ]
+
+    # -- notes, which belong to the file
+
+    def remember(self, key: str, value: bytes, now: float, until: float) -> None:
+        self._db.execute("DELETE FROM note WHERE until <= ?", (now,))
+        self._db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (key, value, until))
+
+    def recall(self, key: str, now: float) -> bytes | None:
+        row = self._db.execute("SELECT value FROM note WHERE key = ? AND until > ?", (key, now)).fetchone()
+        return row[0] if row else None
 
     # -- items
 

@@ -1,7 +1,7 @@
 -- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 -- A run, and its ledger: how many requests are in each state.
 CREATE TABLE run (
@@ -108,4 +108,11 @@ CREATE TABLE role (
     cursor BLOB NOT NULL,
     finished INTEGER NOT NULL,
     PRIMARY KEY (run, role)
+) WITHOUT ROWID;
+
+-- Small facts that all runs share: what a robots.txt says.
+CREATE TABLE note (
+    key TEXT PRIMARY KEY,
+    value BLOB NOT NULL,
+    until REAL NOT NULL
 ) WITHOUT ROWID;

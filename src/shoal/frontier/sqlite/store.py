@@ -16,19 +16,26 @@ from typing import Any
 import msgspec
 
 from shoal.errors import RunError
-from shoal.frontier.rules import check_transition
+from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.queue import SharedHosts
 from shoal.ports import FrontierOptions, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"
+_DELETE_RUN = (
+    "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
+    *(f"DELETE FROM {table} WHERE run = ?" for table in ("lane", "request", "seen", "seen_slice", "item", "role")),
+    "DELETE FROM run WHERE number = ?",
+)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class SQLiteStore:
     """Runs and their frontiers in a file, with the politeness that they share. One process works on it at a time."""
+
+    shared = False
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float]) -> None:
         self._file = file
@@ -75,7 +82,22 @@ class SQLiteStore:
             self._file.db.execute("UPDATE run SET state = ? WHERE run_id = ?", (state, run_id))
             return msgspec.structs.replace(run, state=state)
 
-        return await self._file.write(change)
+        changed = await self._file.write(change)
+        if run_id in self._frontiers:
+            self._frontiers[run_id].halted = state in HALTED
+        return changed
+
+    async def delete_run(self, run_id: str) -> None:
+        def delete() -> None:
+            row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
+            if row is None:
+                raise RunError(f"there is no run {run_id}")
+            for statement in _DELETE_RUN:
+                self._file.db.execute(statement, row)
+            self._frontiers.pop(run_id, None)
+            self._restore()
+
+        await self._file.write(delete)
 
     async def get_run(self, run_id: str) -> Run | None:
         return await self._file.read(partial(self._run, run_id))
