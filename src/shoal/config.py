@@ -21,7 +21,10 @@ from shoal.layers import flatten as flatten
 
 USER_AGENT = "shoal/0.1"
 # The kind of store behind each scheme of a frontier URL.
-FRONTIER_KINDS = {kind: kind for kind in ("memory", "sqlite", "redis", "postgresql")} | {"rediss": "redis"}
+FRONTIER_KINDS = {
+    **{kind: kind for kind in ("memory", "sqlite", "redis", "postgresql")},
+    **dict.fromkeys(("rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
+}
 
 # 1e9 seconds are 31 years: more is a slip, and a timedelta must hold it.
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
@@ -82,24 +85,30 @@ def _check_proxy(proxy: str | None) -> str | None:
 
 
 def _check_frontier(frontier: str) -> str | None:
+    several = "," in frontier  # hosts of a sentinel: each of them is checked where it is used
     try:
         url = urlsplit(frontier)
-        good = url.port != 0
+        good = several or (url.port != 0 and url.hostname != "")
     except ValueError:
-        good = False
+        return _bad_frontier(frontier)
     match _kind(frontier):
         case "memory":
             good = good and frontier in ("memory:", "memory://")
         case "sqlite":
             good = good and re.fullmatch("sqlite:///.+", frontier) is not None
         case "redis":
-            good = good and bool(url.hostname) and re.fullmatch("(/[0-9]*)?", url.path) is not None
+            path = "/[^/]+(/[0-9]*)?" if "+sentinel" in url.scheme else "(/[0-9]*)?"
+            good = good and bool(several or url.hostname) and re.fullmatch(path, url.path) is not None
         case "postgresql":
             good = good and frontier.startswith("postgresql://")
         case _:
             good = False
+    return None if good else _bad_frontier(frontier)
+
+
+def _bad_frontier(frontier: str) -> str:
     known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
-    return None if good else f"must be {known}, not {mask(frontier)!r}"
+    return f"must be {known}, not {mask(frontier)!r}"
 
 
 class Scope(Section, frozen=True, kw_only=True):
@@ -172,6 +181,7 @@ class LeaseConfig(Section, frozen=True, kw_only=True):
     """The leases of requests."""
 
     ttl: Timeout = 300.0  # after this without a renewal, another worker may take the request
+    batch: Count = 50  # how many requests a worker of a fleet leases at a time, ahead of need
 
 
 class Queue(Section, frozen=True, kw_only=True):

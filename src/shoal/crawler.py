@@ -14,23 +14,25 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from shoal.assembly import frontier_options, make_engine, make_scheduler, new_run_id
 from shoal.config import Config, find_config_file, load_config
 from shoal.engine import Engine
 from shoal.errors import RunError, ShoalError, SinkError
 from shoal.events import Snapshot, Summary
 from shoal.frontier import open_store
-from shoal.middleware import wrap
-from shoal.ports import Fetch, Fetcher, Frontier, FrontierOptions, Middleware, Run, Sink, Store
+from shoal.ports import Frontier, Run, Sink, Store
 from shoal.scheduler import Scheduler
-from shoal.scope import Scope
+from shoal.seeder import Source, start_requests, url_requests
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawler")
+
+_LAST_WORD = 5.0  # seconds that outputs have after a stop, if the frontier is a server's
 
 
 def crawl(
@@ -54,7 +56,18 @@ def crawl(
     return made
 
 
-def run_blocking(made: Crawl, during: Callable[[Crawl], Any] | None = None) -> Crawl:
+class Stoppable(Protocol):
+    """A crawl, or a worker's part in one."""
+
+    def stop(self) -> None: ...
+
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+
+C = TypeVar("C", bound=Stoppable)
+
+
+def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
     """Run a crawl on an event loop of its own. SIGINT and SIGTERM end it in good order, a second one at once.
 
     ``during`` is a coroutine function that runs beside it, to show progress.
@@ -76,7 +89,7 @@ def run_blocking(made: Crawl, during: Callable[[Crawl], Any] | None = None) -> C
 
 
 @contextmanager
-def _signals(made: Crawl, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Plain handlers, not the loop's: the second signal must be heard also while a callback blocks the loop."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are someone else's
@@ -111,8 +124,11 @@ class Crawl:
         arguments: Mapping[str, Any] | None = None,
         new_run: bool = False,
         collect: bool = True,
+        urls: Sequence[str] | None = None,
     ) -> None:
-        """``collect`` keeps the items in ``.items`` when there are no outputs; turn it off for large crawls."""
+        """``collect`` keeps the items in ``.items`` when there are no outputs; turn it off for large crawls. ``urls``
+        are crawled instead of the spider's own start requests."""
+        self._urls = urls
         self.spider = spider(**(arguments or {})) if isinstance(spider, type) else spider
         if isinstance(config, Config):
             self.config = config
@@ -189,20 +205,13 @@ class Crawl:
             frontier = await store.frontier(run.run_id, frontier_options(self.config))
             if run.state != "running" and not await frontier.is_finished():
                 run = self.run = await store.transition(run.run_id, "running")
-            scope = Scope(self.config.scope, self.spider.allowed_domains)
-            scheduler = Scheduler(frontier, scope, ttl=self.config.lease.ttl, max_pages=self.config.scope.max_pages)
-            fetch = self._onion(frontier, stack)
+            scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             in_memory = self.config.frontier.startswith("memory:")
             drainers = await self._open_outputs(frontier, collector)
-            engine = Engine(
-                self.spider,
-                self.config,
-                scheduler,
-                fetch,
-                drainers,
-                keep_items=self.config.items.keep and not in_memory,
-            )
-            self._engine = engine
+            engine = self._engine = make_engine(
+                self.spider, self.config, scheduler, stack, drainers,
+                source=self._source(), shared=store.shared, keep_items=self.config.items.keep and not in_memory,
+            )  # fmt: skip
             ended = False
             try:
                 if self._stop_asked:
@@ -212,28 +221,40 @@ class Crawl:
             except ShoalError as exc:
                 self.error = exc
             finally:
-                for drainer in drainers:
-                    try:
-                        # A run in memory can't go on later: what there is now is all there will be.
-                        await drainer.finish(finished=ended or in_memory)
-                    except ShoalError as exc:
-                        self.error = self.error or exc
+                # A run in memory can't go on later: what there is now is all there will be.
+                await self._finish_outputs(drainers, ended or in_memory, patient=ended or not store.shared)
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
             elif ended:
                 await store.transition(run.run_id, "finished")
             return await self._summarize(run, frontier, scheduler, started)
 
+    async def _finish_outputs(self, drainers: Sequence[Drainer], finished: bool, *, patient: bool) -> None:
+        """Unless ``patient``, a server that is away is not waited for: the next to work on the run goes on."""
+        for drainer in drainers:
+            try:
+                async with asyncio.timeout(None if patient else _LAST_WORD):
+                    await drainer.finish(finished)
+            except ShoalError as exc:
+                self.error = self.error or exc
+            except TimeoutError:
+                log.warning("an output was not brought to its end; the next process goes on with it")
+
     async def _choose_run(self, store: Store) -> Run:
         """The run to go on with, or a new one."""
         name = self.spider.spider_name()
         start = {
-            "start_urls": [str(url) for url in self.spider.start_urls][:100],
+            "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
             "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
         }
         if not self._new_run:
             for run in await store.list_runs(name):
                 if run.state != "cancelled":
+                    if "seeds" in run.settings:
+                        raise RunError(
+                            f"the newest run of {name!r} was begun for a fleet; work on it with "
+                            f"`shoal worker ... --run-id {run.run_id}`, or begin another one here with --new-run"
+                        )
                     if run.settings != start:
                         log.warning(
                             "run %s began with other start URLs or arguments; it goes on with its own", run.run_id
@@ -242,29 +263,9 @@ class Crawl:
         run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
         return await store.create_run(run)
 
-    def _onion(self, frontier: Frontier, stack: AsyncExitStack) -> Fetch:
-        """The layers around the fetcher, outermost first."""
-        from shoal.fetch.http import HttpFetcher
-        from shoal.middleware.cache import Cache
-        from shoal.middleware.cookies import Cookies
-        from shoal.middleware.retry import StatusCheck
-        from shoal.middleware.robots import Robots
-        from shoal.middleware.throttle import Throttle
-
-        config = self.config
-        fetcher: Fetcher = HttpFetcher(config.http, config.user_agent)
-        stack.push_async_callback(fetcher.close)
-        layers: list[Middleware] = []
-        if config.robots.obey:
-            layers.append(Robots(config.robots, config.user_agent, frontier.update_host))
-        layers.extend(self.spider.middlewares)
-        layers.append(Cookies(keep=config.cookies))
-        if config.throttle.enabled:
-            layers.append(Throttle(config.throttle, frontier.update_host))
-        layers.append(StatusCheck(config.retry.statuses, self.spider.handle_statuses))
-        if config.cache.enabled:
-            layers.append(Cache(config.cache))
-        return wrap(fetcher.fetch, layers)
+    def _source(self) -> Source:
+        urls = self._urls
+        return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
 
     async def _open_outputs(self, frontier: Frontier, collector: Sink | None) -> list[Drainer]:
         self._check_outputs()
@@ -307,19 +308,3 @@ class Crawl:
             elapsed=time.monotonic() - started,
             outputs=self.outputs,
         )
-
-
-def frontier_options(config: Config) -> FrontierOptions:
-    """The frontier's slice of the configuration."""
-    return FrontierOptions(
-        max_attempts=config.retry.max_attempts,
-        delay=config.download_delay,
-        concurrency_per_host=config.concurrency_per_host,
-        max_queue_size=config.queue.max_size,
-        in_memory=config.queue.in_memory,
-    )
-
-
-def new_run_id() -> str:
-    """A name that sorts by time: ``20260215_120000_3fa9``."""
-    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)

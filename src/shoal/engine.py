@@ -1,8 +1,11 @@
 """The loop: lease, fetch, parse, complete. Read it from top to bottom.
 
-`Engine.run` starts the helpers (seeder, renewer, drainers) and pumps: what has been worked on is settled with the
+`Engine.run` starts the helpers (seeder, lease keeper, drainers) and pumps: what has been worked on is settled with the
 frontier in one batch, free places are filled with new leases, and each lease is a task of its own. No task waits for
 anything but its own page: delays, backoff and blocks are waited for in the frontier.
+
+A frontier on a server is a round trip away: then settlements are held back for a moment to go together, and some leases
+are taken ahead, so that no place is empty meanwhile.
 """
 
 from __future__ import annotations
@@ -10,40 +13,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
 from shoal.callbacks import Callbacks, Found, describe
 from shoal.config import Config
-from shoal.errors import FetchError, FrontierError, RequestError, ShoalError, SpiderError
+from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, StoreAwayError
 from shoal.events import Counters, Snapshot
 from shoal.http import Request, Response
+from shoal.itemlog import ItemLogKeeper
+from shoal.leases import LeaseKeeper
 from shoal.links import host_of, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
+from shoal.persistence import Persistence
 from shoal.ports import Completion, Failure, Fetch, Frontier, Lease
 from shoal.scheduler import Admitted, Scheduler
-from shoal.seeder import Seeder
+from shoal.seeder import Seeder, Source
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
-T = TypeVar("T")
-
-_MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
-_COMMIT_TRIES = 5
+_LINGER = 0.02  # seconds that a settlement waits for others, while there is enough to do
+_POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
+_LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding"})
 
 
 class Drain(Protocol):
     """What the engine needs of a drainer: it is started and finished by whoever made it."""
-
-    @property
-    def position(self) -> int: ...
 
     def nudge(self) -> None: ...
 
@@ -78,9 +80,15 @@ class Engine:
         fetch: Fetch,
         drains: Sequence[Drain] = (),
         *,
+        source: Source | None = None,
+        shared: bool = False,
         keep_items: bool = True,
+        stay: bool = False,
+        on_lease: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
-        """``keep_items``: the item log stays after all drains have passed it."""
+        """``source`` gives the start requests; None: somebody else pushes them. ``shared``: the frontier is a server's,
+        and others work on it too. ``keep_items``: the item log stays after all drains have passed it. ``stay``: also
+        when the run is finished, as it may get more to do."""
         self.counters = Counters()
         self._config = config
         self._scheduler = scheduler
@@ -90,13 +98,22 @@ class Engine:
         self._retry = RetryPolicy(config.retry)
         self._handled = frozenset(spider.handle_statuses)
         self._callbacks = Callbacks(spider, self.counters)
-        self._seeder = Seeder(spider, scheduler, config, self.counters, self._wake)
+        self._persist = Persistence(shared=shared)
+        self._seeder = Seeder(source, scheduler, config, self.counters, self._persist, self._wake, shared=shared)
+        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop)
+        self._log = ItemLogKeeper(self._frontier, self._persist, keep=keep_items, every=1.0 if shared else 0.2)
+        self._shared = shared
+        self._stay = stay
+        self._on_lease = on_lease
         self._active: dict[asyncio.Task[None], Lease] = {}
+        self._ahead: deque[Lease] = deque()
         self._settled: list[Settlement] = []
+        self._settled_since = 0.0
+        self._lease_again = 0.0
+        """Not before this moment, unless something was settled."""
+        self._poll = _POLL[0]
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
-        self._keep_items = keep_items
-        self._logged_before = 0
         self._failure: BaseException | None = None
         self._woken = False
         self.stopping = False
@@ -108,9 +125,7 @@ class Engine:
 
         Raises what made it impossible to go on: an error of the frontier, of a sink, or of the spider's ``start``.
         """
-        stats = await self._frontier.stats()
-        self._logged_before = stats.items
-        for work in (self._seeder.run(), self._keep_leases(), self._trim(), *(drain.run() for drain in self._drains)):
+        for work in (self._seeder.run(), self._leases.run(), self._log.run(), *(drain.run() for drain in self._drains)):
             task = asyncio.create_task(work)
             task.add_done_callback(self._helper_ended)
             self._helpers.append(task)
@@ -125,48 +140,117 @@ class Engine:
     async def _pump(self) -> None:
         while True:
             self._woken = False
-            if self._settled:
+            linger = self._linger()
+            if self._settled and not linger:
                 await self._settle()
-            wait: float | None = None
-            if not self.stopping:
-                wait = await self._lease_more()
-            if not self._active and not self._settled and await self._is_over():
+            wait = None if self.stopping else await self._lease_more()
+            if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
-            if not self._settled:
+            if linger:
+                wait = linger if wait is None else min(wait, linger)
+            if linger or not self._settled:
                 await self._sleep(wait)
 
+    def _linger(self) -> float:
+        """How long to wait for more settlements before they go together: not while a place is empty."""
+        if not self._shared or not self._settled or self.stopping:
+            return 0.0
+        if 4 * (len(self._active) + len(self._ahead)) <= 3 * self._config.concurrency:
+            return 0.0
+        if 4 * len(self._settled) >= self._config.lease.batch:
+            return 0.0
+        return max(0.0, self._settled_since + _LINGER - time.monotonic())
+
     async def _is_over(self) -> bool:
-        if self.stopping or self._scheduler.limit_reached or await self._frontier.is_finished():
+        if self.stopping or self._scheduler.limit_reached:
             return True
-        return self._seeder.failure is not None and (await self._frontier.stats()).remaining == 0
+        if not self._stay and await self._persist(self._frontier.is_finished):
+            return True
+        if self._seeder.failure is None:
+            return False
+        return (await self._persist(self._frontier.stats)).remaining == 0
+
+    def _wanted(self) -> int:
+        """How many leases there is room for."""
+        free = self._config.concurrency - len(self._active)
+        if not self._shared:
+            return free
+        batch = self._config.lease.batch
+        if 2 * len(self._ahead) > batch or time.monotonic() < self._lease_again:
+            return 0
+        return min(batch, free + batch - len(self._ahead))
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. How long until there may be more, if time alone can tell."""
-        free = self._config.concurrency - len(self._active)
-        if free <= 0:
-            return None
-        if self._drains and self._lag() > _MAX_LAG:
+        wanted = self._wanted()
+        if wanted <= 0:
+            return max(0.0, self._lease_again - time.monotonic()) if self._shared and self._lease_again else None
+        if self._log.far_behind:
             return 0.05
-        leased = await self._persist(lambda: self._scheduler.next_requests(free))
+        leased = await self._persist(lambda: self._scheduler.next_requests(wanted))
         if self.stopping:  # asked to while the frontier was
             self._settled.extend(Released(lease, contacted=False) for lease in leased.leases)
             return None
         for lease in leased.leases:
+            self._on_lease(lease)
+            self._leases.add(lease)
+            self._ahead.append(lease)
+        self._fill()
+        return self._next_look(leased.wait, short=len(leased.leases) < wanted, empty=not leased.leases)
+
+    def _next_look(self, wait: float | None, *, short: bool, empty: bool) -> float | None:
+        """When to ask for leases again. What others do to a shared queue is not told: it is looked at now and then."""
+        if not self._shared:
+            return wait
+        if not short:
+            self._lease_again, self._poll = 0.0, _POLL[0]
+            return None
+        wait = self._poll if wait is None else min(wait, self._poll)
+        self._lease_again = time.monotonic() + wait
+        self._poll = min(_POLL[1], 1.5 * self._poll) if empty else _POLL[0]
+        return wait
+
+    def _fill(self) -> None:
+        """Begin with what was leased ahead, as far as there are places."""
+        while self._ahead and len(self._active) < self._config.concurrency and not self.stopping:
+            lease = self._ahead.popleft()
             task = asyncio.create_task(self._work(lease))
             self._active[task] = lease
             task.add_done_callback(self._task_ended)
-        return leased.wait
 
-    def stop(self) -> None:
-        """Lease nothing more; end what is in flight, or give it back after ``shutdown_grace``."""
+    def stop(self, grace: float | None = None) -> None:
+        """Lease nothing more; end what is in flight, or give it back after ``grace`` (default ``shutdown_grace``)."""
         if not self.stopping:
             self.stopping = True
-            asyncio.get_running_loop().call_later(self._config.shutdown_grace, self._cancel_active)
+            grace = self._config.shutdown_grace if grace is None else grace
+            loop = asyncio.get_running_loop()
+            loop.call_later(grace, self._cancel_active)
+            if self._shared:
+                loop.call_later(grace + _LAST_WORD, self._give_up)
+            self._settled.extend(Released(lease, contacted=False) for lease in self._ahead)
+            self._ahead.clear()
             self._wake()
 
     def _cancel_active(self) -> None:
         for task in self._active:
             task.cancel()
+
+    def _give_up(self) -> None:
+        """A server that is away is not waited for any longer: what it has leased to us runs out by itself."""
+        if self._persist.away or self._active or self._settled:
+            self._persist.give_up()
+
+    def _drop(self, lease: Lease) -> None:
+        """The lease is lost: whatever is done for it is for nothing."""
+        for ahead in self._ahead:  # which may have been renewed since
+            if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
+                self._ahead.remove(ahead)
+                self._settled.append(Released(ahead, contacted=False))  # if it is still ours, no attempt is lost
+                self._wake()
+                break
+        for task, held in self._active.items():
+            if held.fingerprint == lease.fingerprint and held.token == lease.token:
+                task.cancel()
 
     async def _sleep(self, seconds: float | None) -> None:
         """Until something happens, or for so long. What happened since the top of the loop counts too."""
@@ -195,22 +279,29 @@ class Engine:
         assert task is not None
         settlement: Settlement
         try:
-            settlement = await self._handle(lease)
+            good = self._leases.is_good(lease)
+            settlement = await self._handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
         except Exception as exc:  # the end of a task: a bug here costs one request and says so
             log.exception("internal error url=%s", lease.request.url)
             settlement = Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
         self._active.pop(task, None)
+        self._ended(settlement, lease)
+
+    def _ended(self, settlement: Settlement, lease: Lease) -> None:
+        self._leases.remove(lease)
+        if not self._settled:
+            self._settled_since = time.monotonic()
         self._settled.append(settlement)
+        self._fill()
         self._wake()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """A task that was cancelled before it began has settled nothing."""
         lease = self._active.pop(task, None)
         if lease is not None:
-            self._settled.append(Released(lease, contacted=False))
-            self._wake()
+            self._ended(Released(lease, contacted=False), lease)
 
     async def _handle(self, lease: Lease) -> Settlement:
         request = lease.request
@@ -326,6 +417,7 @@ class Engine:
     async def _settle(self) -> None:
         """One batch for all that has ended since the last; what ends meanwhile is in the next."""
         batch, self._settled = self._settled, []
+        self._lease_again = 0.0
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
         if parsed:
@@ -364,50 +456,7 @@ class Engine:
             for drain in self._drains:
                 drain.nudge()
 
-    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """A step of the frontier, tried again a few times: a full disk may have room in a moment."""
-        for attempt in range(1, _COMMIT_TRIES + 1):
-            try:
-                return await step()
-            except FrontierError as error:
-                if attempt == _COMMIT_TRIES:
-                    raise
-                log.warning("the frontier could not store it, trying again: %s", error)
-                await asyncio.sleep(0.1 * 4**attempt)
-        raise AssertionError("not reached")
-
-    def _lag(self) -> int:
-        """How many items the slowest drain is behind."""
-        logged = self._logged_before + self.counters.items
-        return logged - min((drain.position for drain in self._drains), default=logged)
-
     # -- helpers
-
-    async def _trim(self) -> None:
-        """Forget the part of the item log that everybody has."""
-        while not self._keep_items:
-            await asyncio.sleep(0.2)
-            logged = self._logged_before + self.counters.items
-            await self._persist(partial(self._frontier.trim_items, logged - self._lag()))
-
-    async def _keep_leases(self) -> None:
-        """Renew in good time. What could not be renewed is dropped before its lease ends, so nobody works twice."""
-        ttl = self._config.lease.ttl
-        while True:
-            await asyncio.sleep(ttl / 4)
-            tasks = list(self._active.items())
-            leases = [lease for _, lease in tasks]
-            try:
-                renewed: list[Lease | None] = list(await self._frontier.renew(leases, ttl))
-            except FrontierError as error:
-                log.warning("leases could not be renewed: %s", error)
-                ends = time.monotonic() + ttl / 4
-                renewed = [lease if lease.deadline > ends else None for lease in leases]
-            for (task, _), lease in zip(tasks, renewed, strict=True):
-                if lease is None:
-                    task.cancel()
-                elif task in self._active:
-                    self._active[task] = lease
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
@@ -419,8 +468,13 @@ class Engine:
         for task in (*self._helpers, *self._active):
             task.cancel()
         await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
+        self._settled.extend(Released(lease, contacted=False) for lease in self._ahead)
+        self._ahead.clear()
         if self._settled:
-            await self._settle()
+            try:
+                await self._settle()
+            except StoreAwayError as error:
+                log.warning("leases were not given back, they run out by themselves: %s", error)
 
     async def snapshot(self, hosts: int = 8) -> Snapshot:
         """The crawl at this moment."""

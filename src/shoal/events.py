@@ -62,3 +62,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     @property
     def pages_per_second(self) -> float:
         return self.counters.fetched / self.elapsed if self.elapsed > 0 else 0.0
+
+
+def counts(stats: Stats) -> dict[str, int]:
+    """The ledger in the words of a work queue."""
+    return {
+        "pending": stats.ready + stats.waiting,
+        "claimed": stats.leased,
+        "completed": stats.done,
+        "failed": stats.dead,
+        "remaining": stats.remaining,
+    }

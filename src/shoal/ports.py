@@ -259,7 +259,7 @@ class Frontier(Protocol):
         ...
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
-        """For all runs on the store. The delay and concurrency of the host ``*`` are those of hosts without their own."""
+        """For all runs on the store. Delay and concurrency of the host ``*`` are those of hosts without their own."""
         ...
 
     async def host_states(self, limit: int = 100) -> list[HostState]:

@@ -34,8 +34,18 @@ class Scheduler:
     LeaseLostError says when that came too late.
     """
 
-    def __init__(self, frontier: Frontier, scope: Scope, *, ttl: float = 300.0, max_pages: int | None = None) -> None:
-        """``max_pages`` is for the whole run: what it has done before counts, what fails does not."""
+    def __init__(
+        self,
+        frontier: Frontier,
+        scope: Scope,
+        *,
+        ttl: float = 300.0,
+        max_pages: int | None = None,
+        shared: bool = False,
+    ) -> None:
+        """``max_pages`` is for the whole run: what it has done before counts, what fails does not. ``shared``: other
+        processes work on it too, so it is counted anew each time."""
+        self._shared = shared
         self.frontier = frontier
         self.scope = scope
         self._ttl = ttl
@@ -98,7 +108,7 @@ class Scheduler:
         """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached."""
         if self._max_pages is None:
             return await self.frontier.lease(limit, self._ttl)
-        if self._left is None:
+        if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
         if not self._left:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any
+from typing import Any, TypeAlias
 
 from shoal.callbacks import describe
 from shoal.config import Config
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError
 from shoal.events import Counters
 from shoal.http import Request
+from shoal.persistence import Persistence
 from shoal.ports import Claim
 from shoal.scheduler import Scheduler
 from shoal.spider import Spider
@@ -23,16 +24,35 @@ log = logging.getLogger("shoal.seeder")
 _BATCH = 500
 _EVERY = 0.1  # seconds that what a slow start() gave is held back at most
 _FULL_WAIT = 0.05
+_CLAIM_POLL = 1.0
+
+Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
+"""Gives the start requests, always the same ones in the same order. A URL that is none comes as its error."""
+
+
+class RoleLostError(FrontierError):
+    """Another process has taken over pushing the start requests of this run."""
 
 
 class Seeder:
-    """Holds the run's ``seed`` role. Its cursor counts what ``start`` gave, and is saved with each batch."""
+    """Holds the run's ``seed`` role. Its cursor counts what the source gave, and is saved with each batch."""
 
     def __init__(
-        self, spider: Spider, scheduler: Scheduler, config: Config, counters: Counters, pushed: Callable[[], None]
+        self,
+        source: Source | None,
+        scheduler: Scheduler,
+        config: Config,
+        counters: Counters,
+        persist: Persistence,
+        pushed: Callable[[], None] = lambda: None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """``pushed`` is called after each batch."""
-        self._spider = spider
+        """``source`` None: somebody else seeds. ``pushed`` is called after each batch. ``shared``: another process may
+        have the role, and die."""
+        self._source = source
+        self._persist = persist
+        self._shared = shared
         self._scope = scheduler.scope
         self._frontier = scheduler.frontier
         self._ttl = config.lease.ttl
@@ -41,21 +61,42 @@ class Seeder:
         self._pushed = pushed
         self._claim: Claim | None = None
         self._position = 0
+        self.added = self.duplicates = self.out_of_scope = 0
+        """Of what this one pushed."""
         self._batch: list[Request] = []
         self._pushing = asyncio.Lock()
         self.failure: SpiderError | None = None
         """What ``start`` failed with. What it gave before is crawled; the run stays unfinished."""
 
+    @property
+    def position(self) -> int:
+        """How many start requests are safe in the frontier, or were out of scope."""
+        return self._position
+
     async def run(self) -> None:
-        """Go on behind the cursor that an earlier seeder left; nothing if another has the role, or is done."""
-        self._claim = await self._frontier.claim("seed", self._ttl)
-        if self._claim is None:
+        """Go on behind the cursor that an earlier seeder left. While another has the role, wait for its end, or its
+        death; in a store of our own there is no other."""
+        if self._source is None:
             return
-        self._position = skip = int(self._claim.cursor or b"0")
+        while True:
+            self._claim = await self._persist(lambda: self._frontier.claim("seed", self._ttl))
+            if self._claim is not None:
+                try:
+                    await self._seed(self._source, self._claim)
+                    return
+                except RoleLostError as error:
+                    log.warning("%s", error)
+                    self._batch = []
+            if not self._shared or not (await self._persist(self._frontier.stats)).seeding:
+                return
+            await asyncio.sleep(_CLAIM_POLL)
+
+    async def _seed(self, source: Source, claim: Claim) -> None:
+        self._position = skip = int(claim.cursor or b"0")
         ended = asyncio.Event()
         timer = asyncio.create_task(self._flush_in_time(ended))
         try:
-            async for request in _start_requests(self._spider):
+            async for request in source():
                 if isinstance(request, RequestError):
                     self._counters.errors["bad url"] += 1
                     log.error("start: %s", request)
@@ -71,10 +112,10 @@ class Seeder:
             ended.set()
             await timer
         await self._flush()
-        if self.failure is None and not (await self._frontier.stats()).pushed:
+        if self.failure is None and not (await self._persist(self._frontier.stats)).pushed:
             why = "none of the start requests is in scope" if self._position else "the spider has no start requests"
             log.warning("nothing to crawl: %s", why)
-        await self._frontier.relinquish(self._claim, finished=self.failure is None)
+        await self._persist(lambda: self._frontier.relinquish(claim, finished=self.failure is None))
         self._pushed()
 
     async def _flush_in_time(self, ended: asyncio.Event) -> None:
@@ -89,25 +130,31 @@ class Seeder:
         """Push what was collected, and wait for room if need be."""
         async with self._pushing:
             assert self._claim is not None
-            batch, self._batch = self._batch, []
+            claim, batch, self._batch = self._claim, self._batch, []
             inside = [request for request in batch if self._scope.refuses(request.url) is None]
-            self._counters.out_of_scope += len(batch) - len(inside)
             cursor = b"%d" % (self._position + len(batch))
             while True:
                 try:
-                    await self._frontier.push(inside, seed=self._claim, cursor=cursor)
+                    pushed = await self._persist(lambda: self._frontier.push(inside, seed=claim, cursor=cursor))
                     break
                 except QueueFullError:
                     await asyncio.sleep(_FULL_WAIT)
-                    await self._frontier.advance(self._claim, b"%d" % self._position, self._ttl)
-            if not await self._frontier.advance(self._claim, cursor, self._ttl):
-                raise FrontierError("another process has taken over pushing the start requests of this run")
+                    await self._advance(claim, b"%d" % self._position)
+            await self._advance(claim, cursor)
             self._position += len(batch)
+            self.added += pushed.added
+            self.duplicates += pushed.duplicates
+            self.out_of_scope += len(batch) - len(inside)
+            self._counters.out_of_scope += len(batch) - len(inside)
         self._pushed()
         await asyncio.sleep(0)  # a start() that never waits must not keep its own pages from being fetched
 
+    async def _advance(self, claim: Claim, cursor: bytes) -> None:
+        if not await self._persist(lambda: self._frontier.advance(claim, cursor, self._ttl)):
+            raise RoleLostError("another process has taken over pushing the start requests of this run")
 
-async def _start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
+
+async def start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
     """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them.
 
     A URL that is none comes as the error: it costs only itself. Whatever else goes wrong is a SpiderError.
@@ -126,6 +173,12 @@ async def _start_requests(spider: Spider) -> AsyncIterator[Request | RequestErro
         raise
     except Exception as exc:  # whatever the user's code raises
         raise SpiderError(f"start() failed: {describe(exc)}") from exc
+
+
+async def url_requests(urls: Iterable[str | Request]) -> AsyncIterator[Request | RequestError]:
+    """The start requests of a list that was given instead of the spider's own."""
+    for url in urls:
+        yield _start_request(url)
 
 
 def _start_request(given: object) -> Request | RequestError:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.fleets import frontier_url
 from tests.acceptance.test_cli import ROOT, shop
 
 __all__ = ["shop"]
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -24,16 +26,33 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: str(d.relative_to(ROOT)))
 def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) -> None:
+    servers = {url: frontier_url(kind) for url, kind in FRONTIERS.items() if url in document.read_text()}
+    host = shop.removeprefix("http://").rstrip("/")
     for kind, text in blocks(document):
-        text = text.replace("http://127.0.0.1:8000/", shop)
+        text = text.replace("http://127.0.0.1:8000/", shop).replace("127.0.0.1:8000", host)
+        for url, server in servers.items():
+            text = text.replace(url, server)
         named = re.match(r"# (\S+\.(?:py|toml))\n", text)
         if named:
             (tmp_path / named[1]).write_text(text)
         elif kind == "python":
             run([sys.executable, "-c", text], tmp_path)
         elif kind == "console":
-            for command in re.findall(r"^\$ (shoal .*)$", text, re.MULTILINE):
-                run([sys.executable, "-m", "shoal.cli.main", *shlex.split(command)[1:]], tmp_path)
+            run_all(re.findall(r"^\$ (shoal .*)$", text, re.MULTILINE), tmp_path)
+
+
+def run_all(commands: list[str], folder: Path) -> None:
+    """In order; those with an & at the end beside each other, to the end of their block."""
+    beside = []
+    for command in commands:
+        words = [sys.executable, "-m", "shoal.cli.main", *shlex.split(command.removesuffix("&"))[1:]]
+        if command.endswith("&"):
+            beside.append(subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True))
+        else:
+            run(words, folder)
+    for process in beside:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
 
 
 def run(command: list[str], folder: Path) -> None:

@@ -14,6 +14,8 @@ from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.ports import Store
 from shoal.testing import FakeClock, Harness
+from tests.contracts.postgres_harness import PostgresHarness
+from tests.contracts.redis_harness import RedisHarness
 
 
 class MemoryHarness(Harness):
@@ -66,7 +68,12 @@ class SQLiteHarness(Harness):
         self._folder.cleanup()
 
 
-BACKENDS: dict[str, Callable[[], Harness]] = {"memory": MemoryHarness, "sqlite": SQLiteHarness}
+BACKENDS: dict[str, Callable[[], Harness]] = {
+    "memory": MemoryHarness,
+    "sqlite": SQLiteHarness,
+    "redis": RedisHarness,
+    "postgresql": PostgresHarness,
+}
 
 
 @pytest.fixture(params=list(BACKENDS.values()), ids=list(BACKENDS))

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from shoal.middleware.cookies import Cookies, read_cookie
 from shoal.middleware.retry import RetryPolicy, StatusCheck, parse_retry_after
 from shoal.middleware.robots import Robots, read_rules
 from shoal.middleware.throttle import Learned, Throttle, after_answer, after_overload
-from shoal.ports import HostUpdate, Middleware
+from shoal.ports import Frontier, HostUpdate, Lease, Middleware
 from shoal.testing import FakeClock
 
 URL = "http://ex.com/a/b"
@@ -68,16 +69,28 @@ class Site:
 
 
 class Told:
-    """A frontier that is only told of hosts."""
+    """A frontier that is only told of hosts, and knows what it was made to know."""
 
     def __init__(self) -> None:
         self.updates: list[tuple[str, HostUpdate]] = []
+        self.notes: dict[str, bytes] = {}
+        self.remembered: list[tuple[str, float]] = []
         self.down = False
 
-    async def __call__(self, host: str, update: HostUpdate) -> None:
+    async def update_host(self, host: str, update: HostUpdate) -> None:
         if self.down:
             raise FrontierError("down")
         self.updates.append((host, update))
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        if self.down:
+            raise FrontierError("down")
+        self.remembered.append((key, ttl))
+
+    async def recall(self, key: str) -> bytes | None:
+        if self.down:
+            raise FrontierError("down")
+        return self.notes.get(key)
 
 
 async def refusal(layer: Middleware, request: Request, site: Site) -> FetchError:
@@ -114,7 +127,7 @@ ROBOTS = "http://ex.com/robots.txt"
 
 
 def robots_layer(told: Told | None = None, user_agent: str = "shoal/0.1", **options: Any) -> Robots:
-    return Robots(config.Robots(**options), user_agent, told or Told())
+    return Robots(config.Robots(**options), user_agent, cast(Frontier, told or Told()))
 
 
 async def learned(layer: Robots, site: Site, url: str = URL) -> Robots:
@@ -302,6 +315,30 @@ async def test_each_origin_has_its_own() -> None:
     await learned(layer, site, "http://ex.com:81/")
     assert site.urls == [ROBOTS, "https://ex.com/robots.txt", "http://ex.com:81/robots.txt"]
     assert (await layer(Request("https://ex.com/"), site)).ok
+
+
+async def test_what_another_worker_fetched_is_not_fetched_again() -> None:
+    told, site = Told(), Site({URL: "page"})
+    told.notes["robots http://ex.com"] = b"User-agent: *\nDisallow: /private"
+    layer = robots_layer(told)
+    assert (await layer(Request(URL), site)).ok
+    error = await refusal(layer, Request("http://ex.com/private"), site)
+    assert error.kind == "robots"
+    assert site.urls == [URL]
+
+
+async def test_what_was_fetched_is_remembered_for_the_others() -> None:
+    told = Told()
+    await learned(robots_layer(told, cache_seconds=100), Site({ROBOTS: "User-agent: *\nDisallow: /private"}))
+    assert told.remembered == [("robots http://ex.com", 100.0)]
+
+
+async def test_a_frontier_that_is_away_does_not_stop_robots() -> None:
+    told, site = Told(), Site({ROBOTS: "User-agent: *\nDisallow: /private"})
+    told.down = True
+    layer = robots_layer(told)
+    with pytest.raises(Postponed, match="could not be stored"):
+        await layer(Request(URL), site)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +570,7 @@ def test_a_host_that_gets_slower_and_slower_is_spared() -> None:
 
 
 def throttle_layer(told: Told) -> Throttle:
-    return Throttle(config.Throttle(), told)
+    return Throttle(config.Throttle(), told.update_host)
 
 
 @pytest.mark.parametrize("handled", [False, True])
@@ -885,3 +922,15 @@ async def test_a_folder_that_can_not_be_used_does_not_cost_the_page(
     (tmp_path / "cache").write_text("in the way")
     assert (await cache()(Request(URL), page)).body == b"\0page"
     assert "could not be cached" in caplog.text
+
+
+async def test_a_throttle_goes_on_from_what_the_fleet_has_learned() -> None:
+    told, site = Told(), Site({"*": "page"})
+    layer = throttle_layer(told)
+    lease = Lease(Request(URL), b"", 1, 1, "ex.com", 0.0, 8.0)
+    layer.heard(lease)
+    await layer(Request(URL), site)
+    assert [update.learned_delay for _, update in told.updates] == [pytest.approx(6.4)]
+    layer.heard(msgspec.structs.replace(lease, learned_delay=0.0))
+    await layer(Request(URL), site)
+    assert len(told.updates) == 1  # nothing to tell: it is as the frontier has it

@@ -21,10 +21,12 @@ LAYERS = [
     {"spider", "scope", "pages"},
     {"ports"},
     {"events", "scheduler", "frontier", "fetch", "middleware", "sinks"},
-    {"callbacks", "testing"},
-    {"seeder"},
+    {"callbacks", "testing", "persistence"},
+    {"seeder", "leases", "itemlog"},
     {"engine"},
+    {"assembly"},
     {"crawler"},
+    {"runs"},
     {"cli"},
 ]
 

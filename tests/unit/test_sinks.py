@@ -965,6 +965,10 @@ async def test_no_one_reads_the_queue_any_more() -> None:
         ("a.sqlite", "SQLiteSink"),
         ("sqlite:///a.any?table=b", "SQLiteSink"),
         ("-", "StreamSink"),
+        ("postgresql://host/db", "PostgresSink"),
+        ("postgres://user@host:1/db?table=b", "PostgresSink"),
+        ("mysql://host/db", "MySQLSink"),
+        ("mariadb://host/db?table=b", "MySQLSink"),
     ],
 )
 def test_chosen_by_name(spec: str, kind: str) -> None:

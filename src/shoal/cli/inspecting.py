@@ -15,9 +15,13 @@ from shoal.cli.running import FrontierUrl, Output, given, resolve
 from shoal.errors import RunError, StoreError
 
 if TYPE_CHECKING:
-    from shoal.ports import Frontier, History, Run, Stats
+    from shoal.config import Config
+    from shoal.ports import Frontier, FrontierOptions, History, Run, Stats, Store
 
 RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run (default: the newest).")]
+RunName = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Which run (default: the newest).", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +34,6 @@ def register(app: typer.Typer) -> None:
 @asynccontextmanager
 async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
     """The run that a command speaks of, and its frontier."""
-    from shoal.crawler import frontier_options
     from shoal.frontier import open_store
 
     config = resolve(None, given({"frontier": url}), []).config
@@ -38,17 +41,33 @@ async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> Asyn
         raise StoreError("a memory frontier is gone with its process; say which one: --frontier sqlite:///file.db")
     store = await open_store(config.frontier, readonly=readonly)
     try:
-        runs = await store.list_runs()
-        chosen = [run for run in runs if run_id is None or run.run_id == run_id]
-        if not chosen:
-            known = ", ".join(run.run_id for run in runs[:5]) or "none"
-            raise RunError(f"{config.frontier} has no run {run_id or 'at all'}; it has: {known}")
-        yield chosen[0], await store.frontier(chosen[0].run_id, frontier_options(config))
+        run = await choose_run(store, run_id)
+        yield run, await store.frontier(run.run_id, _options(run, config))
     finally:
         await store.close()
 
 
-def audit(frontier: FrontierUrl = None, run_id: RunId = None) -> None:
+async def choose_run(store: Store, run_id: str | None) -> Run:
+    """This run, or the newest. RunError says which ones there are."""
+    run = await store.get_run(run_id) if run_id is not None else None
+    if run is not None:
+        return run
+    runs = await store.list_runs()
+    if run_id is None and runs:
+        return runs[0]
+    known = ", ".join(run.run_id for run in runs[:5]) or "none"
+    raise RunError(f"there is no run {run_id or 'at all'}; the newest ones are: {known}")
+
+
+def _options(run: Run, config: Config) -> FrontierOptions:
+    """Those that the run was started with, if it keeps them."""
+    from shoal.assembly import frontier_options
+    from shoal.runs.starting import RunSettings
+
+    return RunSettings.of(run).options if "max_attempts" in run.settings else frontier_options(config)
+
+
+def audit(run_id: RunName = None, frontier: FrontierUrl = None) -> None:
     """Show the ledger of a run, counted anew from its requests. Exit code 1 if it does not balance."""
 
     async def work() -> bool:
@@ -118,8 +137,8 @@ def _robots_word(history: History) -> str:
 
 
 def retry_failed(
+    run_id: RunName = None,
     frontier: FrontierUrl = None,
-    run_id: RunId = None,
     kind: Annotated[
         list[str], typer.Option("--kind", metavar="KIND", help='Only these, as `audit` names them, e.g. "http 500".')
     ] = [],
@@ -129,12 +148,12 @@ def retry_failed(
     async def work() -> None:
         async with opened(frontier, run_id, readonly=False) as (run, store):
             count = await store.retry_dead(kind or None)
-        print(f"{count} requests of run {run.run_id} are ready again; the same `shoal run` command fetches them")
+        print(f"{count} requests of run {run.run_id} are ready again; the same command as before fetches them")
 
     asyncio.run(work())
 
 
-def export(output: Output, frontier: FrontierUrl = None, run_id: RunId = None) -> None:
+def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None) -> None:
     """Write all items of a run to a file, in any of the formats."""
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from shoal import __version__
-from shoal.cli import developing, inspecting, running
+from shoal.cli import developing, fleet, inspecting, managing, running
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -16,7 +16,8 @@ app = typer.Typer(
         "Crawl the web: politely, fast, and without losing a page.\n\n"
         "Start with `shoal crawl URL -o pages.jsonl`, or write a spider with `shoal new NAME` and run it with "
         "`shoal run FILE -o items.jsonl`. Add `--frontier sqlite:///crawl.db` and the crawl survives a crash: the same "
-        "command goes on where it was."
+        "command goes on where it was. For a fleet: `shoal start FILE --frontier redis://host`, and on each machine "
+        "the worker command that it prints."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -40,6 +41,8 @@ def _root(
 
 
 running.register(app)
+fleet.register(app)
+managing.register(app)
 inspecting.register(app)
 developing.register(app)
 

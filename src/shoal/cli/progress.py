@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +15,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from shoal.crawler import Crawl
+from shoal.errors import FrontierError
 from shoal.events import Snapshot
 
 _PANEL_EVERY = 0.25
@@ -42,7 +43,20 @@ def set_up_logging(where: Console, level: str) -> None:
     logger.propagate = False
 
 
-def show(where: Console) -> Callable[[Crawl], Awaitable[None]]:
+class Watched(Protocol):
+    """A crawl, or a worker's part in one."""
+
+    async def snapshot(self) -> Snapshot | None: ...
+
+
+async def _look(crawl: Watched) -> Snapshot | None:
+    try:
+        return await crawl.snapshot()
+    except FrontierError:  # its server is away: there is nothing new to show
+        return None
+
+
+def show(where: Console) -> Callable[[Watched], Awaitable[None]]:
     """The coroutine function that shows a crawl until it is cancelled."""
     return _Panel(where).run if where.is_terminal else _Lines(where).run
 
@@ -85,10 +99,10 @@ class _Lines:
         self._where = where
         self._speed = Speed()
 
-    async def run(self, crawl: Crawl) -> None:
+    async def run(self, crawl: Watched) -> None:
         while True:
             await asyncio.sleep(_LINE_EVERY)
-            snapshot = await crawl.snapshot()
+            snapshot = await _look(crawl)
             if snapshot is not None:
                 self._where.print(self.line(snapshot), soft_wrap=True)
 
@@ -109,11 +123,11 @@ class _Panel:
         self._where = where
         self._speed = Speed()
 
-    async def run(self, crawl: Crawl) -> None:
+    async def run(self, crawl: Watched) -> None:
         with Live(console=self._where, auto_refresh=False, transient=True) as live:
             while True:
                 await asyncio.sleep(_PANEL_EVERY)
-                snapshot = await crawl.snapshot()
+                snapshot = await _look(crawl)
                 if snapshot is not None:
                     live.update(self.render(snapshot), refresh=True)
 

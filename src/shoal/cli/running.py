@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -26,7 +26,14 @@ Output = Annotated[
 ]  # fmt: skip
 FrontierUrl = Annotated[
     str | None,
-    typer.Option("--frontier", metavar="URL", help="Where the URLs are kept: memory: (default) or sqlite:///file.db"),
+    typer.Option(
+        "--frontier", metavar="URL",
+        help="Where the URLs are kept: memory: (default), sqlite:///file.db, redis://host, postgresql://host/db",
+    ),
+]  # fmt: skip
+Argument = Annotated[
+    list[str],
+    typer.Option("-a", "--argument", metavar="KEY=VALUE", help="An argument of the spider. Repeatable."),
 ]
 Setting = Annotated[
     list[str],
@@ -89,10 +96,7 @@ def crawl(
 def run(
     spider: Annotated[str, typer.Argument(metavar="FILE", help="The spider's file, or FILE:Class.")],
     output: Output = [],
-    argument: Annotated[
-        list[str],
-        typer.Option("-a", "--argument", metavar="KEY=VALUE", help="An argument of the spider. Repeatable."),
-    ] = [],
+    argument: Argument = [],
     delay: Delay = None,
     concurrency: Concurrency = None,
     max_pages: MaxPages = None,
@@ -117,7 +121,7 @@ def run(
     execute(made, resolve(made, options, setting), output, new_run=new_run, quiet=quiet, command=spider)
 
 
-def make_spider(reference: str, arguments: Mapping[str, str]) -> Spider:
+def make_spider(reference: str, arguments: Mapping[str, Any]) -> Spider:
     """The spider in a file, made with its arguments."""
     from shoal.spider import load_spider
 
@@ -154,6 +158,7 @@ _OPTION_NAMES = {
     "scope.max_pages": "--max-pages",
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
+    "lease.batch": "--batch-size",
 }
 
 
@@ -173,8 +178,9 @@ def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[st
 
 
 def execute(
-    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = ""
-) -> None:
+    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
+    urls: list[str] | None = None,
+) -> NoReturn:  # fmt: skip
     """Crawl, show it, and end with the summary. Exit code 1 when the crawl failed."""
     from shoal.cli import progress, summary
     from shoal.crawler import Crawl, run_blocking
@@ -182,7 +188,7 @@ def execute(
     # This process only crawls: what is here by now stays, and pages leave few cycles behind.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False)
+    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
     run_blocking(made, None if quiet else progress.show(console))

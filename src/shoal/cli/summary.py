@@ -74,10 +74,12 @@ def _items_beside(dropped: int, errors: int) -> str:
 
 def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
     """What one may want to do now."""
-    if not config.frontier.startswith("sqlite:"):
+    if config.frontier.startswith("memory:"):
         if summary.state == "finished":
             return []
         return ["the queue was in memory and is gone; --frontier sqlite:///crawl.db would keep it"]
+    if not config.frontier.startswith("sqlite:"):
+        return _next_steps_of_a_fleet(summary)
     at = f"--frontier {config.frontier}"
     steps = []
     if summary.state == "limit":
@@ -93,3 +95,13 @@ def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
     if summary.state in ("finished", "limit") and command:
         steps.append(f"shoal run {command} {at} --new-run")
     return ["next: " + steps[0], *("      " + step for step in steps[1:])]
+
+
+def _next_steps_of_a_fleet(summary: Summary) -> list[str]:
+    run = summary.run_id
+    steps = [f"shoal stats {run}", f"shoal audit {run}"]
+    if set(summary.dead_kinds) - {"robots", "scope"}:
+        steps.insert(0, f"shoal retry-failed {run}")
+    if summary.stats.items:
+        steps.append(f"shoal export {run} -o items.csv")
+    return [f"next: {steps[0]}", *("      " + step for step in steps[1:])]

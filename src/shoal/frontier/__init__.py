@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from shoal.errors import StoreError
 from shoal.ports import Store
 
 
 async def open_store(url: str, *, readonly: bool = False) -> Store:
-    """The store behind a URL: ``memory:`` or ``sqlite:///file``.
+    """The store behind a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``.
 
     ``readonly`` looks at a store without working on it, also while another process does.
     """
@@ -20,9 +23,28 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
         from shoal.frontier.sqlite import SQLiteStore
 
         return await SQLiteStore.open(_sqlite_path(url, rest), readonly=readonly)
-    if scheme in ("redis", "rediss", "postgresql"):
-        raise StoreError(f"a frontier in {scheme}:// is not part of this version yet; use memory: or sqlite:///file.db")
-    raise StoreError(f"no frontier for {scheme!r}; use memory: or sqlite:///file.db")
+    if scheme.partition("+")[0] in ("redis", "rediss"):
+        with _extra("redis", scheme):
+            from shoal.frontier.redis import RedisStore
+        return await RedisStore.open(url)
+    if scheme == "postgresql":
+        with _extra("postgres", scheme):
+            from shoal.frontier.postgres import PostgresStore
+        return await PostgresStore.open(url)
+    raise StoreError(
+        f"no frontier for {scheme!r}; use memory:, sqlite:///file.db, redis://host or postgresql://host/db"
+    )
+
+
+@contextmanager
+def _extra(name: str, scheme: str) -> Iterator[None]:
+    """The libraries of a server are installed only where they are wanted."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise StoreError(
+            f"a frontier in {scheme}:// needs {exc.name}; install it with: pip install 'shoal[{name}]'"
+        ) from exc
 
 
 def _sqlite_path(url: str, rest: str) -> str:

@@ -1,11 +1,10 @@
-"""robots.txt: fetched once for each origin, its word obeyed, its Crawl-delay kept by the frontier."""
+"""robots.txt: fetched once for each origin by the whole fleet, its word obeyed, its Crawl-delay kept by the frontier."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from msgspec import Struct
@@ -16,7 +15,7 @@ from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.links import host_of, join_url, origin_of
 from shoal.middleware import Postponed
-from shoal.ports import Fetch, HostUpdate
+from shoal.ports import Fetch, Frontier, HostUpdate
 
 _AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\w-])(?=\S)")
@@ -25,6 +24,7 @@ _MOST_KEPT = 64 * 1024 * 1024  # characters of all files together
 _SHORTEST_CACHE = 60.0
 _LONGEST_HOLD = 60.0
 _HOPS = 5
+_RECALLED_FOR = 3600.0  # seconds before what another worker fetched is asked for in the frontier again
 
 
 class Rules(Struct):
@@ -52,11 +52,11 @@ class Robots:
         self,
         config: RobotsConfig,
         user_agent: str,
-        update_host: Callable[[str, HostUpdate], Awaitable[None]],
+        frontier: Frontier,
     ) -> None:
         self._config = config
+        self._frontier = frontier
         self._user_agent = user_agent
-        self._update_host = update_host
         self._rules: dict[str, Rules] = {}
         self._size = 0
         self._fetching: dict[str, asyncio.Future[None]] = {}
@@ -65,6 +65,8 @@ class Robots:
         origin = origin_of(request.url)
         known, now = self._rules.get(origin), time.monotonic()
         if known is None or known.expires <= now:
+            known = await self._recall(origin)
+        if known is None:
             await self._learn(origin, fetch)
             raise Postponed("robots.txt was fetched first", contacted=True)
         if known.error is not None:
@@ -72,6 +74,19 @@ class Robots:
         if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
+
+    async def _recall(self, origin: str) -> Rules | None:
+        """What another worker, or an earlier process, has fetched."""
+        try:
+            text = await self._frontier.recall(f"robots {origin}")
+        except FrontierError:
+            return None
+        if text is None:
+            return None
+        rules = read_rules(text.decode("utf-8", "replace"), self._user_agent, self._config)
+        rules.expires = min(rules.expires, time.monotonic() + _RECALLED_FOR)
+        self._keep(origin, rules)
+        return rules
 
     async def _learn(self, origin: str, fetch: Fetch) -> None:
         """Fetch it once, however many requests need it: the others are Postponed when it is there."""
@@ -81,8 +96,9 @@ class Robots:
             raise Postponed("robots.txt was fetched first", contacted=False)
         future = self._fetching[origin] = asyncio.get_running_loop().create_future()
         try:
-            rules = read_rules(await _text(origin, fetch), self._user_agent, self._config)
-            await self._tell(origin, rules)
+            text = await _text(origin, fetch)
+            rules = read_rules(text, self._user_agent, self._config)
+            await self._tell(origin, rules, text)
             self._keep(origin, rules)
         except FetchError as error:
             hold = self._keep_failure(origin, error)
@@ -91,14 +107,16 @@ class Robots:
             del self._fetching[origin]
             future.set_result(None)
 
-    async def _tell(self, origin: str, rules: Rules) -> None:
+    async def _tell(self, origin: str, rules: Rules, text: str) -> None:
+        """First the Crawl-delay: whoever recalls the text must already be held back by it."""
         before = self._rules.get(origin)
-        if rules.crawl_delay == (before.crawl_delay if before is not None else None):
-            return
         try:
-            await self._update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
+            if rules.crawl_delay != (before.crawl_delay if before is not None else None):
+                await self._frontier.update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
+            holds = max(_SHORTEST_CACHE, self._config.cache_seconds)
+            await self._frontier.remember(f"robots {origin}", text.encode("utf-8", "replace"), holds)
         except FrontierError as error:
-            raise Postponed(f"the Crawl-delay could not be stored: {error}", contacted=True) from error
+            raise Postponed(f"robots.txt could not be stored: {error}", contacted=True) from error
 
     def _keep_failure(self, origin: str, error: FetchError) -> float:
         """Remember it for as long as the host asked, or twice as long each time; how long that is."""

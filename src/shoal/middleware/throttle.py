@@ -14,7 +14,7 @@ from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.links import host_of
 from shoal.middleware.retry import parse_retry_after
-from shoal.ports import Fetch, HostUpdate
+from shoal.ports import Fetch, HostUpdate, Lease
 
 log = logging.getLogger("shoal.throttle")
 
@@ -66,6 +66,14 @@ class Throttle:
         self._slowed: dict[str, float] = {}
         """When each host was last found to have too much to do."""
 
+    def heard(self, lease: Lease) -> None:
+        """What the frontier says was learned, by any worker, at any time before: this one goes on from there."""
+        host = self._hosts.get(lease.host)
+        if (host.delay if host is not None else 0.0) != lease.learned_delay:
+            known = host or Learned()
+            self._learn(lease.host, Learned(known.usual, known.recent, lease.learned_delay))
+            self._told[lease.host] = lease.learned_delay
+
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         name = host_of(request.url)
         started = time.monotonic()
@@ -80,7 +88,7 @@ class Throttle:
             await self._overloaded(name, started, response.status, retry_after)
         elif not response.from_cache:
             host = self._learn(name, after_answer(self._hosts.get(name) or Learned(), response.elapsed, self._config))
-            if host.delay != self._told.get(name):
+            if host.delay != self._told.get(name, 0.0):
                 await self._tell(name, host.delay)
         return response
 

@@ -1,17 +1,18 @@
-"""Outputs, chosen by how their name ends."""
+"""Outputs, chosen by how their name ends, or begins."""
 
 from __future__ import annotations
 
 import os
 from typing import Literal, TypeAlias
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
 from shoal.errors import SinkError
 from shoal.ports import Sink
+from shoal.sinks.tables import Server
 
-_Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite"]
+_Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql"]
 
 _ENDINGS: dict[str, _Kind] = {
     ".jsonl": "jsonl",
@@ -23,13 +24,29 @@ _ENDINGS: dict[str, _Kind] = {
     ".sqlite": "sqlite",
     ".sqlite3": "sqlite",
 }
-_POSSIBLE = "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, or - for standard output"
+_SERVERS: dict[str, _Kind] = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
+_PORTS: dict[_Kind, int] = {"postgresql": 5432, "mysql": 3306}
+_OPTIONS: dict[_Kind, frozenset[str]] = {
+    "postgresql": frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey"}),
+    "mysql": frozenset({"ssl_ca", "ssl_cert", "ssl_key"}),
+}
+_POSSIBLE = (
+    "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
+    "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
+    "or - for standard output"
+)
 
 
 class _Target(Struct, frozen=True):
     kind: _Kind
     path: str = ""
     table: str | None = None
+    server: Server | None = None
 
 
 def open_sink(spec: str, *, run_id: str = "") -> Sink:
@@ -60,15 +77,35 @@ def open_sink(spec: str, *, run_id: str = "") -> Sink:
             from shoal.sinks.sqlite import SQLiteSink
 
             return SQLiteSink(target.path, target.table, run_id=run_id)
+        case "postgresql":
+            from shoal.sinks.postgres import PostgresSink
+
+            assert target.server is not None
+            return PostgresSink(target.server, target.table, run_id=run_id)
+        case "mysql":
+            from shoal.sinks.mysql import MySQLSink
+
+            assert target.server is not None
+            return MySQLSink(target.server, target.table, run_id=run_id)
 
 
 def sink_id(spec: str) -> str:
-    """The same for every way to write the same output; the name of its drainer's role."""
+    """The same for every way to write the same output; the name of its drainer's role. It may be shown and stored."""
     target = _parse(spec)
     if target.kind == "stdout":
         return "-"
-    path = os.path.realpath(target.path)
-    return path if target.table is None else f"{path}?table={target.table}"
+    options = [] if target.table is None else [f"table={target.table}"]
+    if target.server is None:
+        name = os.path.realpath(target.path)
+    else:
+        name = target.server.name
+        options += [] if target.server.schema is None else [f"schema={target.server.schema}"]
+    return name if not options else f"{name}?{'&'.join(options)}"
+
+
+def is_shared(spec: str) -> bool:
+    """Whether any worker on any machine can write it."""
+    return _parse(spec).server is not None
 
 
 def _parse(spec: str) -> _Target:
@@ -76,9 +113,11 @@ def _parse(spec: str) -> _Target:
         return _Target("stdout")
     scheme, mark, rest = spec.partition("://")
     if mark:
-        if scheme != "sqlite":
-            raise SinkError(f"no output for {scheme}://; use {_POSSIBLE}")
-        return _parse_sqlite(spec, rest)
+        if scheme == "sqlite":
+            return _parse_sqlite(spec, rest)
+        if scheme in _SERVERS:
+            return _parse_server(spec, scheme)
+        raise SinkError(f"no output for {scheme}://; use {_POSSIBLE}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
         raise SinkError(f"{spec}: one JSON array can't be written piece by piece; use {spec}l, with an object a line")
@@ -97,3 +136,33 @@ def _parse_sqlite(spec: str, rest: str) -> _Target:
     if options or table == "":
         raise SinkError(f"{spec!r}: all that can stand behind the file is ?table=name")
     return _Target("sqlite", unquote(path[1:]), table)
+
+
+def _parse_server(spec: str, scheme: str) -> _Target:
+    """Errors show nothing of the URL: whatever is wrong with it, any part may be of the password."""
+    kind = _SERVERS[scheme]
+    form = f"{scheme}://user:password@host:port/database?table=name"
+    try:
+        parts = urlsplit(spec)
+        host, port, path = parts.hostname or "", parts.port or _PORTS[kind], parts.path.removeprefix("/")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        host = path = "/"
+    if not path or any(mark in host + path for mark in "/@") or "#" in spec:
+        raise SinkError(
+            f"this {scheme}:// output can't be read; write {form}, "
+            "with / as %2F, @ as %40, ? as %3F, # as %23 and % as %25 in user and password"
+        )
+    table, schema = options.pop("table", None), options.pop("schema", None) if kind == "postgresql" else None
+    try:
+        timeout = float(options.pop("timeout", 30.0))
+    except ValueError:
+        timeout = 0.0
+    if table == "" or schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
+        known = ["table=name", *(["schema=name"] if kind == "postgresql" else []), "timeout=seconds"]
+        raise SinkError(
+            f"{scheme}://{host}: what can stand behind the database is ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
+        )
+    user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
+    server = Server(kind, host, port, unquote(path), user, password, schema, timeout, options)
+    return _Target(kind, table=table, server=server)

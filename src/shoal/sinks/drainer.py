@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, SinkError
+from shoal.errors import FrontierError, SinkError, StoreAwayError
 from shoal.ports import Claim, Frontier, Sink
 
 T = TypeVar("T")
@@ -27,8 +27,21 @@ FLUSH_EVERY = 0.5
 FLUSH_AT_MOST = 20_000  # items: the engine pauses when a drainer is far behind, so a rare flush must not look like that
 _RETRY_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
+_AWAY_PAUSE = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+
+
+class RoleTakenError(SinkError):
+    """Another process of the run writes to this output now."""
+
+
+def position_of(cursor: bytes) -> int:
+    """How far in the log a drainer with this cursor is; 0 if it can't be told."""
+    try:
+        return _decode_cursor(cursor)[0] if cursor else 0
+    except msgspec.MsgspecError:
+        return 0
 
 
 class Drainer:
@@ -91,7 +104,19 @@ class Drainer:
         While another holds the role it waits, by default long enough for the role of a dead one to expire; then it
         is a SinkError.
         """
-        self._claim = await self._take_role(self._ttl + 1 if wait is None else wait)
+        await self._open(await self._take_role(self._ttl + 1 if wait is None else wait))
+
+    async def try_start(self) -> bool:
+        """The same without waiting: False while another holds the role."""
+        self._renew_at = time.monotonic() + self._ttl / 3
+        claim = await self._persist(lambda: self._frontier.claim(self._role, self._ttl))
+        if claim is None:
+            return False
+        await self._open(claim)
+        return True
+
+    async def _open(self, claim: Claim) -> None:
+        self._claim = claim
         try:
             if self._claim.cursor:
                 self._position, self._state = _decode_cursor(self._claim.cursor)
@@ -182,7 +207,7 @@ class Drainer:
         assert self._claim is not None, "not started"
         renew_at = time.monotonic() + self._ttl / 3
         if not await self._frontier.advance(self._claim, _encode_cursor((position, state)), self._ttl):
-            raise SinkError(f"another process of this run writes to {self._name} now")
+            raise RoleTakenError(f"another process of this run writes to {self._name} now")
         self._position, self._state, self._renew_at = position, state, renew_at
 
     async def _reopen(self) -> None:
@@ -193,7 +218,7 @@ class Drainer:
         self._written, self._broken = self._position, False
         self.nudge()
 
-    async def _persist(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
         """A step, tried again when the storage fails: a full disk may have room in a moment."""
         frontier_failures = 0
         while True:
@@ -202,6 +227,10 @@ class Drainer:
                 if self._broken:
                     await self._reopen()
                 return await step()
+            except StoreAwayError as exc:  # however long that takes: the engine says when to give up
+                log.debug("output waits for the frontier's server: %s", exc)
+                await asyncio.sleep(_AWAY_PAUSE)
+                continue
             except FrontierError as exc:
                 frontier_failures += 1
                 failure, count = exc, frontier_failures

@@ -1,8 +1,4 @@
-"""Items as rows of a SQLite database.
-
-A table is made for each type of item, or one for all if its name is given. ``_key`` is its primary key, and a row that
-is written again is updated, so nothing needs to be undone after a crash. Rows of earlier runs stay.
-"""
+"""Items as rows of a SQLite database: see `shoal.sinks.tables`."""
 
 from __future__ import annotations
 
@@ -14,12 +10,13 @@ from itertools import groupby
 from typing import Any
 
 from shoal.errors import SinkError
-from shoal.item import as_text, decode_item
+from shoal.item import as_text
 from shoal.ports import LoggedItem
 from shoal.sinks.storage import in_thread, storage_errors
+from shoal.sinks.tables import KEY, Columns, Naming, Row, not_ours, rows_by_table
 
-_KEY = "_key"
 _BUSY = 5.0  # seconds to wait for another process's transaction
+_NAMING = Naming(fold=str.lower)
 _AS_IT_IS = frozenset({str, float, bytes, bool, type(None)})
 
 
@@ -58,7 +55,7 @@ class SQLiteSink:
         with self._errors():
             database.execute("BEGIN IMMEDIATE")
             try:
-                for name, rows in self._by_table(items).items():
+                for name, rows in rows_by_table(items, self._table, self._prefix).items():
                     if name not in self._tables:
                         self._tables[name] = _Table(database, name, self._path)
                     self._tables[name].upsert(rows)
@@ -68,13 +65,6 @@ class SQLiteSink:
                 if database.in_transaction:
                     database.execute("ROLLBACK")
                 raise
-
-    def _by_table(self, items: Sequence[LoggedItem]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-        tables: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-        for item in items:
-            name, data = decode_item(item.payload)
-            tables.setdefault(self._table or name.lower(), []).append((self._prefix + item.key, data))
-        return tables
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
@@ -112,52 +102,38 @@ def _advice(exc: sqlite3.Error) -> str:
 
 
 class _Table:
-    """One table of the database, and which of its columns a field goes to."""
+    """One table of the database."""
 
     def __init__(self, database: sqlite3.Connection, name: str, path: str) -> None:
         """Makes the table if there is none. One that a sink did not make is left alone."""
         self._database = database
         self._name = _quote(name)
         found = database.execute(f"PRAGMA table_info({self._name})").fetchall()
-        if found and not any(column == _KEY and primary for _, column, *_, primary in found):
-            raise SinkError(
-                f"can't write {path}: its table {name!r} was not made by Shoal (it has no primary key {_KEY!r}); "
-                "choose another table with sqlite:///file.db?table=name"
-            )
+        if found and not any(column == KEY and primary for _, column, *_, primary in found):
+            raise not_ours(path, name, "sqlite:///file.db?table=name")
         if not found:
-            database.execute(f"CREATE TABLE {self._name} ({_quote(_KEY)} TEXT PRIMARY KEY NOT NULL)")
-        self._columns = {column for _, column, *_ in found}
-        self._taken = {column.lower() for column in self._columns} | {_KEY}
-        self._homes: dict[str, str] = {}
+            database.execute(f"CREATE TABLE {self._name} ({_quote(KEY)} TEXT PRIMARY KEY NOT NULL)")
+        self._columns = Columns(_NAMING, {column: None for _, column, *_ in found})
 
-    def upsert(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def upsert(self, rows: Sequence[Row]) -> None:
         """In order, rows with the same fields together."""
-        for fields, alike in groupby(rows, lambda row: tuple(row[1])):
-            cells = [[key, *map(_cell, data.values())] for key, data in alike]
+        for fields, alike in groupby(rows, lambda row: tuple(row.data)):
+            cells = [[row.key, *map(_cell, row.data.values())] for row in alike]
             columns = [_quote(self._home(field)) for field in fields]
             updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
             self._database.executemany(
-                f"INSERT INTO {self._name} ({', '.join([_quote(_KEY), *columns])}) "
+                f"INSERT INTO {self._name} ({', '.join([_quote(KEY), *columns])}) "
                 f"VALUES ({', '.join('?' * (len(columns) + 1))}) "
-                f"ON CONFLICT ({_quote(_KEY)}) DO {f'UPDATE SET {updates}' if updates else 'NOTHING'}",
+                f"ON CONFLICT ({_quote(KEY)}) DO {f'UPDATE SET {updates}' if updates else 'NOTHING'}",
                 cells,
             )
 
     def _home(self, field: str) -> str:
-        """The column of a field. SQLite does not tell ``Title`` from ``title``: the later one gets a number."""
-        home = self._homes.get(field)
-        if home is not None:
-            return home
-        home, number = field, 1
-        others = {_KEY, *self._homes.values()}
-        while home in others or (home not in self._columns and home.lower() in self._taken):
-            number += 1
-            home = f"{field}_{number}"
+        """The column of a field. SQLite does not tell ``Title`` from ``title``."""
+        home = self._columns.home(field)
         if home not in self._columns:
             self._database.execute(f"ALTER TABLE {self._name} ADD COLUMN {_quote(home)}")
-            self._columns.add(home)
-            self._taken.add(home.lower())
-        self._homes[field] = home
+            self._columns.kinds[home] = None
         return home
 
 

@@ -328,3 +328,13 @@ class LeasingContract(ContractTests):
         await complete(frontier, lease)
         assert (await frontier.lease(1, TTL)).wait is None
         await check_books(frontier)
+
+    async def test_a_lease_of_none_only_gives_back(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a", "b")
+        await lease_one(frontier, ttl=5)
+        assert (await frontier.lease(0, TTL)).leases == []
+        assert (await frontier.stats()).leased == 1
+        await harness.advance(5)
+        assert (await frontier.lease(0, TTL)).leases == []
+        stats = await frontier.stats()
+        assert (stats.leased, stats.ready) == (0, 2)

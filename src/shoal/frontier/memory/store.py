@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 import msgspec
 
@@ -23,7 +24,7 @@ def _steady_clock() -> Callable[[], float]:
 class MemoryStore:
     """Runs and their frontiers in this process."""
 
-    shared = False
+    shared: ClassVar[bool] = False
 
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _steady_clock()

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 class SQLiteStore:
     """Runs and their frontiers in a file, with the politeness that they share. One process works on it at a time."""
 
-    shared = False
+    shared: ClassVar[bool] = False
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float]) -> None:
         self._file = file

@@ -1,0 +1,91 @@
+"""What every crawl is put together from, whether it is alone or one worker of a fleet."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from shoal.config import Config
+from shoal.engine import Drain, Engine
+from shoal.middleware import wrap
+from shoal.ports import Fetch, Fetcher, Frontier, FrontierOptions, Lease, Middleware
+from shoal.scheduler import Scheduler
+from shoal.scope import Scope
+from shoal.seeder import Source
+from shoal.spider import Spider
+
+
+def frontier_options(config: Config) -> FrontierOptions:
+    """The frontier's slice of the configuration."""
+    return FrontierOptions(
+        max_attempts=config.retry.max_attempts,
+        delay=config.download_delay,
+        concurrency_per_host=config.concurrency_per_host,
+        max_queue_size=config.queue.max_size,
+        in_memory=config.queue.in_memory,
+    )
+
+
+def new_run_id() -> str:
+    """A name that sorts by time: ``20260215_120000_3fa9``."""
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
+
+
+def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
+    scope = Scope(config.scope, spider.allowed_domains)
+    return Scheduler(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
+
+
+def make_engine(
+    spider: Spider,
+    config: Config,
+    scheduler: Scheduler,
+    stack: AsyncExitStack,
+    drains: Sequence[Drain],
+    *,
+    source: Source | None,
+    shared: bool,
+    keep_items: bool,
+    stay: bool = False,
+) -> Engine:
+    """The engine with the onion around its fetcher, which the stack closes."""
+    fetch, on_lease = _onion(spider, config, scheduler.frontier, stack)
+    return Engine(
+        spider, config, scheduler, fetch, drains, source=source, shared=shared, keep_items=keep_items, stay=stay,
+        on_lease=on_lease,
+    )  # fmt: skip
+
+
+def _onion(
+    spider: Spider, config: Config, frontier: Frontier, stack: AsyncExitStack
+) -> tuple[Fetch, Callable[[Lease], None]]:
+    """The layers around the fetcher, outermost first, and who wants to hear of each lease."""
+    from shoal.fetch.http import HttpFetcher
+    from shoal.middleware.cache import Cache
+    from shoal.middleware.cookies import Cookies
+    from shoal.middleware.retry import StatusCheck
+    from shoal.middleware.robots import Robots
+    from shoal.middleware.throttle import Throttle
+
+    fetcher: Fetcher = HttpFetcher(config.http, config.user_agent)
+    stack.push_async_callback(fetcher.close)
+    on_lease: Callable[[Lease], None] = _ignore
+    layers: list[Middleware] = []
+    if config.robots.obey:
+        layers.append(Robots(config.robots, config.user_agent, frontier))
+    layers.extend(spider.middlewares)
+    layers.append(Cookies(keep=config.cookies))
+    if config.throttle.enabled:
+        throttle = Throttle(config.throttle, frontier.update_host)
+        layers.append(throttle)
+        on_lease = throttle.heard
+    layers.append(StatusCheck(config.retry.statuses, spider.handle_statuses))
+    if config.cache.enabled:
+        layers.append(Cache(config.cache))
+    return wrap(fetcher.fetch, layers), on_lease
+
+
+def _ignore(lease: Lease) -> None:
+    pass

@@ -1,0 +1,119 @@
+"""Batches as columns: what the functions in the database take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from shoal.errors import RequestError
+from shoal.frontier.rules import child_fingerprint
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import Completion, Failure, Lease
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def storable(text: str) -> str:
+    """Text without what PostgreSQL can't keep: halves of characters, and the character 0. A server may send anything."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+class Offered:
+    """Requests on their way into the queue, each with the place of its owner in the batch, from 1."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, int] = {}
+        self._owner: list[int] = []
+        self._fingerprint: list[bytes] = []
+        self._host: list[int] = []
+        self._rank: list[float] = []
+        self._payload: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def add(self, owner: int, named: Iterable[tuple[bytes, Request]]) -> None:
+        """RequestError for one that can't be stored."""
+        hosts = self._hosts
+        for fingerprint, request in named:
+            try:
+                payload, rank = _encode(request), 0.0 - request.priority
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+            host = host_of(request.url)
+            self._owner.append(owner)
+            self._fingerprint.append(fingerprint)
+            self._host.append(hosts.get(host) or hosts.setdefault(host, len(hosts) + 1))
+            self._rank.append(rank)
+            self._payload.append(payload)
+
+    def as_push(self) -> tuple[Any, ...]:
+        return list(self._hosts), self._fingerprint, self._host, self._rank, self._payload
+
+    def as_children(self) -> tuple[Any, ...]:
+        return list(self._hosts), self._owner, self._fingerprint, self._host, self._rank, self._payload
+
+
+class Endings:
+    """Leases that end, in their order. The second of two equal ones is left out: it is stale."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        """Where each stood in the batch."""
+        self._seen: set[tuple[int, bytes]] = set()
+        self._rows: list[tuple[Any, ...]] = []
+        self._item_of: list[int] = []
+        self._item_at: list[int] = []
+        self._item: list[bytes] = []
+        self._children = Offered()
+
+    def add(self, place: int, ended: Completion | Failure) -> None:
+        lease = ended.lease
+        key = (lease.token, lease.fingerprint)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.places.append(place)
+        nth = len(self.places)
+        self._rows.append(self._row(ended))
+        for at, item in enumerate(ended.items):
+            self._item_of.append(nth)
+            self._item_at.append(at)
+            self._item.append(item)
+        if ended.children:
+            parent = lease.fingerprint
+            named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(ended.children))
+            self._children.add(nth, named)
+
+    @staticmethod
+    def _row(ended: Completion | Failure) -> tuple[Any, ...]:
+        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, what is said of that, items."""
+        lease, children, items = ended.lease, len(ended.children), len(ended.items)
+        if isinstance(ended, Completion):
+            known, note = children + ended.duplicates, storable(ended.note)
+            return (
+                lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
+            )  # fmt: skip
+        waits = "" if ended.retry_in is None else f"; waits {ended.retry_in:g} s"
+        return (
+            lease.token, lease.fingerprint, ended.status, ended.contacted, children, storable(ended.kind),
+            storable(ended.reason), ended.retry_in, waits, items,
+        )  # fmt: skip
+
+    def bury(self, lease: Lease, kind: str, reason: str) -> None:
+        """Nothing can be done with this one, and nothing was sent for it."""
+        self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
+
+    def as_arguments(self) -> tuple[Any, ...]:
+        return (
+            *map(list, zip(*self._rows, strict=True)), self._item_of, self._item_at, self._item,
+            *self._children.as_children(),
+        )  # fmt: skip
+
+
+def tokens_of(leases: Iterable[Lease]) -> tuple[list[int], list[bytes]]:
+    pairs = [(lease.token, lease.fingerprint) for lease in leases]
+    return [token for token, _ in pairs], [fingerprint for _, fingerprint in pairs]

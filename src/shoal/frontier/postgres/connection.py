@@ -1,0 +1,214 @@
+"""A few connections to a database. Each call is one statement, and ends in time whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from shoal.errors import ShoalError, StoreAwayError, StoreError
+from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres.failures import explained, may_try_again, timed_out
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+OLDEST = 13
+_CONNECTIONS = 4
+_TRIES = 8
+_PATIENT = 60
+"""So many times longer may a call take that reads or changes a whole run."""
+
+# A dead client must not hold its locks, and a silent connection must not be forgotten by what lies between.
+_SESSION = """
+SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
+    set_config('tcp_keepalives_count', '3', false),
+    CASE WHEN current_setting('server_version_num')::integer >= 140000
+        THEN set_config('client_connection_check_interval', '10s', false) END
+"""
+
+
+class Database:
+    """Connections that are made when they are needed, and again after they were lost. All errors are ours."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._idle: list[Connection] = []
+        self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._calls: set[asyncio.Task[list[asyncpg.Record]]] = set()
+        self._statements: dict[str, str] = {}
+        self._closed = False
+
+    # -- calling
+
+    async def call(self, function: str, *arguments: Any, patient: bool = False) -> list[asyncpg.Record]:
+        """The rows that a function of the schema returns. StoreAwayError when nobody knows whether it happened.
+
+        A caller who is cancelled leaves it to happen: a cancelled statement would take its connection with it.
+        """
+        if self._closed:
+            raise StoreError(f"{self.address.place} is closed")
+        call = asyncio.ensure_future(self._call(function, arguments, patient))
+        self._calls.add(call)
+        call.add_done_callback(self._forget)
+        return await asyncio.shield(call)
+
+    def _forget(self, call: asyncio.Task[list[asyncpg.Record]]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # if nobody waits for it any more, nobody is to be told
+
+    async def value(self, function: str, *arguments: Any, patient: bool = False) -> Any:
+        """The one value that a function returns."""
+        return (await self.call(function, *arguments, patient=patient))[0][0]
+
+    async def _call(self, function: str, arguments: tuple[Any, ...], patient: bool) -> list[asyncpg.Record]:
+        statement = self._statements.get(function)
+        if statement is None:
+            marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
+            statement = self._statements[function] = f"SELECT * FROM {self.address.schema}.{function}({marks})"
+        timeout = self.address.timeout * (_PATIENT if patient else 1)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return await self._run(lambda link: link.fetch(statement, *arguments), timeout)
+            except asyncpg.PostgresError as exc:
+                if attempt == _TRIES or not may_try_again(exc):
+                    raise explained(exc, self.address) from exc
+                await asyncio.sleep(random.random() * 0.02 * 2**attempt)
+            except (asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError, TypeError, OverflowError) as exc:
+                raise explained(exc, self.address) from exc
+        raise AssertionError  # the last attempt returned or raised
+
+    async def _run(self, step: Callable[[Connection], Any], timeout: float) -> Any:
+        """``step`` on a connection; a connection on which it did not end well is not used again."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._places.acquire()
+        except TimeoutError as exc:
+            raise timed_out(self.address) from exc
+        try:
+            link = await self._link()
+            given_up: list[bool] = []
+
+            def give_up() -> None:
+                # Asking a silent server to cancel would wait for it once more. The others are as silent.
+                given_up.append(True)
+                link.terminate()
+                self._drop_idle()
+
+            alarm = asyncio.get_running_loop().call_later(timeout, give_up)
+            try:
+                result = await step(link)
+            except BaseException as exc:
+                if given_up:
+                    raise timed_out(self.address) from exc
+                if not isinstance(exc, asyncpg.PostgresError):
+                    link.terminate()
+                raise
+            finally:
+                alarm.cancel()
+                self._put_back(link)
+            return result
+        finally:
+            self._places.release()
+
+    def _put_back(self, link: Connection) -> None:
+        if link.is_closed():
+            return
+        if self._closed:
+            link.terminate()
+        else:
+            self._idle.append(link)
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().terminate()
+
+    # -- connecting
+
+    async def _link(self) -> Connection:
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed():
+                return link
+        try:
+            return await self._connect()
+        except ShoalError:
+            raise
+        except Exception as exc:
+            raise explained(exc, self.address) from exc
+
+    async def _connect(self) -> Connection:
+        address = self.address
+        async with asyncio.timeout(address.timeout):
+            link: Connection = await asyncpg.connect(
+                address.dsn,
+                timeout=address.timeout,
+                max_cached_statement_lifetime=0,
+                server_settings={"application_name": "shoal"},
+            )
+            try:
+                if link.get_server_version().major < OLDEST:
+                    version = ".".join(map(str, link.get_server_version()[:2]))
+                    raise StoreError(f"{address.place} has version {version}; Shoal needs {OLDEST} or later")
+                await link.fetch(_SESSION)
+            except BaseException:
+                link.terminate()
+                raise
+        return link
+
+    async def open(self, prepare: Callable[[Connection], Any]) -> None:
+        """The first connection, on which ``prepare`` makes the schema if need be. StoreError if that can't be."""
+        first = asyncio.ensure_future(self._first(prepare))
+        try:
+            await asyncio.wait({first}, timeout=1.0)
+            if not first.done() or isinstance(first.exception(), StoreAwayError):
+                await self._check_kind()
+            await first
+        finally:
+            first.cancel()
+
+    async def _first(self, prepare: Callable[[Connection], Any]) -> None:
+        try:
+            await self._run(prepare, self.address.timeout * _PATIENT)
+        except ShoalError:
+            raise
+        except Exception as exc:
+            raise explained(exc, self.address) from exc
+
+    async def _check_kind(self) -> None:
+        """StoreError if what answers there is no PostgreSQL: the driver would wait for the rest of its answer."""
+        address = self.address
+        if address.host is not None:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(address.timeout):
+                    if await _answers_otherwise(address.host, address.port):
+                        raise StoreError(f"what answers at {address.host}:{address.port} is no PostgreSQL; check the URL")
+
+    async def close(self) -> None:
+        """What was asked for before is done first."""
+        self._closed = True
+        if self._calls:
+            await asyncio.wait(set(self._calls))
+        for link in self._idle:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await link.close(timeout=1.0)
+        self._idle.clear()
+
+
+async def _answers_otherwise(host: str, port: int) -> bool:
+    """Whether a server takes the first words of the protocol for something else. PostgreSQL answers them with one
+    letter; others are still waiting for the end of a line then, and answer when they get it."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")  # may I speak TLS?
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                return await reader.read(1) not in (b"S", b"N", b"E", b"")
+        writer.write(b"\r\n\r\n")
+        return await reader.read(1) != b""
+    finally:
+        writer.close()

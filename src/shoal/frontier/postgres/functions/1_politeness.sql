@@ -1,0 +1,84 @@
+-- Which lane may be leased from: the same decisions as shoal/frontier/hosts.py makes in memory.
+
+CREATE OR REPLACE FUNCTION clock(_offset double precision) RETURNS double precision LANGUAGE sql VOLATILE AS $$
+    SELECT extract(epoch FROM clock_timestamp())::double precision + _offset
+$$;
+
+-- A lane with what is in force for its host.
+CREATE OR REPLACE VIEW politeness AS
+SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due,
+       CASE WHEN d.delay > 0 THEN 1 ELSE coalesce(h.concurrency, every.concurrency, r.concurrency) END
+           - h.in_flight AS room,
+       greatest(CASE WHEN d.delay > 0 THEN h.ended_at + d.delay ELSE 0 END, h.blocked_until) AS due_at
+FROM lane l
+JOIN host h ON h.id = l.host
+JOIN run r ON r.id = l.run
+JOIN host every ON every.id = 0
+CROSS JOIN LATERAL (
+    SELECT greatest(coalesce(h.delay, every.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay
+) d;
+
+CREATE OR REPLACE FUNCTION place_of(_best_id bigint, _room integer, _due_at double precision, _now double precision)
+RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN _best_id IS NULL THEN 0 WHEN _room <= 0 THEN 3 WHEN _due_at > _now THEN 2 ELSE 1 END::smallint
+$$;
+
+-- (plpgsql, also where one statement would do: it keeps its plans.)
+
+-- Put lanes where they belong, after something of their hosts has changed. The caller has locked both.
+CREATE OR REPLACE FUNCTION place_lanes(_lanes integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE lane SET place = s.place, due = CASE WHEN s.place = 2 THEN s.due_at END
+    FROM (
+        SELECT p.lane, place_of(p.best_id, p.room, p.due_at, _now) AS place, p.due_at
+        FROM politeness p WHERE p.lane = ANY(_lanes)
+    ) s
+    WHERE lane.id = s.lane
+        AND (lane.place <> s.place OR lane.due IS DISTINCT FROM CASE WHEN s.place = 2 THEN s.due_at END);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lock_hosts(_hosts integer[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM host WHERE id = ANY(_hosts) ORDER BY id FOR NO KEY UPDATE;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lock_lanes(_lanes integer[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM lane WHERE id = ANY(_lanes) ORDER BY id FOR NO KEY UPDATE;
+END
+$$;
+
+-- Leases ended on these hosts, one for each entry. The caller has locked them.
+CREATE OR REPLACE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE host SET in_flight = in_flight - s.n, ended_at = CASE WHEN s.contacted THEN _now ELSE ended_at END
+    FROM (
+        SELECT u.host, count(*) AS n, bool_or(u.contacted) AS contacted
+        FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host
+    ) s
+    WHERE id = s.host;
+END
+$$;
+
+-- Requests are ready in these lanes, new or once more. The caller has locked them. A lane that was empty is opened.
+CREATE OR REPLACE FUNCTION fill_lanes(_lanes integer[], _ranks double precision[], _ids bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE lane SET
+        ready = ready + s.n,
+        place = CASE WHEN place = 0 THEN 1 ELSE place END,
+        best_rank = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.rank ELSE best_rank END,
+        best_id = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.id ELSE best_id END
+    FROM (
+        SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(*) OVER (PARTITION BY u.lane) AS n
+        FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
+    ) s
+    WHERE lane.id = s.lane;
+END
+$$;

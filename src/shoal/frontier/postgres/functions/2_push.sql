@@ -1,0 +1,106 @@
+-- What enters the queue.
+
+CREATE OR REPLACE FUNCTION no_run() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the run is gone' USING ERRCODE = 'SH001';
+END
+$$;
+
+-- The lanes of these hosts, in their order; those that the run has not met before are made.
+CREATE OR REPLACE FUNCTION lanes_of(_run integer, _names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    _lanes integer[];
+BEGIN
+    FOR _try IN 1..2 LOOP
+        SELECT array_agg(l.id ORDER BY u.nth) INTO _lanes
+        FROM unnest(_names) WITH ORDINALITY u(name, nth)
+        LEFT JOIN host h ON h.name = u.name LEFT JOIN lane l ON l.host = h.id AND l.run = _run;
+        EXIT WHEN array_position(_lanes, NULL) IS NULL;
+        INSERT INTO host (name)
+            SELECT u.name FROM unnest(_names) u(name)
+            WHERE NOT EXISTS (SELECT FROM host h WHERE h.name = u.name) ORDER BY u.name
+            ON CONFLICT DO NOTHING;
+        INSERT INTO lane (run, host)
+            SELECT _run, h.id FROM unnest(_names) u(name) JOIN host h ON h.name = u.name
+            WHERE NOT EXISTS (SELECT FROM lane l WHERE l.host = h.id AND l.run = _run) ORDER BY h.id
+            ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN _lanes;
+END
+$$;
+
+-- Record what is new and make it ready, but for the lanes, which the caller fills. Each request has an owner among
+-- _parents: the number of a request, 0 for none, -1 when what it has is not wanted.
+CREATE OR REPLACE FUNCTION enqueue(
+    _run integer, _now double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
+    _host integer[], _rank double precision[], _payload bytea[],
+    OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _lanes integer[] := lanes_of(_run, _hosts);
+BEGIN
+    WITH offered AS MATERIALIZED (
+        SELECT nextval('request_id') AS id, u.*
+        FROM unnest(_owner, _fingerprint, _host, _rank, _payload) u(owner, fingerprint, host, rank, payload)
+        WHERE _parents[u.owner] >= 0
+    ), fresh AS (
+        INSERT INTO request (id, parent, rank, run, lane, fingerprint, payload)
+            SELECT o.id, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.payload
+            FROM offered o ORDER BY o.fingerprint, o.id  -- in this order nobody waits for each other for ever
+            ON CONFLICT (run, fingerprint) DO NOTHING
+            RETURNING request.id, request.lane, request.rank, request.parent
+    ), queued AS (
+        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _now, f.lane FROM fresh f
+    )
+    SELECT array_agg(f.lane), array_agg(f.rank), array_agg(f.id), array_agg(f.parent)
+        INTO lanes, ranks, ids, parents FROM fresh f;
+END
+$$;
+
+-- Returns how many were new; null when the seed role was lost. SH002 when it would be more than _most.
+CREATE OR REPLACE FUNCTION push(
+    _run integer, _offset double precision, _most bigint, _role text, _token bigint, _cursor bytea,
+    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
+) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _new record;
+    _added integer;
+    _queued bigint;
+BEGIN
+    IF _role IS NOT NULL THEN
+        PERFORM 1 FROM role r WHERE r.run = _run AND r.role = _role AND r.token = _token FOR UPDATE;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    IF _most IS NOT NULL THEN  -- a look first, so that what is refused again and again costs little
+        SELECT g.ready + g.waiting INTO _queued FROM ledger g WHERE g.run = _run;
+        SELECT count(DISTINCT u.fingerprint) INTO _added FROM unnest(_fingerprint) u(fingerprint)
+            WHERE NOT EXISTS (SELECT FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint);
+        IF _added > 0 AND _queued + _added > _most THEN
+            RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+        END IF;
+    END IF;
+    SELECT * INTO _new FROM enqueue(
+        _run, clock(_offset), _hosts, '{0}', array_fill(1, ARRAY[cardinality(_fingerprint)]),
+        _fingerprint, _host, _rank, _payload);
+    _added := coalesce(cardinality(_new.ids), 0);
+    IF _added > 0 THEN
+        PERFORM lock_lanes(_new.lanes);
+        PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
+    END IF;
+    UPDATE ledger g SET pushed = g.pushed + _added, ready = g.ready + _added,
+        duplicates = g.duplicates + cardinality(_fingerprint) - _added
+        WHERE g.run = _run RETURNING g.ready + g.waiting INTO _queued;
+    IF NOT FOUND THEN
+        PERFORM no_run();
+    END IF;
+    IF _added > 0 AND _queued > _most THEN
+        RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+    END IF;
+    IF _role IS NOT NULL THEN
+        UPDATE role r SET cursor = _cursor WHERE r.run = _run AND r.role = _role;
+    END IF;
+    RETURN _added;
+END
+$$;

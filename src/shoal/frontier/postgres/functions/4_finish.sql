@@ -1,0 +1,139 @@
+-- What becomes of leased requests: done, dead, or waiting for the next attempt.
+
+-- A lease without _kind is done, and its _reason is a note. Each may have items and children; those of a request that
+-- waits don't count. Returns the new state of each whose lease was good, counted from 1, and how many children were new.
+CREATE OR REPLACE FUNCTION finish(
+    _run integer, _offset double precision,
+    _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _duplicates bigint[],
+    _kind text[], _reason text[], _retry_in double precision[], _waits text[],
+    _items integer[], _item_of integer[], _item_at integer[], _item bytea[],
+    _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
+    _child_payload bytea[]
+) RETURNS TABLE (nth bigint, state smallint, added integer) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision := clock(_offset);
+    _most integer;
+    _h record;                                -- what is held, an entry for each lease; those that were lost have state 0
+    _new record;
+    _full integer[];
+    _added integer[] := array_fill(0, ARRAY[cardinality(_token)]);
+    _total record;
+    _last bigint;
+BEGIN
+    SELECT r.max_attempts INTO _most FROM run r WHERE r.id = _run;
+    IF NOT FOUND THEN
+        PERFORM no_run();
+    END IF;
+    PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
+    SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state >= 3 THEN e.id ELSE -1 END) AS parents,
+        array_agg(e.id) AS ids, array_agg(e.host) AS hosts, array_agg(e.attempts) AS attempts,
+        array_agg(e.items) AS items
+        INTO _h
+        FROM (
+            SELECT CASE WHEN h.id IS NULL THEN 0 WHEN u.kind IS NULL THEN 3
+                    WHEN u.retry_in IS NOT NULL AND h.attempts < _most THEN 1 ELSE 4 END AS state,
+                coalesce(h.id, -1) AS id, coalesce(h.host, -1) AS host, coalesce(h.attempts, 0) AS attempts,
+                coalesce(h.items, 0) AS items
+            FROM unnest(_token, _fingerprint, _kind, _retry_in) WITH ORDINALITY
+                u(token, fingerprint, kind, retry_in, nth)
+            LEFT JOIN held h ON h.token = u.token AND h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+            ORDER BY u.nth
+        ) e;
+
+    SELECT NULL::integer[] AS lanes, NULL::bigint[] AS ids, NULL::bigint[] AS parents INTO _new;
+    IF cardinality(_child) > 0 THEN
+        SELECT * INTO _new FROM enqueue(
+            _run, _now, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
+    END IF;
+    PERFORM lock_hosts(_h.hosts);
+    _full := ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_h.hosts) AND l.place = 3);
+    PERFORM lock_lanes(_new.lanes || _full);
+    _now := clock(_offset);
+
+    DELETE FROM held h USING unnest(_token, _h.states) u(token, state) WHERE h.token = u.token AND u.state >= 3;
+    INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
+        SELECT u.id, _now, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
+            CASE u.state WHEN 4 THEN u.kind END, CASE u.state WHEN 4 THEN u.reason END
+        FROM unnest(_h.ids, _h.states, _status, _h.items, _items, _h.attempts, _kind, _reason)
+            u(id, state, status, before, items, attempts, kind, reason)
+        WHERE u.state >= 3;
+    IF 1 = ANY(_h.states) THEN
+        UPDATE held h SET state = 1, due = _now + u.retry_in, at = _now, status = u.status
+            FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)
+            WHERE h.token = u.token AND u.state = 1;
+    END IF;
+    INSERT INTO event (request, at, what, detail)
+        SELECT u.id, _now, CASE u.state WHEN 3 THEN 'note' ELSE 'attempt ' || u.attempts || ' failed' END,
+            CASE u.state WHEN 1 THEN u.reason || u.waits ELSE u.reason END
+        FROM unnest(_h.ids, _h.states, _h.attempts, _reason, _waits) u(id, state, attempts, reason, waits)
+        WHERE u.state IN (1, 4) OR (u.state = 3 AND u.reason <> '');
+
+    PERFORM free_hosts(_h.hosts, _contacted, _now);
+    IF _new.ids IS NOT NULL THEN
+        PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
+        FOR _total IN SELECT p.parent, count(*) AS n FROM unnest(_new.parents) p(parent) GROUP BY p.parent LOOP
+            _added[array_position(_h.parents, _total.parent)] := _total.n;
+        END LOOP;
+    END IF;
+    IF cardinality(_full) > 0 THEN
+        PERFORM place_lanes(_full, _now);
+    END IF;
+
+    SELECT count(*) FILTER (WHERE u.state = 1) AS waiting, count(*) FILTER (WHERE u.state = 3) AS done,
+        count(*) FILTER (WHERE u.state = 4) AS dead,
+        coalesce(sum(u.duplicates) FILTER (WHERE u.state >= 3), 0) - coalesce(cardinality(_new.ids), 0) AS duplicates,
+        coalesce(sum(u.items) FILTER (WHERE u.state >= 3), 0) AS items, coalesce(cardinality(_new.ids), 0) AS new
+        INTO _total FROM unnest(_h.states, _duplicates, _items) u(state, duplicates, items);
+    UPDATE ledger g SET
+        pushed = g.pushed + _total.new, ready = g.ready + _total.new, waiting = g.waiting + _total.waiting,
+        leased = g.leased - _total.waiting - _total.done - _total.dead, done = g.done + _total.done,
+        dead = g.dead + _total.dead, duplicates = g.duplicates + _total.duplicates, items = g.items + _total.items
+        WHERE g.run = _run RETURNING g.items INTO _last;
+    IF NOT FOUND THEN
+        PERFORM no_run();
+    END IF;
+    IF _total.items > 0 THEN
+        INSERT INTO item (run, position, seq, fingerprint, payload)
+            SELECT _run, _h.items[u.owner] + u.at, _last - _total.items + row_number() OVER (ORDER BY u.nth),
+                _fingerprint[u.owner], u.payload
+            FROM unnest(_item_of, _item_at, _item) WITH ORDINALITY u(owner, at, payload, nth)
+            WHERE _h.states[u.owner] >= 3;
+    END IF;
+    RETURN QUERY
+        SELECT u.nth, u.state::smallint, u.added FROM unnest(_h.states, _added) WITH ORDINALITY u(state, added, nth)
+        WHERE u.state > 0;
+END
+$$;
+
+-- Make dead requests of these kinds ready; of all but these, if _but. Returns how many.
+CREATE OR REPLACE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _but boolean)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    _now double precision := clock(_offset);
+    _new record;
+    _count bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _but RETURNING o.*
+    ), back AS (
+        INSERT INTO ready (rank, id, at, lane, attempts, status, items)
+            SELECT q.rank, q.id, _now, q.lane, 0, g.status, g.items FROM gone g JOIN request q ON q.id = g.id
+            RETURNING ready.lane, ready.rank, ready.id
+    ), told AS (
+        INSERT INTO event (request, at, what, detail)
+            SELECT g.id, _now, 'retried', 'made ready again with all its attempts' FROM gone g
+    )
+    SELECT array_agg(b.lane) AS lanes, array_agg(b.rank) AS ranks, array_agg(b.id) AS ids INTO _new FROM back b;
+    _count := coalesce(cardinality(_new.ids), 0);
+    IF _count > 0 THEN
+        PERFORM lock_lanes(_new.lanes);
+        PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
+        UPDATE ledger g SET ready = g.ready + _count, dead = g.dead - _count WHERE g.run = _run;
+        IF NOT FOUND THEN
+            PERFORM no_run();
+        END IF;
+    END IF;
+    RETURN _count;
+END
+$$;

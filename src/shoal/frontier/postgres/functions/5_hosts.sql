@@ -1,0 +1,81 @@
+-- What is known of hosts, by all runs and workers.
+
+-- Change what the flags name. A shorter block does not end a longer one.
+CREATE OR REPLACE FUNCTION update_host(
+    _run integer, _offset double precision, _name text,
+    _set_delay boolean, _delay double precision, _set_concurrency boolean, _concurrency integer,
+    _set_crawl_delay boolean, _crawl_delay double precision, _set_learned_delay boolean, _learned_delay double precision,
+    _set_block boolean, _block_for double precision, _block_reason text
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _host integer := 0;
+    _lanes integer[];
+    _until double precision;
+BEGIN
+    IF _name <> '*' THEN
+        _lanes := lanes_of(_run, ARRAY[_name]);
+        SELECT l.host INTO _host FROM lane l WHERE l.id = _lanes[1];
+    END IF;
+    PERFORM lock_hosts(ARRAY[_host]);
+    _lanes := CASE _host WHEN 0 THEN ARRAY(SELECT l.id FROM lane l WHERE l.place > 0)
+        ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > 0) END;
+    PERFORM lock_lanes(_lanes);
+    _until := CASE WHEN _block_for > 0 THEN clock(_offset) + _block_for ELSE 0 END;
+    UPDATE host h SET
+        delay = CASE WHEN _set_delay THEN _delay ELSE h.delay END,
+        concurrency = CASE WHEN _set_concurrency THEN _concurrency ELSE h.concurrency END,
+        crawl_delay = CASE WHEN _set_crawl_delay THEN _crawl_delay ELSE h.crawl_delay END,
+        learned_delay = CASE WHEN _set_learned_delay THEN _learned_delay ELSE h.learned_delay END
+        WHERE h.id = _host;
+    UPDATE host h SET blocked_until = _until, block_reason = CASE WHEN _until > 0 THEN _block_reason ELSE '' END
+        WHERE h.id = _host AND _set_block AND (_until = 0 OR _until > h.blocked_until);
+    IF _host = 0 THEN  -- their hosts are not locked: open them all, and whoever leases looks at the host
+        UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
+    ELSE
+        PERFORM place_lanes(_lanes, clock(_offset));
+    END IF;
+END
+$$;
+
+-- The hosts that a run has met, with most to do first.
+CREATE OR REPLACE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
+RETURNS TABLE (
+    host text, delay double precision, every_delay double precision, crawl_delay double precision,
+    learned_delay double precision, concurrency integer, in_flight integer, ready integer,
+    blocked_for double precision, block_reason text
+) LANGUAGE sql AS $$
+    SELECT h.name, h.delay, every.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, every.concurrency),
+        h.in_flight, l.ready, greatest(h.blocked_until - clock(_offset), 0), h.block_reason
+    FROM lane l JOIN host h ON h.id = l.host JOIN host every ON every.id = 0
+    WHERE l.run = _run ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit
+$$;
+
+-- What the workers of a run were told. Its lanes are opened when that is new, as they were placed by something else.
+CREATE OR REPLACE FUNCTION set_options(
+    _run integer, _max_attempts integer, _delay double precision, _concurrency integer
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _lanes integer[];
+BEGIN
+    UPDATE run r SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency
+        WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency) <> (_max_attempts, _delay, _concurrency);
+    IF FOUND THEN
+        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > 0);
+        PERFORM lock_lanes(_lanes);
+        UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION remember(_offset double precision, _key bytea, _value bytea, _ttl double precision)
+RETURNS void LANGUAGE sql AS $$
+    DELETE FROM note n WHERE n.key IN (
+        SELECT o.key FROM note o WHERE o.until <= clock(_offset) AND o.key <> _key LIMIT 20 FOR UPDATE SKIP LOCKED
+    );
+    INSERT INTO note (key, until, value) VALUES (_key, clock(_offset) + _ttl, _value)
+        ON CONFLICT (key) DO UPDATE SET until = excluded.until, value = excluded.value
+$$;
+
+CREATE OR REPLACE FUNCTION recall(_offset double precision, _key bytea) RETURNS bytea LANGUAGE sql AS $$
+    SELECT value FROM note WHERE key = _key AND until > clock(_offset)
+$$;

@@ -1,0 +1,81 @@
+-- Looking at a run. None of these change anything.
+
+CREATE OR REPLACE FUNCTION stats(_run integer)
+RETURNS TABLE (
+    pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
+    items bigint, seeding boolean
+) LANGUAGE sql AS $$
+    SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
+        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished)
+    FROM ledger g WHERE g.run = _run
+$$;
+
+-- Counted anew from the requests, in one statement: of one moment.
+CREATE OR REPLACE FUNCTION audit(_run integer)
+RETURNS TABLE (
+    pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
+    items bigint, seeding boolean
+) LANGUAGE sql AS $$
+    SELECT
+        (SELECT count(*) FROM request q WHERE q.run = _run),
+        (SELECT count(*) FROM lane l JOIN ready r ON r.lane = l.id WHERE l.run = _run),
+        h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding
+    FROM stats(_run) s,
+        (SELECT count(*) FILTER (WHERE state = 1) AS waiting, count(*) FILTER (WHERE state = 2) AS leased
+         FROM held WHERE run = _run) h,
+        (SELECT count(*) FILTER (WHERE state = 3) AS done, count(*) FILTER (WHERE state = 4) AS dead
+         FROM outcome WHERE run = _run) o
+$$;
+
+CREATE OR REPLACE FUNCTION find(_run integer, _fingerprint bytea) RETURNS bigint LANGUAGE sql AS $$
+    SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = _fingerprint
+$$;
+
+-- The first request of a run with these bytes in it. Reads them all, as only a person asks.
+CREATE OR REPLACE FUNCTION search(_run integer, _bytes bytea) RETURNS bigint LANGUAGE sql AS $$
+    SELECT min(q.id) FROM request q WHERE q.run = _run AND position(_bytes IN q.payload) > 0
+$$;
+
+-- What became of one request.
+CREATE OR REPLACE FUNCTION history(_id bigint)
+RETURNS TABLE (
+    id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
+    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
+) LANGUAGE sql AS $$
+    SELECT q.id, s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
+    FROM request q LEFT JOIN request p ON p.id = q.parent
+    CROSS JOIN LATERAL (
+        SELECT 0::smallint AS state, r.attempts, r.status, r.items, r.at, '' AS reason FROM ready r
+            WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
+        UNION ALL SELECT h.state, h.attempts, h.status, h.items, h.at, '' FROM held h WHERE h.id = q.id
+        UNION ALL SELECT o.state, o.attempts, o.status, o.items, o.at, coalesce(o.reason, '') FROM outcome o
+            WHERE o.id = q.id
+    ) s
+    CROSS JOIN LATERAL (
+        SELECT array_agg(e.at ORDER BY e.id) AS at, array_agg(e.what ORDER BY e.id) AS what,
+            array_agg(e.detail ORDER BY e.id) AS detail
+        FROM event e WHERE e.request = q.id
+    ) e
+    WHERE q.id = _id
+$$;
+
+-- The same of some of the dead, behind this one.
+CREATE OR REPLACE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
+RETURNS TABLE (
+    id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
+    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
+) LANGUAGE sql AS $$
+    SELECT q.id, o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, ''), q.payload, p.payload,
+        e.at, e.what, e.detail
+    FROM outcome o JOIN request q ON q.id = o.id LEFT JOIN request p ON p.id = q.parent
+    CROSS JOIN LATERAL (
+        SELECT array_agg(e.at ORDER BY e.id) AS at, array_agg(e.what ORDER BY e.id) AS what,
+            array_agg(e.detail ORDER BY e.id) AS detail
+        FROM event e WHERE e.request = o.id
+    ) e
+    WHERE o.run = _run AND o.state = 4 AND o.id > _after ORDER BY o.id LIMIT _limit
+$$;
+
+CREATE OR REPLACE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql AS $$
+    SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = 4 GROUP BY o.kind
+$$;

@@ -1,0 +1,26 @@
+-- How the functions that clients call are run: on the tables of this schema, whatever the caller's path is.
+--
+-- A batch is small and the tables are large, so whatever is looked up, is looked up in an index, batch by batch; and a
+-- plan that was made while the tables were small must not read them whole when they have grown.
+DO $$
+DECLARE
+    _function record;
+BEGIN
+    FOR _function IN
+        SELECT p.oid::regprocedure AS name,
+            p.proname = ANY('{push, lease, renew, release, finish, claim, advance, relinquish, read_items}') AS often
+        FROM pg_proc p
+        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
+            '{push, lease, renew, release, finish, retry_dead, update_host, host_states, set_options, remember, recall,
+              claim, advance, relinquish, roles, read_items, trim_items, stats, audit, find, search, history, dead_page,
+              dead_kinds, create_run, get_run, list_runs, set_state, delete_run}')
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function.name, current_schema());
+        IF _function.often THEN
+            EXECUTE format(
+                'ALTER FUNCTION %s SET jit = off SET plan_cache_mode = force_generic_plan'
+                ' SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off', _function.name);
+        END IF;
+    END LOOP;
+END
+$$;

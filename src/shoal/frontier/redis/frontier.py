@@ -1,0 +1,266 @@
+"""The frontier of a run on a Redis server.
+
+Each step is one Lua script: Redis runs it alone and whole, whatever becomes of the process that asked for it. The
+scripts are in ``lua/``; here is only what goes in and out. What can be seen of a run is in
+`shoal.frontier.redis.ledger`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from shoal.errors import FrontierError, QueueFullError, RunError
+from shoal.frontier.redis.ledger import Ledger
+from shoal.frontier.redis.records import (
+    UNREADABLE,
+    Parcel,
+    UnreadableError,
+    pack_leases,
+    pack_options,
+    pack_update,
+    read_head,
+    read_learned,
+    read_record,
+    storable,
+)
+from shoal.frontier.redis.server import Server
+from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint, push_fingerprint
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import (
+    Claim,
+    Completion,
+    Failure,
+    FrontierOptions,
+    History,
+    HostState,
+    HostUpdate,
+    Lease,
+    Leased,
+    LoggedItem,
+    Pushed,
+    RequestState,
+    RoleState,
+    Stats,
+)
+
+_HOSTS_AT_ONCE = 500
+_FOREVER = 1e9
+
+
+class RedisFrontier:
+    """See `shoal.ports.Frontier`. Nothing of it is kept in the process."""
+
+    def __init__(self, server: Server, run_id: str, number: int, options: FrontierOptions) -> None:
+        self._server = server
+        self._run_id = run_id
+        self._number = number
+        self._max_queue = options.max_queue_size
+        self._options = pack_options(options)
+        self._ledger = Ledger(self._run)
+        self._joined = False
+
+    async def _run(self, step: str, *arguments: Any) -> Any:
+        try:
+            return await self._server.run(step, self._number, self._options, *arguments)
+        except RunError as exc:
+            raise RunError(f"there is no run {self._run_id} any more: it was deleted") from exc
+
+    # -- pushing
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        if not requests and seed is None:
+            return Pushed(0, 0)
+        parcel = Parcel()
+        for index, request in enumerate(requests):
+            parcel.add_request(request, push_fingerprint(request, seed, cursor, index))
+        most = self._max_queue
+        answer = await self._run(
+            "push", "" if seed is None else seed.token, cursor, "" if most is None else most, *parcel.arguments()
+        )
+        if not answer:
+            raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
+        return Pushed(*answer)
+
+    # -- leasing
+
+    async def lease(self, limit: int, ttl: float) -> Leased:
+        job = asyncio.ensure_future(self._lease(limit, ttl))
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            with suppress(FrontierError):  # it happens all the same, and nobody is left to work on what it takes
+                await self.release((await job).leases)
+            raise
+
+    async def _lease(self, limit: int, ttl: float) -> Leased:
+        if not self._joined:
+            await self._place(await self._run("join"))
+            self._joined = True
+        while True:
+            deadline = time.monotonic() + ttl
+            wait, learned, fingerprints, records, buried = await self._run("lease", max(0, limit), min(ttl, _FOREVER))
+            leases, unreadable = _read_leases(fingerprints, records, read_learned(learned), deadline)
+            if len(leases) < len(records):
+                await self._run("settle", *unreadable.arguments())
+            if leases or not (records or buried):  # else there may be more behind those that were no good
+                return Leased(leases, float(wait) if wait else None)
+
+    async def _place(self, hosts: Sequence[Any]) -> None:
+        """Put lanes where they belong, after what they go by has changed. Some at a time: Redis does nothing else
+        meanwhile."""
+        for first in range(0, len(hosts), _HOSTS_AT_ONCE):
+            await self._run("place", *hosts[first : first + _HOSTS_AT_ONCE])
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        if not leases:
+            return []
+        deadline = time.monotonic() + ttl
+        kept = await self._run("renew", min(ttl, _FOREVER), pack_leases(leases))
+        return [
+            msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
+            for lease, is_kept in zip(leases, kept, strict=True)
+        ]
+
+    # -- ending leases
+
+    async def _settle(self, parcel: Parcel) -> list[tuple[int, int, int]]:
+        """Of each ending the state now (-1: the lease was lost), and how many children were new and known."""
+        answer = await self._run("settle", *parcel.arguments())
+        return list(zip(answer[::3], answer[1::3], answer[2::3], strict=True))
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        if not completions:
+            return []
+        parcel = Parcel()
+        for page in completions:
+            parcel.add_ending(
+                page.lease, DONE, contacted=page.contacted, status=page.status, duplicates=page.duplicates,
+                text=page.note, items=page.items, children=len(page.children),
+            )  # fmt: skip
+            self._add_children(parcel, page)
+        return [None if state < 0 else Pushed(added, known) for state, added, known in await self._settle(parcel)]
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        if not failures:
+            return []
+        parcel = Parcel()
+        for failure in failures:
+            again = failure.retry_in is not None
+            parcel.add_ending(
+                failure.lease, WAITING if again else DEAD, contacted=failure.contacted, status=failure.status,
+                retry_in=min(failure.retry_in or 0.0, _FOREVER), kind=failure.kind, text=failure.reason,
+                items=failure.items, children=len(failure.children),
+            )  # fmt: skip
+            self._add_children(parcel, failure)
+        return [None if state < 0 else STATE_NAMES[state] for state, _, _ in await self._settle(parcel)]
+
+    def _add_children(self, parcel: Parcel, ended: Completion | Failure) -> None:
+        parent = ended.lease.fingerprint
+        for index, child in enumerate(ended.children):
+            parcel.add_request(child, child_fingerprint(child, parent, index), parent)
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        if not leases:
+            return []
+        parcel = Parcel()
+        for lease in leases:
+            parcel.add_ending(lease, READY, contacted=contacted)
+        return [state >= 0 for state, _, _ in await self._settle(parcel)]
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        return await self._ledger.retry_dead(kinds)
+
+    # -- roles
+
+    async def claim(self, role: str, ttl: float) -> Claim | None:
+        answer = await self._run("role", "claim", storable(role), min(ttl, _FOREVER))
+        return Claim(role, *answer) if answer else None
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+        words = (storable(claim.role), claim.token, min(ttl, _FOREVER), cursor)
+        return bool(await self._run("role", "advance", *words))
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        return bool(await self._run("role", "relinquish", storable(claim.role), claim.token, int(finished)))
+
+    async def roles(self) -> list[RoleState]:
+        answer = await self._run("role", "list")
+        return [
+            RoleState(role=name.decode(errors="replace"), cursor=cursor, held=bool(held), finished=bool(finished))
+            for name, held, finished, cursor in zip(*(answer[part::4] for part in range(4)), strict=True)
+        ]
+
+    # -- the item log
+
+    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        return await self._ledger.read_items(after, limit)
+
+    async def trim_items(self, through: int) -> None:
+        await self._ledger.trim_items(through)
+
+    # -- hosts and facts
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        last = await self._run("host", storable(host), pack_update(update), storable(update.block_reason))
+        await self._place(range(1, last + 1))
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        return await self._ledger.host_states(limit)
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        await self._server.run("fact", None, b"", storable(key), value, min(ttl, _FOREVER))
+
+    async def recall(self, key: str) -> bytes | None:
+        value: bytes | None = await self._server.run("fact", None, b"", storable(key))
+        return value
+
+    # -- looking at it
+
+    async def stats(self) -> Stats:
+        return await self._ledger.stats()
+
+    async def audit(self) -> Stats:
+        return await self._ledger.audit()
+
+    async def is_finished(self) -> bool:
+        stats = await self._ledger.stats()
+        return not (stats.remaining or stats.seeding)
+
+    async def find(self, request: Request) -> History | None:
+        return await self._ledger.find(request)
+
+    async def dead_kinds(self) -> dict[str, int]:
+        return await self._ledger.dead_kinds()
+
+    def dead(self) -> AsyncIterator[History]:
+        return self._ledger.dead()
+
+    async def close(self) -> None:
+        """Nothing: the connections belong to the store."""
+
+
+def _read_leases(
+    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
+) -> tuple[list[Lease], Parcel]:
+    """What was leased, and the end of those leases whose requests can't be read."""
+    leases, unreadable = [], Parcel()
+    for index, record in enumerate(records):
+        fingerprint = fingerprints[16 * index : 16 * index + 16]
+        try:
+            head, request = read_record(record)
+        except UnreadableError as exc:
+            head = read_head(record)
+            lost = Lease(Request("http://unreadable/"), fingerprint, head.token, head.attempts, "", deadline)
+            unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
+        else:
+            learned = delays.get(head.host, 0.0)
+            host = host_of(request.url)
+            leases.append(Lease(request, fingerprint, head.token, head.attempts, host, deadline, learned))
+    return leases, unreadable

@@ -1,0 +1,175 @@
+"""What can be seen of a run on Redis: its counters, its items, its dead, each URL's story.
+
+What may be long is read in portions, so that the server is never kept from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from heapq import nsmallest
+from typing import Any
+
+import msgspec
+
+from shoal.frontier.redis.records import (
+    NO_HOST,
+    Head,
+    UnreadableError,
+    host_state,
+    read_cause,
+    read_events,
+    read_head,
+    read_host,
+    read_record,
+    storable,
+)
+from shoal.frontier.rules import DEAD, SPARED_KINDS, STATE_NAMES
+from shoal.http import Request
+from shoal.ports import Event, History, HostState, LoggedItem, Stats
+
+AUDIT_AT_ONCE = 200_000
+"""Requests that are counted in one step, so that the count is exact while others work; about a tenth of a second."""
+_AUDIT_STEP = 20_000
+_SEARCH_STEP = 10_000
+_RETRY_STEP = 10_000
+_PAGE = 200
+_HOSTS_AT_ONCE = 1000
+_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items")
+
+
+class Ledger:
+    """The side of a run that is read. ``run`` takes one of its steps."""
+
+    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
+        self._run = run
+
+    # -- counters
+
+    async def stats(self) -> Stats:
+        *counters, seeded = await self._run("stats")
+        return Stats(**dict(zip(_COUNTERS, counters, strict=True)), seeding=not seeded)
+
+    async def audit(self) -> Stats:
+        stats = await self.stats()
+        step = AUDIT_AT_ONCE if stats.pushed <= AUDIT_AT_ONCE else _AUDIT_STEP
+        counts, cursor = [0] * len(STATE_NAMES), b"0"
+        while True:
+            cursor, *some = await self._run("audit", cursor, step)
+            counts = [before + more for before, more in zip(counts, some, strict=True)]
+            if cursor == b"0":
+                break
+        return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
+
+    # -- items
+
+    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+        if limit <= 0:
+            return []
+        entries = await self._run("items", f"{after + 1}-0", limit)
+        return [_item(*entry) for entry in entries]
+
+    async def trim_items(self, through: int) -> None:
+        await self._run("items", "trim", f"{through + 1}-0")
+
+    # -- hosts
+
+    async def host_states(self, limit: int) -> list[HostState]:
+        numbers = await self._run("lanes")
+        states: list[HostState] = []
+        for first in range(0, len(numbers), _HOSTS_AT_ONCE):
+            answer = await self._run("states", *numbers[first : first + _HOSTS_AT_ONCE])
+            now, every, options, *rest = answer
+            others = read_host(every) if every else NO_HOST
+            for record, ready in zip(rest[::2], rest[1::2], strict=True):
+                states.append(host_state(read_host(record), others, options, ready, float(now)))
+        return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
+
+    # -- histories
+
+    async def find(self, request: Request) -> History | None:
+        fingerprint = request.fingerprint()
+        (found,) = await self._histories([fingerprint])
+        if found is None and (other := await self._search(request.url)) is not None:
+            (found,) = await self._histories([other])
+        return found
+
+    async def _search(self, url: str) -> bytes | None:
+        """One with a name of its own: it was not filtered, or is no GET. Reads all, as only a person asks."""
+        cursor, needle = b"0", url.encode()
+        found: list[tuple[int, bytes]] = []
+        while True:
+            cursor, *some = await self._run("search", cursor, _SEARCH_STEP, needle)
+            for fingerprint, record in zip(some[::2], some[1::2], strict=True):
+                head, request = _readable(record)
+                if request is not None and request.url == url:
+                    found.append((head.sequence, fingerprint))
+            if cursor == b"0":
+                return min(found)[1] if found else None
+
+    async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
+        answer = await self._run("look", *fingerprints)
+        return [
+            _history(fingerprint, *parts) if parts else None
+            for fingerprint, parts in zip(fingerprints, answer, strict=True)
+        ]
+
+    # -- the dead
+
+    async def dead_kinds(self) -> dict[str, int]:
+        pairs = await self._run("kinds")
+        return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
+
+    async def dead(self) -> AsyncIterator[History]:
+        cursor, told = b"0", set()
+        while True:
+            cursor, fields = await self._run("dead", cursor, _PAGE)
+            fresh = [each for each in dict.fromkeys(fields) if each not in told]
+            told.update(fresh)
+            for history in await self._histories(fresh) if fresh else ():
+                if history is not None and history.state == STATE_NAMES[DEAD]:
+                    yield history
+            if cursor == b"0":
+                return
+
+    async def retry_dead(self, kinds: Sequence[str] | None) -> int:
+        """One step for up to ten thousand of them, more for more."""
+        chosen = sorted(SPARED_KINDS) if kinds is None else list(kinds)
+        retried: int = 0
+        cursor = b"0"
+        while True:
+            cursor, count = await self._run(
+                "retry", cursor, _RETRY_STEP, 0 if kinds is None else 1, *map(storable, chosen)
+            )
+            retried += count
+            if cursor == b"0":
+                return retried
+
+
+def _item(name: bytes, fields: Sequence[bytes]) -> LoggedItem:
+    key, payload = fields[1], fields[3]
+    return LoggedItem(int(name.partition(b"-")[0]), key[:16], int.from_bytes(key[16:], "little"), payload)
+
+
+def _readable(record: bytes) -> tuple[Head, Request | None]:
+    try:
+        return read_record(record)
+    except UnreadableError:
+        return read_head(record.ljust(61, b"\0")), None
+
+
+def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes) -> History:
+    head, request = _readable(record)
+    above = _readable(parent)[1] if parent else None
+    state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
+    return History(
+        url=request.url if request else f"unreadable:{fingerprint.hex()}",
+        state=state,
+        depth=request.depth if request else 0,
+        priority=request.priority if request else 0.0 - head.rank,
+        attempts=head.attempts,
+        status=head.status,
+        items=head.items,
+        parent=above.url if above else None,
+        reason=read_cause(cause)[1],
+        events=(*read_events(events), Event(head.at, state)),
+    )

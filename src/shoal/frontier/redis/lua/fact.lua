@@ -1,0 +1,11 @@
+-- Small facts for all runs. ARGV: key, and to remember it: its value, for how many seconds. Redis itself forgets it too.
+
+local key = PREFIX .. 'fact:' .. ARGV[5]
+if ARGV[6] then
+  local ttl = math.min(tonumber(ARGV[7]), 1e9)
+  if ttl <= 0 then return call('DEL', key) end
+  call('SET', key, pack('<d', now + ttl) .. ARGV[6], 'PX', string.format('%.0f', math.ceil(ttl * 1000)))
+  return 1
+end
+local fact = call('GET', key)
+return fact and read('<d', fact) > now and sub(fact, 9)

@@ -1,0 +1,3 @@
+-- How many requests are dead, by kind: kind, count, ...
+
+return call('HGETALL', own.key .. ':kinds')

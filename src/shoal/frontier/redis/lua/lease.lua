@@ -1,0 +1,276 @@
+-- Hand out the best requests whose host is due. ARGV: how many, for how many seconds.
+-- Returns the seconds until there may be more ('' if time alone brings nothing), the learned delays of hosts, the
+-- fingerprints of the requests, their records, and how many had none.
+
+local limit, ttl = tonumber(ARGV[5]), tonumber(ARGV[6])
+local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
+
+-- -- what time has brought
+
+local function lose(run, fingerprint, request)
+  if request.attempts >= run.max_attempts then
+    move(run, fingerprint, request, DEAD)
+  else
+    move(run, fingerprint, request, READY)
+  end
+  local times = request.attempts == 1 and 'once' or request.attempts .. ' times'
+  local reason = 'its worker was lost while working on it, ' .. times
+  if request.state == DEAD then die(run, fingerprint, 'worker lost', reason) end
+  note(run, fingerprint, 'lease lost', reason)
+  request.at = now
+  save_record(run, fingerprint, request)
+end
+
+-- A record that can't be read is dead: it must not be lost in silence, nor stop anyone.
+local function bury(run, fingerprint, state, sequence, host, rank)
+  local reason = 'its record in Redis is cut short or gone: something else changed it'
+  local rest = pack('<d', rank) .. string.rep('\0', 16)
+  local request = {
+    state = state, attempts = 0, status = 0, items = 0, at = now, sequence = sequence, host = host, rest = rest
+  }
+  move(run, fingerprint, request, DEAD)
+  die(run, fingerprint, UNREADABLE, reason)
+  note(run, fingerprint, UNREADABLE, reason)
+  save_record(run, fingerprint, request)
+end
+
+-- Give back the leases that ran out, of all runs: what another one lost must not keep a host from this one.
+local function give_back()
+  local members = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  if #members == 0 then return false end
+  local by_run, numbers = {}, {}
+  for i, member in ipairs(members) do
+    local number, host, fingerprint = read('>I4I4c16', member)
+    numbers[i] = host
+    by_run[number] = by_run[number] or {hosts = {}, fingerprints = {}}
+    table.insert(by_run[number].hosts, host)
+    table.insert(by_run[number].fingerprints, fingerprint)
+  end
+  load_hosts(numbers)
+  for number, lost in pairs(by_run) do
+    local run = run_of(number)
+    local records = run and fetch(run.key .. ':req', lost.fingerprints) or {}
+    for i, fingerprint in ipairs(lost.fingerprints) do
+      local host, request = hosts[lost.hosts[i]], read_record(records[i])
+      returned(host, true)
+      if run and not request then
+        bury(run, fingerprint, LEASED, 0, host.number, 0)
+      elseif run and request.state == LEASED then
+        lose(run, fingerprint, request)
+      end
+    end
+  end
+  many('ZREM', LEASES, members)
+  return true
+end
+
+-- Make ready what has waited long enough.
+local function wake()
+  local key = own.key .. ':waiting'
+  local fingerprints = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  if #fingerprints == 0 then return false end
+  local records, requests, numbers = fetch(own.key .. ':req', fingerprints), {}, {}
+  for i in ipairs(fingerprints) do
+    requests[i] = read_record(records[i])
+    if requests[i] then numbers[#numbers + 1] = requests[i].host end
+  end
+  load_hosts(numbers)
+  for i, fingerprint in ipairs(fingerprints) do
+    local request = requests[i]
+    if not request then
+      bury(own, fingerprint, WAITING, 0, 0, 0)
+    elseif request.state == WAITING then
+      move(own, fingerprint, request, READY)
+      save_record(own, fingerprint, request)
+    end
+  end
+  many('ZREM', key, fingerprints)
+  return true
+end
+
+-- Look at the lanes whose time has come.
+local function open_lanes()
+  local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
+  for i, number in ipairs(due) do
+    due[i] = tonumber(number)
+    touch(own, due[i])
+    own.touched[due[i]] = 'stale'
+  end
+  load_hosts(due)
+  many('ZREM', own.key .. ':later', due)
+  return #due > 0
+end
+
+-- -- choosing: the lanes in play are a heap, by the key of the next request of each
+
+local heap, size, in_play = {}, 0, {}
+
+local function before(a, b) return a.rank < b.rank or (a.rank == b.rank and a.sequence < b.sequence) end
+
+local function sink()
+  local i, lane = 1, heap[1]
+  while true do
+    local child = 2 * i
+    if child > size then break end
+    if child < size and before(heap[child + 1], heap[child]) then child = child + 1 end
+    if not before(heap[child], lane) then break end
+    heap[i] = heap[child]
+    i = child
+  end
+  heap[i] = lane
+end
+
+local function enter(lane)
+  size = size + 1
+  local i = size
+  while i > 1 do
+    local parent = math.floor(i / 2)
+    if not before(lane, heap[parent]) then break end
+    heap[i] = heap[parent]
+    i = parent
+  end
+  heap[i] = lane
+end
+
+local function leave()
+  heap[1] = heap[size]
+  heap[size] = nil
+  size = size - 1
+  if size > 0 then sink() end
+end
+
+-- Let a lane show its next request; false when it has no room or nothing more. It reads ahead, the further the more.
+local function advance(lane)
+  if lane.count >= lane.room then return false end
+  if lane.at > #lane.ahead then
+    local last = math.min(lane.room, lane.count + lane.step) - 1
+    lane.ahead = call('ZRANGE', queue_key(own, lane.number), lane.count, last, 'WITHSCORES')
+    lane.at, lane.step = 1, lane.step * 4
+    if #lane.ahead == 0 then return false end
+  end
+  lane.sequence, lane.fingerprint = read('>I8c16', lane.ahead[lane.at])
+  lane.rank = tonumber(lane.ahead[lane.at + 1])
+  lane.at = lane.at + 2
+  return true
+end
+
+local listed, listed_at, read_to, step = {}, 1, 0, 8
+
+-- The next lane of `open` by its best request, or nil. They are read in growing portions, with their hosts.
+local function next_open()
+  if listed_at > #listed and step then
+    local members = call('ZRANGE', own.key .. ':open', read_to, read_to + step - 1, 'WITHSCORES')
+    listed, listed_at, read_to = {}, 1, read_to + step
+    local numbers = {}
+    for i = 1, #members, 2 do
+      local sequence, number = read('>I8I4', members[i])
+      numbers[#numbers + 1] = number
+      listed[#listed + 1] = {
+        number = number, rank = tonumber(members[i + 1]), sequence = sequence, fingerprint = '',
+        room = 0, count = 0, ahead = {}, at = 1, step = 2,
+      }
+    end
+    load_hosts(numbers)
+    step = #listed == step and math.min(1000, step * 2)
+  end
+  return listed[listed_at]
+end
+
+-- A lane of `open` comes into play, unless its host is no longer due or has no room: another run may have been there.
+local function try(lane)
+  if in_play[lane.number] then return end
+  in_play[lane.number] = true
+  local host = hosts[lane.number]
+  local delay, most = policy(own, host)
+  lane.room = most - host.in_flight
+  if due_at(host, delay) <= now and advance(lane) then
+    enter(lane)
+  else
+    touch(own, lane.number)
+    own.touched[lane.number] = 'stale'
+  end
+end
+
+-- The best requests, with where they stand: fingerprints, hosts, sequence numbers and ranks.
+local function choose()
+  local fingerprints, numbers, sequences, ranks, n = {}, {}, {}, {}, 0
+  while n < limit do
+    local best, candidate = heap[1], next_open()
+    if candidate and not (best and before(best, candidate)) then
+      listed_at = listed_at + 1
+      try(candidate)
+    elseif best then
+      n = n + 1
+      fingerprints[n], numbers[n], sequences[n], ranks[n] = best.fingerprint, best.number, best.sequence, best.rank
+      best.count = best.count + 1
+      if advance(best) then sink() else leave() end
+      own.taken[best.number] = best.count
+    else
+      break
+    end
+  end
+  for _, lane in ipairs(heap) do
+    if lane.count > 0 then own.next_ones[lane.number] = lane end
+  end
+  return fingerprints, numbers, sequences, ranks
+end
+
+local buried = 0
+
+-- Lease what was chosen. Returns the fingerprints and the records.
+local function take(fingerprints, numbers, sequences, ranks)
+  local found, records = fetch(own.key .. ':req', fingerprints), own.records
+  local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
+  local token, until_when = own.token, string.format('%.17g', now + ttl)
+  for number, count in pairs(own.taken) do
+    touch(own, number)
+    hosts[number].in_flight = hosts[number].in_flight + count
+    change(hosts[number])
+    prefixes[number] = lease_member(own, number, '')
+  end
+  for i, fingerprint in ipairs(fingerprints) do
+    local number, record = numbers[i], found[i]
+    if not record or #record < SHORTEST then
+      hosts[number].in_flight = hosts[number].in_flight - 1
+      bury(own, fingerprint, READY, sequences[i], number, ranks[i])
+      buried = buried + 1
+    else
+      local _, attempts, status, items = read('<BI2I2I4', record)
+      n, token = n + 1, token + 1
+      attempts = math.min(attempts + 1, 65535)
+      record = pack(HEAD, LEASED, attempts, status, items, now, sequences[i], number, token) .. sub(record, FIXED)
+      leased[n], answer[n] = fingerprint, record
+      members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
+    end
+  end
+  local written = #records
+  for i = 1, n do
+    records[written + 2 * i - 1], records[written + 2 * i] = leased[i], answer[i]
+  end
+  own.token, own.ready, own.leased = token, own.ready - n, own.leased + n
+  own.is_changed = own.is_changed or n > 0
+  finish()
+  many('ZADD', LEASES, members)
+  return leased, answer
+end
+
+-- -- the step
+
+local gave, woke = give_back(), wake()
+if open_lanes() or gave or woke then finish() end
+if own.state == 'paused' or own.state == 'cancelled' then return {'', '', '', {}, 0} end
+local leased, answer = take(choose())
+
+local soonest = math.huge
+for _, key in ipairs({LEASES, own.key .. ':waiting', own.key .. ':later'}) do
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  local moment = tonumber(first[2])
+  if moment and moment < soonest then soonest = moment end
+end
+local learned = {}
+for number in pairs(in_play) do
+  local host = hosts[number]
+  if host.learned_delay > 0 then learned[#learned + 1] = pack('<I4d', number, host.learned_delay) end
+end
+local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
+return {wait, table.concat(learned), table.concat(leased), answer, buried}

@@ -1,0 +1,19 @@
+-- Add what is new. ARGV: token of the seed role or '', cursor, most that may be queued or '', the requests, then the
+-- names of their hosts. Returns how many were new and how many known, or nothing when there is no room for them.
+
+local token, cursor, most, blob = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local names, offers, at = arguments_from(9), {}, 1
+local role
+if token then
+  role = call('HGET', own.key .. ':role', 'seed')
+  if not role or read('<I8', role) ~= token then return {0, 0} end
+end
+while at <= #blob do
+  offers[#offers + 1], at = read_offer(blob, at)
+end
+local count = find_new()
+if most and count > 0 and own.ready + own.waiting + count > most then return {} end
+add(offers, blob, names)
+finish()
+if role then call('HSET', own.key .. ':role', 'seed', sub(role, 1, 17) .. cursor) end
+return {count, #offers - count}

@@ -1,0 +1,136 @@
+-- Requests. A record is a head, which changes with the request's state; what stays with it for ever: its rank (the
+-- negative of its priority) and its parent; and its payload, the msgpack of the Request.
+
+local HEAD = '<BI2I2I4dI8I4I8' -- state, attempts, status, items, at, sequence, host, token
+local HEAD_AND_RANK = HEAD .. 'd'
+local FIXED = 38 -- where the rest begins
+local SHORTEST = 61
+local UNREADABLE = 'unreadable'
+local LEASES = PREFIX .. 'lease'
+local STATE_NAMES = {[READY] = 'ready', [WAITING] = 'waiting', [LEASED] = 'leased', [DONE] = 'done', [DEAD] = 'dead'}
+
+-- A record's values, or nil if something else wrote it.
+local function read_record(record)
+  if not record or #record < SHORTEST then return nil end
+  local state, attempts, status, items, at, sequence, host, token, rank = read(HEAD_AND_RANK, record)
+  return {
+    state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
+    token = token, rank = rank, rest = sub(record, FIXED),
+  }
+end
+
+local function save_record(run, fingerprint, request)
+  local records, n = run.records, #run.records
+  records[n + 1] = fingerprint
+  records[n + 2] = pack(
+    HEAD, request.state, request.attempts, request.status, request.items, request.at, request.sequence,
+    request.host, request.token
+  ) .. request.rest
+end
+
+-- A request is in another state now.
+local function move(run, fingerprint, request, state)
+  local from, to = STATE_NAMES[request.state], STATE_NAMES[state]
+  if from then run[from] = run[from] - 1 end
+  run[to] = run[to] + 1
+  run.is_changed = true
+  request.state, request.token = state, 0
+  if state == READY then enqueue(run, request.host, request.rank, request.sequence, fingerprint) end
+end
+
+local function die(run, fingerprint, kind, reason)
+  run.causes[#run.causes + 1] = fingerprint
+  run.causes[#run.causes + 1] = pack('<I4c0', #kind, kind) .. reason
+  run.kinds[kind] = (run.kinds[kind] or 0) + 1
+end
+
+local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
+
+-- -- adding
+
+local offered, offered_list = {}, {} -- requests of this step by fingerprint: false while it is not known if they are new
+local OFFER = '<I4c16I4d' -- size of what is stored, fingerprint, which of the host names, rank
+
+-- Read an offered request at a place of the blob, and where the next one is.
+local function read_offer(blob, at)
+  local size, fingerprint, name, rank = read(OFFER, blob, at)
+  local from = at + 24
+  if offered[fingerprint] == nil then
+    offered[fingerprint] = false
+    offered_list[#offered_list + 1] = fingerprint
+  end
+  return {fingerprint = fingerprint, name = name, rank = rank, from = from, to = from + size - 1}, from + size
+end
+
+-- Find out which of the offered ones the run does not have yet: `offered` is true for them.
+local function find_new()
+  local known, count = fetch(own.key .. ':req', offered_list), 0
+  for i, fingerprint in ipairs(offered_list) do
+    if not known[i] then
+      offered[fingerprint] = true
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- The numbers of hosts by their names; those that are new get one. Changes things.
+local function number_hosts(names)
+  local key, numbers, new, fields = PREFIX .. 'name', fetch(PREFIX .. 'name', names), {}, {}
+  for i = 1, #names do
+    numbers[i] = tonumber(numbers[i])
+    if not numbers[i] then new[#new + 1] = i end
+  end
+  if #new > 0 then
+    local number = call('HINCRBY', PREFIX .. 'store', 'host', #new) - #new
+    for _, i in ipairs(new) do
+      number = number + 1
+      numbers[i] = number
+      hosts[number] = new_host(number, names[i])
+      change(hosts[number])
+      fields[#fields + 1] = names[i]
+      fields[#fields + 1] = number
+    end
+    many('HSET', key, fields)
+  end
+  load_hosts(numbers)
+  return numbers
+end
+
+-- Add what is new of the offers, each only once, also when it is offered again in this step. `names` are of hosts.
+local function add(offers, blob, names)
+  local new, wanted, indexes = {}, {}, {}
+  for _, offer in ipairs(offers) do
+    if offered[offer.fingerprint] then
+      offered[offer.fingerprint] = false
+      new[#new + 1] = offer
+      if not indexes[offer.name] then
+        wanted[#wanted + 1] = names[offer.name]
+        indexes[offer.name] = #wanted
+      end
+    end
+  end
+  if #new > 0 then
+    local numbers, records, sequence = number_hosts(wanted), own.records, own.sequence
+    for _, offer in ipairs(new) do
+      sequence = sequence + 1
+      local host = numbers[indexes[offer.name]]
+      records[#records + 1] = offer.fingerprint
+      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, now, sequence, host, 0) .. sub(blob, offer.from, offer.to)
+      enqueue(own, host, offer.rank, sequence, offer.fingerprint)
+      if offer.parent then offer.parent.added = offer.parent.added + 1 end
+    end
+    own.sequence = sequence
+    own.pushed = own.pushed + #new
+    own.ready = own.ready + #new
+  end
+  own.duplicates = own.duplicates + #offers - #new
+  own.is_changed = true
+end
+
+-- The arguments from one on.
+local function arguments_from(first)
+  local rest = {}
+  for i = first, #ARGV do rest[i - first + 1] = ARGV[i] end
+  return rest
+end

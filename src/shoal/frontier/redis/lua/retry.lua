@@ -1,0 +1,41 @@
+-- Make dead requests ready again. ARGV: where to go on, how many to look at, 1 if the kinds that follow are meant and 0 if
+-- all others are, the kinds. Returns where to go on ('0' at the end), and how many it was.
+
+local cursor, budget, meant = ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
+local key, kinds, chosen, kind_of, numbers, requests = own.key .. ':dead', {}, {}, {}, {}, {}
+for _, kind in ipairs(arguments_from(8)) do kinds[kind] = true end
+
+repeat
+  local page = call('HSCAN', key, cursor, 'COUNT', 1000)
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local fingerprint, kind = page[2][i], (read('<I4c0', page[2][i + 1]))
+    if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
+      kind_of[fingerprint] = kind
+      chosen[#chosen + 1] = fingerprint
+    end
+  end
+  budget = budget - #page[2] / 2
+until cursor == '0' or budget <= 0
+
+local records = fetch(own.key .. ':req', chosen)
+for i in ipairs(chosen) do
+  requests[i] = read_record(records[i])
+  if requests[i] then numbers[#numbers + 1] = requests[i].host end
+end
+load_hosts(numbers)
+local retried = {}
+for i, fingerprint in ipairs(chosen) do
+  local request, kind = requests[i], kind_of[fingerprint]
+  if request and request.state == DEAD and request.host > 0 then -- else nothing is left of it
+    retried[#retried + 1] = fingerprint
+    own.kinds[kind] = (own.kinds[kind] or 0) - 1
+    note(own, fingerprint, 'retried', 'made ready again with all its attempts')
+    move(own, fingerprint, request, READY)
+    request.attempts, request.at = 0, now
+    save_record(own, fingerprint, request)
+  end
+end
+finish()
+many('HDEL', key, retried)
+return {cursor, #retried}

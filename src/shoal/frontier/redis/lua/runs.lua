@@ -1,0 +1,16 @@
+-- One run, or all of them, newest first. ARGV: run_id, or nothing. Returns of each its number, run_id, spider, state, when
+-- it was created, and settings.
+
+local numbers, answer = {}, {}
+if ARGV[5] then
+  numbers = {call('HGET', PREFIX .. 'runs', ARGV[5]) or nil}
+else
+  numbers = call('HVALS', PREFIX .. 'runs')
+end
+for i, number in ipairs(numbers) do numbers[i] = tonumber(number) end
+table.sort(numbers, function(a, b) return a > b end)
+for _, number in ipairs(numbers) do
+  local run = call('HMGET', PREFIX .. 'run:' .. number, 'run_id', 'spider', 'state', 'created_at', 'settings')
+  answer[#answer + 1] = {number, unpack(run)}
+end
+return answer

@@ -1,0 +1,122 @@
+-- End leases: done, failed, or given back. ARGV: the endings, then the names of the children's hosts.
+-- Returns for each the state that its request is in now, and how many of its children were new and known; -1 where the
+-- lease was lost, and then nothing was changed.
+
+local ENDING = '<c16I8BBI2I4dI4I4I4c0I4c0'
+local blob, names = ARGV[5], arguments_from(6)
+local endings, fingerprints, offers, at = {}, {}, {}, 1
+
+-- -- reading
+
+local NOTHING = {}
+
+local function read_ending()
+  local fingerprint, token, outcome, contacted, status, duplicates, retry_in, items, children, kind, text, after =
+    read(ENDING, blob, at)
+  local logged = NOTHING
+  if items > 0 then
+    logged = {}
+    for i = 1, items do logged[i], after = read('<I4c0', blob, after) end
+  end
+  at = after
+  for _ = 1, children do at = at + 24 + read('<I4', blob, at) end
+  return {
+    fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
+    duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
+    kind = kind, text = text, added = 0, request = false, state = -1,
+  }
+end
+
+local n = 0
+while at <= #blob do
+  n = n + 1
+  endings[n] = read_ending()
+  fingerprints[n] = endings[n].fingerprint
+end
+
+-- What a lease's end makes of its request.
+local function fate(ending, request)
+  if ending.outcome ~= WAITING then return ending.outcome end
+  return request.attempts < own.max_attempts and WAITING or DEAD
+end
+
+local function read_children(ending)
+  local place = ending.first_child
+  for _ = 1, ending.children do
+    local offer
+    offer, place = read_offer(blob, place)
+    offer.parent = ending
+    offers[#offers + 1] = offer
+  end
+end
+
+local records, ended, numbers = fetch(own.key .. ':req', fingerprints), {}, {}
+for i, ending in ipairs(endings) do
+  local request = read_record(records[i])
+  if request and request.state == LEASED and request.token == ending.token and not ended[ending.fingerprint] then
+    ended[ending.fingerprint] = true
+    ending.request = request
+    ending.state = fate(ending, request)
+    numbers[#numbers + 1] = request.host
+    if ending.state == DONE or ending.state == DEAD then read_children(ending) end
+  end
+end
+load_hosts(numbers)
+find_new()
+
+-- -- changing
+
+-- First, as it alone can be refused: when something else wrote to the log.
+local function log_items(ending)
+  for _, item in ipairs(ending.items) do
+    own.items = own.items + 1
+    local key = ending.fingerprint .. pack('<I4', ending.request.items)
+    call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, 'p', item)
+    ending.request.items = ending.request.items + 1
+  end
+end
+
+local function retell(ending)
+  local text = ending.text
+  if ending.state == DONE then
+    if text ~= '' then note(own, ending.fingerprint, 'note', text) end
+  elseif ending.state ~= READY then
+    local is_dead = ending.state == DEAD
+    local after = is_dead and '' or string.format('; waits %g s', ending.retry_in)
+    note(own, ending.fingerprint, 'attempt ' .. ending.request.attempts .. ' failed', text .. after)
+    if is_dead then die(own, ending.fingerprint, ending.kind, text) end
+  end
+end
+
+local leases, waiting, answer = {}, {}, {}
+for _, ending in ipairs(endings) do
+  if ending.items ~= NOTHING and (ending.state == DONE or ending.state == DEAD) then log_items(ending) end
+end
+add(offers, blob, names)
+for i, ending in ipairs(endings) do
+  local request, fingerprint = ending.request, ending.fingerprint
+  if request then
+    leases[#leases + 1] = lease_member(own, request.host, fingerprint)
+    retell(ending)
+    move(own, fingerprint, request, ending.state)
+    request.at = now
+    if ending.state == READY then
+      request.attempts = math.max(0, request.attempts - 1)
+    else
+      request.status = ending.status
+    end
+    if ending.state == WAITING then
+      waiting[#waiting + 1] = now + ending.retry_in
+      waiting[#waiting + 1] = fingerprint
+    end
+    save_record(own, fingerprint, request)
+    returned(hosts[request.host], ending.contacted)
+    own.duplicates = own.duplicates + ending.duplicates
+  end
+  answer[3 * i - 2], answer[3 * i - 1] = ending.state, ending.added
+  answer[3 * i] = ending.children - ending.added + ending.duplicates
+end
+finish()
+many('ZREM', LEASES, leases)
+many('ZADD', own.key .. ':waiting', waiting)
+return answer

@@ -1,0 +1,7 @@
+-- The ledger of a run. Returns its counters, and 1 when it is seeded.
+
+local answer = {}
+for i = 1, 8 do answer[i] = own[COUNTERS[i]] end
+local seed = call('HGET', own.key .. ':role', 'seed')
+answer[9] = seed and read('B', seed, 17) or 0
+return answer

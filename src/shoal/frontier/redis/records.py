@@ -1,0 +1,229 @@
+"""How requests, hosts and leases are packed: the same layouts as in the Lua scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from struct import Struct as Layout
+from struct import error as LayoutError
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from shoal.errors import RequestError
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease
+
+_HEAD = Layout("<BHHIdQIQd16s")
+_OFFER = Layout("<I16sId16s")
+_ENDING = Layout("<16sQBBHIdII")
+_HOST = Layout("<dddddiiI")
+_EVENT = Layout("<dI")
+_OPTIONS = Layout("<dII")
+_UPDATE = Layout("<BdBdBdBdBd")
+_LEARNED = Layout("<Id")
+_SIZE = Layout("<I")
+_HELD = Layout("<16sQ")
+
+NO_PARENT = bytes(16)
+UNREADABLE = "unreadable"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+class Head(NamedTuple):
+    """The fixed part of a record."""
+
+    state: int
+    attempts: int
+    status: int
+    items: int
+    at: float
+    sequence: int
+    host: int
+    token: int
+    rank: float
+    parent: bytes
+
+
+class UnreadableError(ValueError):
+    """A record that something else wrote."""
+
+
+def read_record(record: bytes) -> tuple[Head, Request]:
+    """UnreadableError if something else wrote it."""
+    try:
+        return Head._make(_HEAD.unpack_from(record)), _decode(record[_HEAD.size :])
+    except (LayoutError, msgspec.MsgspecError, ValueError) as exc:
+        raise UnreadableError(f"its record in Redis can't be read ({exc}): something else wrote it") from exc
+
+
+def read_head(record: bytes) -> Head:
+    return Head._make(_HEAD.unpack_from(record))
+
+
+def pack_options(options: FrontierOptions) -> bytes:
+    return _OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), min(options.max_attempts, 65535))
+
+
+def storable(text: str) -> bytes:
+    """Text without what UTF-8 can't say: a server may have sent anything."""
+    return text.encode(errors="replace")
+
+
+class Parcel:
+    """What one call takes along: requests, and the names of their hosts."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._hosts: dict[str, int] = {}
+
+    def add_request(self, request: Request, fingerprint: bytes, parent: bytes = NO_PARENT) -> None:
+        """One that can't be encoded is refused here, before anything is sent."""
+        try:
+            payload = _encode(request)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+        hosts = self._hosts
+        name = host_of(request.url)
+        number = hosts.get(name)
+        if number is None:
+            number = hosts[name] = len(hosts) + 1
+        self._parts.append(_OFFER.pack(len(payload) + 24, fingerprint, number, 0.0 - request.priority, parent))
+        self._parts.append(payload)
+
+    def add_ending(
+        self,
+        lease: Lease,
+        outcome: int,
+        *,
+        contacted: bool,
+        status: int = 0,
+        duplicates: int = 0,
+        retry_in: float = 0.0,
+        kind: str = "",
+        text: str = "",
+        items: Sequence[bytes] = (),
+        children: int = 0,
+    ) -> None:
+        """The end of a lease; ``children`` requests have to be added behind it."""
+        parts = self._parts
+        status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
+        numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children)
+        parts.append(_ENDING.pack(lease.fingerprint, lease.token, *numbers))
+        for piece in (storable(kind), storable(text), *items):
+            parts.append(_SIZE.pack(len(piece)))
+            parts.append(piece)
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """The blob, then the names of the hosts."""
+        return b"".join(self._parts), *(name.encode() for name in self._hosts)
+
+
+def pack_leases(leases: Iterable[Lease]) -> bytes:
+    return b"".join(_HELD.pack(lease.fingerprint, lease.token) for lease in leases)
+
+
+def read_learned(blob: bytes) -> dict[int, float]:
+    """Learned delays by the number of the host."""
+    return dict(_LEARNED.iter_unpack(blob))
+
+
+# -- hosts
+
+
+def pack_update(update: HostUpdate) -> bytes:
+    values = (update.delay, update.crawl_delay, update.learned_delay, update.concurrency, update.block_for)
+    return _UPDATE.pack(*(part for value in values for part in _change(value)))
+
+
+def _change(value: float | UnsetType | None) -> tuple[int, float]:
+    if value is UNSET:
+        return 0, 0.0
+    return (2, 0.0) if value is None else (1, min(float(value), 2.0**31 - 1))
+
+
+class Host(NamedTuple):
+    """A host's record. NaN and -1 mean "not set"."""
+
+    delay: float
+    crawl_delay: float
+    learned_delay: float
+    blocked_until: float
+    ended_at: float
+    concurrency: int
+    in_flight: int
+    name: str
+    block_reason: str
+
+
+NO_HOST = Host(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, "*", "")
+
+
+def read_host(record: bytes) -> Host:
+    delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight, size = _HOST.unpack_from(record)
+    at = _HOST.size + size
+    (more,) = _SIZE.unpack_from(record, at)
+    name, reason = record[_HOST.size : at], record[at + 4 : at + 4 + more]
+    return Host(
+        delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight,
+        name.decode(errors="replace"), reason.decode(errors="replace"),
+    )  # fmt: skip
+
+
+def host_state(host: Host, every: Host, options: bytes, ready: int, now: float) -> HostState:
+    """Politeness in force; ``every`` is the host ``*``."""
+    delay, concurrency, _ = _OPTIONS.unpack(options)
+    own = (
+        (host.delay, "set for this host")
+        if host.delay == host.delay
+        else (every.delay, "set for all hosts")
+        if every.delay == every.delay
+        else (delay, "download_delay")
+    )
+    known = (
+        own,
+        (0.0 if math.isnan(host.crawl_delay) else host.crawl_delay, "robots.txt Crawl-delay"),
+        (0.0 if math.isnan(host.learned_delay) else host.learned_delay, "learned from its answers"),
+    )
+    in_force, why = max(known, key=lambda pair: pair[0])
+    limits = (host.concurrency, every.concurrency, concurrency)
+    blocked_for = max(0.0, host.blocked_until - now)
+    return HostState(
+        host=host.name,
+        delay=in_force,
+        why=why if in_force else "no delay",
+        concurrency=1 if in_force > 0 else next(limit for limit in limits if limit >= 0),
+        in_flight=host.in_flight,
+        ready=ready,
+        blocked_for=blocked_for,
+        block_reason=host.block_reason if blocked_for else "",
+    )
+
+
+# -- events
+
+
+def read_events(blob: bytes) -> list[Event]:
+    events, at = [], 0
+    while at < len(blob):
+        when, size = _EVENT.unpack_from(blob, at)
+        at += _EVENT.size
+        what = blob[at : at + size]
+        at += size
+        (size,) = _SIZE.unpack_from(blob, at)
+        at += _SIZE.size
+        events.append(Event(when, what.decode(errors="replace"), blob[at : at + size].decode(errors="replace")))
+        at += size
+    return events
+
+
+def read_cause(blob: bytes) -> tuple[str, str]:
+    """Kind and reason of a death."""
+    if not blob:
+        return "", ""
+    (size,) = _SIZE.unpack_from(blob)
+    return blob[4 : 4 + size].decode(errors="replace"), blob[4 + size :].decode(errors="replace")

@@ -1,0 +1,119 @@
+"""Runs on a Redis server: shared by all workers of a fleet.
+
+All keys of a store begin with a prefix in braces (``{shoal}:`` unless the URL says ``?prefix=name``), so that several
+stores can be on one server, and a cluster keeps each store in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+
+from shoal.errors import RunError, StoreError
+from shoal.frontier.redis.frontier import RedisFrontier
+from shoal.frontier.redis.records import pack_options, storable
+from shoal.frontier.redis.server import Server
+from shoal.frontier.rules import check_transition
+from shoal.ports import FrontierOptions, Run, RunState
+
+FORMAT = 1
+"""Of what is stored; a newer one is not touched."""
+
+_DEFAULTS = pack_options(FrontierOptions())
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+class RedisStore:
+    """Runs and their frontiers on a server, with the politeness that they share."""
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    @classmethod
+    async def open(cls, url: str, *, offset: Callable[[], float] = lambda: 0.0) -> RedisStore:
+        """StoreAwayError if the server can't be reached now, StoreError if it can't be used.
+
+        ``offset`` is for tests: how many seconds the server's clock is to be ahead of itself.
+        """
+        server = await Server.open(url, offset)
+        store = cls(server)
+        try:
+            await store._check_format()
+        except BaseException:
+            await server.close()
+            raise
+        return store
+
+    async def _check_format(self) -> None:
+        found = await self._run("format")
+        if found and int(found) > FORMAT:
+            raise StoreError(
+                f"what is at {self._server.address.shown} was written by a newer Shoal (format {int(found)}, this one "
+                f"knows {FORMAT}); upgrade, or choose another place with ?prefix=name"
+            )
+
+    async def _run(self, step: str, *arguments: Any, run: int | None = None) -> Any:
+        return await self._server.run(step, run, _DEFAULTS, *arguments)
+
+    async def create_run(self, run: Run) -> Run:
+        made = await self._run(
+            "create", FORMAT, storable(run.run_id), "spider", storable(run.spider), "state", run.state,
+            "created_at", repr(run.created_at), "settings", _encode(run.settings),
+        )  # fmt: skip
+        if not made:
+            raise RunError(f"there is a run {run.run_id} already")
+        return run
+
+    async def transition(self, run_id: str, state: RunState) -> Run:
+        while True:
+            found = await self._find(run_id)
+            check_transition(run_id, found[1] if found else None, state)
+            assert found is not None
+            number, run = found
+            if await self._run("transition", run.state, state, run=number):
+                return msgspec.structs.replace(run, state=state)
+
+    async def get_run(self, run_id: str) -> Run | None:
+        found = await self._find(run_id)
+        return found[1] if found else None
+
+    async def _find(self, run_id: str) -> tuple[int, Run] | None:
+        """The run, and the number that its keys are named by."""
+        rows = await self._run("runs", storable(run_id))
+        return _run_of(rows[0]) if rows else None
+
+    async def list_runs(self, spider: str | None = None) -> list[Run]:
+        runs = [_run_of(row)[1] for row in await self._run("runs")]
+        return [run for run in runs if spider is None or run.spider == spider]
+
+    async def delete_run(self, run_id: str) -> None:
+        found = await self._find(run_id)
+        if found is None:
+            raise RunError(f"there is no run {run_id}")
+        await self._run("delete", run=found[0])
+        while await self._run("sweep"):
+            pass
+
+    async def frontier(self, run_id: str, options: FrontierOptions) -> RedisFrontier:
+        found = await self._find(run_id)
+        if found is None:
+            raise RunError(f"there is no run {run_id}")
+        return RedisFrontier(self._server, run_id, found[0], options)
+
+    async def close(self) -> None:
+        """Leases that are still out end when their time is over."""
+        await self._server.close()
+
+
+def _run_of(row: list[Any]) -> tuple[int, Run]:
+    number, run_id, spider, state, created_at, settings = row
+    run = Run(
+        run_id=run_id.decode(), spider=spider.decode(), state=state.decode(), created_at=float(created_at),
+        settings=_decode(settings),
+    )  # fmt: skip
+    return number, run

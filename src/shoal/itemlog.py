@@ -1,0 +1,51 @@
+"""How far the drainers of a run are behind its item log, whichever processes they are in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from shoal.persistence import Persistence
+from shoal.ports import Frontier, RoleState
+from shoal.sinks.drainer import position_of
+
+log = logging.getLogger("shoal.engine")
+
+_MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
+_PASSING = "sink:collect-"  # roles of programs that took the items for themselves: nobody goes on with them
+
+
+class ItemLogKeeper:
+    """Says when leasing has to wait for a drainer, and forgets what all of them have unless it is to be kept."""
+
+    def __init__(self, frontier: Frontier, persist: Persistence, *, keep: bool, every: float) -> None:
+        self._frontier = frontier
+        self._persist = persist
+        self._keep = keep
+        self._every = every
+        self.far_behind = False
+        """Some drainer that is at work is so far behind that nothing more should be leased."""
+
+    async def run(self) -> None:
+        trimmed = 0
+        while True:
+            await asyncio.sleep(self._every)
+            roles = [role for role in await self._persist(self._frontier.roles) if role.role.startswith("sink:")]
+            if not roles:
+                continue
+            logged = (await self._persist(self._frontier.stats)).items
+            self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
+            passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
+            if not self._keep and passed > trimmed:
+                await self._persist(lambda through=passed: self._frontier.trim_items(through))  # type: ignore[misc]
+                trimmed = passed
+
+    def _judge(self, logged: int, positions: list[int]) -> None:
+        lag = logged - min(positions, default=logged)
+        if lag > _MAX_LAG and not self.far_behind:
+            log.warning("an output is %d items behind; no more pages are fetched until it has caught up", lag)
+        self.far_behind = lag > _MAX_LAG
+
+
+def _counts(role: RoleState) -> bool:
+    return role.held or not role.role.startswith(_PASSING)

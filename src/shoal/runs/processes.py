@@ -1,0 +1,86 @@
+"""Several workers of one machine under one command: those that are killed are started again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+log = logging.getLogger("shoal.worker")
+
+_RESTART_AFTER = (0.5, 30.0)  # seconds before a worker that was killed is started again, first and at most
+_STEADY = 60.0  # seconds after which a worker's death has nothing to do with the one before
+_KILL_AFTER = 15.0
+
+
+class Processes:
+    """Runs the same command several times. A worker that ends by itself is left alone, whatever its exit code; one
+    that is killed (by the system for its memory, by a page that crashes a library) gets a successor."""
+
+    def __init__(self, command: Sequence[str], count: int) -> None:
+        self._command = list(command)
+        self._count = count
+        self._running: dict[subprocess.Popen[bytes], float] = {}
+        self._due: list[float] = []
+        self._pause = _RESTART_AFTER[0]
+        self._stopping = False
+
+    def run(self) -> int:
+        """Until all have ended by themselves, or were asked to. The highest exit code."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        worst = 0
+        try:
+            for _ in range(self._count):
+                self._start()
+            while self._running or (self._due and not self._stopping):
+                time.sleep(0.05)
+                worst = max(worst, self._look())
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._end()
+        return worst
+
+    def _start(self) -> None:
+        self._running[subprocess.Popen(self._command, start_new_session=True)] = time.monotonic()
+
+    def _look(self) -> int:
+        """Notice who has ended, and start whose time has come. The highest exit code of those who ended in order."""
+        now, worst = time.monotonic(), 0
+        for process in [process for process in self._running if process.poll() is not None]:
+            lived = now - self._running.pop(process)
+            if process.returncode >= 0 or self._stopping:
+                worst = max(worst, process.returncode)
+                continue
+            self._pause = _RESTART_AFTER[0] if lived > _STEADY else min(_RESTART_AFTER[1], 2 * self._pause)
+            log.warning(
+                "worker process %d was killed by signal %d; another one follows", process.pid, -process.returncode
+            )
+            self._due.append(now + self._pause)
+        for moment in [moment for moment in self._due if moment <= now and not self._stopping]:
+            self._due.remove(moment)
+            self._start()
+        return worst
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stopping = True
+        for process in self._running:
+            process.send_signal(number)
+
+    def _end(self) -> None:
+        until = time.monotonic() + _KILL_AFTER
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def worker_processes(arguments: Sequence[str], count: int) -> int:
+    """``shoal worker`` with these arguments, so many times."""
+    return Processes([sys.executable, "-m", "shoal.cli.main", "worker", *arguments], count).run()

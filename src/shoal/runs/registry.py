@@ -1,0 +1,88 @@
+"""The spiders of a project by name: where each one is, and whether it runs here or on a fleet.
+
+::
+
+    [spiders.India]                      # in shoal.toml
+    file = "spiders/india.py"            # from the folder of shoal.toml; or "spiders/many.py:India"
+    execution_mode = "distributed"       # or "single", the default
+    arguments = { state = "Goa" }
+    outputs = ["postgresql://db.example/crawl"]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shoal.config import find_config_file
+from shoal.errors import ConfigError, SpiderError
+from shoal.layers import read_toml
+
+ExecutionMode: TypeAlias = Literal["single", "distributed"]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One spider of the registry."""
+
+    file: str
+    execution_mode: ExecutionMode = "single"
+    arguments: dict[str, Any] = {}
+    outputs: tuple[str, ...] = ()
+
+
+class Registry(Mapping[str, Entry]):
+    """The ``[spiders]`` table of a ``shoal.toml``; empty if there is none."""
+
+    def __init__(self, entries: Mapping[str, Entry], file: Path | None = None) -> None:
+        self._entries = dict(entries)
+        self._file = file
+
+    @classmethod
+    def load(cls, file: Path | None = None) -> Registry:
+        """From this file, or the one that `shoal config` reads too. ConfigError names what is wrong in it."""
+        file = file or find_config_file(os.environ)
+        if file is None:
+            return cls({})
+        table = read_toml(file).get("spiders", {})
+        if not isinstance(table, dict):
+            raise ConfigError(f'{file}: "spiders" must be a table of spiders, such as [spiders.India]')
+        return cls({name: _entry(file, name, given) for name, given in table.items()}, file)
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            raise SpiderError(self._unknown(name))
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get_execution_mode(self, name: str) -> ExecutionMode:
+        return self[name].execution_mode
+
+    def reference(self, name: str) -> str:
+        """The spider's ``file.py`` or ``file.py:Class``, from the working directory."""
+        entry, folder = self[name], self._file.parent if self._file is not None else Path()
+        return os.path.relpath(folder / entry.file)
+
+    def _unknown(self, name: str) -> str:
+        near = get_close_matches(name, self._entries, 1)
+        known = f"did you mean {near[0]}?" if near else f"it has: {', '.join(self._entries) or 'none'}"
+        return f"no spider {name!r} in {self._file or 'a shoal.toml'}; {known}"
+
+
+def _entry(file: Path, name: str, given: object) -> Entry:
+    try:
+        return msgspec.convert(given, Entry)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{file}: [spiders.{name}]: {exc}") from exc

@@ -1,0 +1,224 @@
+"""How a run begins: it is created, and its start requests are pushed, by a process that may die and start again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shoal.assembly import frontier_options, make_scheduler, new_run_id
+from shoal.config import Config
+from shoal.errors import ConfigError, RequestError, RunError, SinkError
+from shoal.events import Counters
+from shoal.http import Request
+from shoal.persistence import Persistence
+from shoal.ports import FrontierOptions, Run, Store
+from shoal.seeder import Seeder, Source, start_requests, url_requests
+from shoal.sinks import is_shared, sink_id
+from shoal.spider import Spider
+
+_LONGEST_LINE = 64 * 1024
+
+Seeds: TypeAlias = Literal["spider", "urls", "file"]
+"""Where a run's start requests come from. Only the spider's own can be pushed by any worker."""
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was begun, and what was pushed just now."""
+
+    run: Run
+    enqueued: int
+    duplicates: int
+    out_of_scope: int
+    unreadable: int
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers of a run have to agree on; kept with the run."""
+
+    seeds: Seeds = "spider"
+    urls_file: str = ""
+    arguments: dict[str, Any] = {}
+    outputs: tuple[str, ...] = ()
+    code: str = ""
+    """A hash of the spider's file."""
+    max_attempts: int = 3
+    delay: float = 0.0
+    concurrency_per_host: int = 8
+    max_queue_size: int | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> RunSettings:
+        """RunError when the run was not begun by ``start``."""
+        try:
+            return msgspec.convert(dict(run.settings), cls)
+        except msgspec.ValidationError as exc:
+            raise RunError(f"run {run.run_id} has settings that can't be read: {exc}") from exc
+
+    @property
+    def options(self) -> FrontierOptions:
+        """Politeness and attempts are the run's, not each worker's."""
+        return FrontierOptions(
+            max_attempts=self.max_attempts,
+            delay=self.delay,
+            concurrency_per_host=self.concurrency_per_host,
+            max_queue_size=self.max_queue_size,
+        )
+
+
+def code_hash(spider: Spider) -> str:
+    """The same as long as the spider's own file is; what it imports is not looked at."""
+    with suppress(OSError, TypeError):
+        return hashlib.blake2b(Path(inspect.getfile(type(spider))).read_bytes(), digest_size=8).hexdigest()
+    return ""
+
+
+async def start_run(
+    store: Store,
+    spider: Spider,
+    config: Config,
+    *,
+    urls: Sequence[str] | None = None,
+    urls_file: str | None = None,
+    outputs: Sequence[str] = (),
+    run_id: str | None = None,
+    new_run: bool = False,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Started:
+    """Create a run and push its start requests: of the spider, of a list, or of a file with a URL a line.
+
+    One that was not seeded to its end goes on, unless ``new_run``; ``run_id`` names it, or the new one. Nothing of the
+    file is held in memory, and a line that is no URL costs only itself.
+    """
+    _check_outputs(outputs)
+    seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
+    settings = _settings(spider, config, seeds, urls_file, outputs)
+    run = await _choose_run(store, spider, settings, run_id, new_run=new_run)
+    frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
+    scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
+    counters = Counters()
+    source: Source = _source(spider, urls, urls_file)
+    persist = Persistence(shared=store.shared)
+    seeder = Seeder(
+        source, scheduler, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared
+    )
+    await seeder.run()
+    if seeder.failure is not None:
+        raise seeder.failure
+    return Started(
+        run=run,
+        enqueued=seeder.added,
+        duplicates=seeder.duplicates,
+        out_of_scope=seeder.out_of_scope,
+        unreadable=counters.errors["bad url"],
+    )
+
+
+def _settings(
+    spider: Spider, config: Config, seeds: Seeds, urls_file: str | None, outputs: Sequence[str]
+) -> RunSettings:
+    options = frontier_options(config)
+    return RunSettings(
+        seeds=seeds,
+        urls_file="" if urls_file is None else os.path.realpath(urls_file),
+        arguments=dict(spider.arguments),
+        outputs=tuple(outputs),
+        code=code_hash(spider),
+        max_attempts=options.max_attempts,
+        delay=options.delay,
+        concurrency_per_host=options.concurrency_per_host,
+        max_queue_size=options.max_queue_size,
+    )
+
+
+async def _choose_run(store: Store, spider: Spider, settings: RunSettings, run_id: str | None, *, new_run: bool) -> Run:
+    name = spider.spider_name()
+    if run_id is not None:
+        run = await store.get_run(run_id)
+        if run is not None:
+            check_spider(run, spider)
+            return run
+    elif not new_run:
+        for run in await store.list_runs(name):
+            if run.state in ("queued", "running") and await _is_the_same_start(store, run, settings):
+                return run
+    run = Run(
+        run_id=run_id or new_run_id(), spider=name, state="queued", created_at=time.time(),
+        settings=_stored(settings),
+    )  # fmt: skip
+    return await store.create_run(run)
+
+
+async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> bool:
+    """Whether the run was begun with the same words, and its seeding never came to its end."""
+    with suppress(RunError):
+        begun = RunSettings.of(run)
+        same = (begun.seeds, begun.urls_file, begun.arguments) == (
+            settings.seeds,
+            settings.urls_file,
+            settings.arguments,
+        )
+        if same and settings.seeds != "urls":
+            return (await (await store.frontier(run.run_id, begun.options)).stats()).seeding
+    return False
+
+
+def _stored(settings: RunSettings) -> Mapping[str, Any]:
+    try:
+        plain: Mapping[str, Any] = msgspec.to_builtins(settings)
+        msgspec.msgpack.encode(plain)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise ConfigError(f"the spider's arguments can't be stored with the run: {exc}") from exc
+    return plain
+
+
+def check_spider(run: Run, spider: Spider) -> None:
+    """RunError when the run is another spider's."""
+    if run.spider != spider.spider_name():
+        raise RunError(f"run {run.run_id} is of the spider {run.spider!r}, not of {spider.spider_name()!r}")
+
+
+def _check_outputs(outputs: Sequence[str]) -> None:
+    for spec in outputs:
+        sink_id(spec)
+        if not is_shared(spec):
+            raise SinkError(
+                f"{spec} is a file of one machine, which a fleet can't share; give it to one worker with -o, "
+                "write it at the end with `shoal export RUN -o FILE`, or name a database on a server"
+            )
+
+
+def _source(spider: Spider, urls: Sequence[str] | None, urls_file: str | None) -> Source:
+    if urls is not None:
+        return lambda: url_requests(urls)
+    if urls_file is not None:
+        if not os.path.isfile(urls_file):
+            raise ConfigError(f"there is no file {urls_file} with URLs")
+        return lambda: file_requests(urls_file)
+    return lambda: start_requests(spider)
+
+
+async def file_requests(path: str) -> AsyncIterator[Request | RequestError]:
+    """A URL a line; empty lines and those that begin with # are passed over."""
+    for request in _read_urls(path):
+        yield request
+
+
+def _read_urls(path: str) -> Iterator[Request | RequestError]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
+            if not text or text.startswith("#"):
+                continue
+            try:
+                yield Request(text)
+            except RequestError as error:
+                yield RequestError(f"{path}, line {number}: {error}")

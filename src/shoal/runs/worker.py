@@ -1,0 +1,212 @@
+"""A worker of a fleet: leases, fetches, parses, completes, beside any number of others, until the run is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
+
+from shoal.assembly import make_engine, make_scheduler
+from shoal.config import Config
+from shoal.engine import Engine
+from shoal.errors import FrontierError, RunError, ShoalError
+from shoal.events import Snapshot, Summary
+from shoal.frontier import open_store
+from shoal.ports import Frontier, Run, Store
+from shoal.runs.starting import RunSettings, check_spider, code_hash
+from shoal.scheduler import Scheduler
+from shoal.seeder import start_requests
+from shoal.sinks import open_sink, sink_id
+from shoal.sinks.standby import StandbyDrainer
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.worker")
+
+GRACE = 0.5  # seconds that what is in flight has when a worker is asked to stop, unless it is told otherwise
+_WATCH_EVERY = 1.0
+_ROLE_TTL = 60.0
+_LAST_WORD = 2.0  # seconds that outputs and the store have after a stop
+
+
+class Worker:
+    """One process's part in a run. ``await worker.run()`` once; ``stop`` ends it in good order."""
+
+    def __init__(
+        self,
+        spider: Spider,
+        config: Config,
+        run_id: str,
+        *,
+        outputs: Sequence[str] = (),
+        keep_alive: bool = False,
+        allow_changed: bool = False,
+        grace: float = GRACE,
+    ) -> None:
+        """``outputs`` are written by this worker, beside those that the run was started with. ``keep_alive``: stay when
+        the run is finished. ``allow_changed``: also when the spider's file is not the one that the run began with."""
+        self.spider = spider
+        self.config = config
+        self.run_id = run_id
+        self.worker_id = new_worker_id()
+        self.outputs = tuple(outputs)
+        self.summary: Summary | None = None
+        self.error: ShoalError | None = None
+        self._keep_alive = keep_alive
+        self._allow_changed = allow_changed
+        self._grace = grace
+        self._engine: Engine | None = None
+        self._stop_asked = False
+
+    def stop(self) -> None:
+        """Give back what is leased: at once, but for what ends within the grace."""
+        self._stop_asked = True
+        if self._engine is not None and not self._engine.stopping:
+            log.warning("stopping: leases are given back")
+            self._engine.stop(self._grace)
+
+    async def snapshot(self) -> Snapshot | None:
+        """The worker at this moment; None before it has begun."""
+        return None if self._engine is None else await self._engine.snapshot()
+
+    def __await__(self) -> Generator[Any, None, Summary]:
+        return self.run().__await__()
+
+    async def run(self) -> Summary:
+        """Work until the run is finished, cancelled, or ``stop``. What made it impossible to go on is in ``error``."""
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            store = await open_store(self.config.frontier)
+            stack.push_async_callback(_close_quietly, store)
+            run, settings = await self._find_run(store)
+            frontier = await store.frontier(run.run_id, settings.options)
+            scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
+            drains = self._drains(frontier, settings)
+            engine = self._engine = make_engine(
+                self.spider, self.config, scheduler, stack, drains,
+                source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
+                shared=store.shared, keep_items=self.config.items.keep, stay=self._keep_alive,
+            )  # fmt: skip
+            await self._begin(store, run, frontier)
+            log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)
+            watch = asyncio.create_task(self._watch(store, frontier))
+            try:
+                if self._stop_asked:
+                    engine.stop(self._grace)
+                await engine.run()
+            except ShoalError as exc:
+                self.error = exc
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            await self._end(store, frontier, scheduler, drains)
+            self.summary = await self._summarize(run, frontier, scheduler, started)
+        return self.summary
+
+    async def _find_run(self, store: Store) -> tuple[Run, RunSettings]:
+        run = await store.get_run(self.run_id)
+        if run is None:
+            known = ", ".join(each.run_id for each in (await store.list_runs())[:5]) or "none"
+            raise RunError(f"there is no run {self.run_id}; the newest ones are: {known}")
+        if run.state == "cancelled":
+            raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` lets it go on")
+        check_spider(run, self.spider)
+        settings = RunSettings.of(run)
+        if settings.code and settings.code != code_hash(self.spider) and not self._allow_changed:
+            raise RunError(
+                f"the file of {run.spider!r} has changed since run {run.run_id} began; start a new run, "
+                "or go on with the changed one by --allow-changed"
+            )
+        return run, settings
+
+    def _drains(self, frontier: Frontier, settings: RunSettings) -> list[StandbyDrainer]:
+        specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
+        ttl = min(_ROLE_TTL, self.config.lease.ttl)
+        return [
+            StandbyDrainer(frontier, partial(open_sink, spec), identity, ttl=ttl) for identity, spec in specs.items()
+        ]
+
+    async def _begin(self, store: Store, run: Run, frontier: Frontier) -> None:
+        if run.state == "queued" or (run.state == "finished" and not await frontier.is_finished()):
+            with suppress(RunError):  # another worker was first
+                await store.transition(run.run_id, "running")
+
+    async def _watch(self, store: Store, frontier: Frontier) -> None:
+        """See what others do to the run. Only told of here: a halted run gives no leases anyway."""
+        state = "running"
+        while True:
+            await asyncio.sleep(_WATCH_EVERY)
+            try:
+                run = await store.get_run(self.run_id)
+                if run is None or run.state == "cancelled":
+                    log.warning("run %s was %s", self.run_id, "removed" if run is None else "cancelled")
+                    return self.stop()
+                if run.state != state:
+                    log.warning("run %s is %s", self.run_id, run.state)
+                    state = run.state
+                if self._keep_alive and state in ("running", "finished"):
+                    await self._show_state(store, state, finished=await frontier.is_finished())
+            except FrontierError as exc:
+                log.debug("could not look at the run: %s", exc)
+
+    async def _show_state(self, store: Store, state: str, *, finished: bool) -> None:
+        """A worker that stays sees its run end, and go on."""
+        if finished != (state == "finished"):
+            with suppress(RunError):
+                await store.transition(self.run_id, "finished" if finished else "running")
+
+    async def _end(
+        self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer]
+    ) -> None:
+        stopped = self._stop_asked or self.error is not None
+        try:
+            async with asyncio.timeout(_LAST_WORD if stopped else None):
+                ended = not stopped and (scheduler.limit_reached or await frontier.is_finished())
+                for drain in drains:
+                    await drain.finish(finished=ended)
+                if ended:
+                    with suppress(RunError):
+                        await store.transition(self.run_id, "finished")
+        except TimeoutError:
+            log.warning("the frontier's server is away: outputs are gone on with by another worker")
+        except ShoalError as exc:
+            self.error = self.error or exc
+
+    async def _summarize(self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float) -> Summary:
+        from shoal.ports import Stats
+
+        assert self._engine is not None
+        state, stats, kinds = "stopped", Stats(), {}
+        with suppress(FrontierError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                stats, kinds = await frontier.stats(), await frontier.dead_kinds()
+                finished = not (stats.remaining or stats.seeding)
+                state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
+        return Summary(
+            run_id=run.run_id,
+            spider=run.spider,
+            state="failed" if self.error is not None else state,
+            error="" if self.error is None else str(self.error),
+            stats=stats,
+            dead_kinds=kinds,
+            counters=self._engine.counters,
+            elapsed=time.monotonic() - started,
+            outputs=self.outputs,
+        )
+
+
+def new_worker_id() -> str:
+    """Unique in the fleet, and says where it is."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+async def _close_quietly(store: Store) -> None:
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout(_LAST_WORD):
+            await store.close()

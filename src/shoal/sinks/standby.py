@@ -1,0 +1,87 @@
+"""An output that any worker of a fleet may write: one of them does, and another goes on when that one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from shoal.ports import Frontier, Sink
+from shoal.sinks.drainer import Drainer, RoleTakenError, position_of
+
+log = logging.getLogger("shoal.sinks")
+
+_POLL = 1.0  # seconds between looks whether the role is free
+_END_POLL = 0.2
+
+
+class StandbyDrainer:
+    """Drains when the sink's role is free, and waits when it is not: ``run`` as a task, then ``finish``."""
+
+    def __init__(self, frontier: Frontier, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
+        """``make_sink`` makes a new sink each time that the role is won."""
+        self._frontier = frontier
+        self._make_sink = make_sink
+        self._role = role
+        self._ttl = ttl
+        self._current: Drainer | None = None
+        self._starting: asyncio.Task[bool] | None = None
+
+    def nudge(self) -> None:
+        """There are new items."""
+        if self._current is not None:
+            self._current.nudge()
+
+    async def run(self) -> None:
+        """Until cancelled. SinkError: the storage failed for good."""
+        while True:
+            if await self._try_start():
+                assert self._current is not None
+                try:
+                    await self._current.run()
+                except RoleTakenError as exc:
+                    log.warning("%s; standing by", exc)
+                    await self._leave()
+            await asyncio.sleep(_POLL)
+
+    async def finish(self, *, finished: bool) -> None:
+        """Give the role back after all that is in the log was written. When the run is ``finished``, also wait until
+        somebody has written it."""
+        if self._starting is not None:
+            await self._try_start()
+        while True:
+            if self._current is not None:
+                try:
+                    return await self._current.finish(finished)
+                except RoleTakenError:
+                    self._current = None
+            if not finished or await self._all_written():
+                return None
+            if not await self._try_start():
+                await asyncio.sleep(_END_POLL)
+
+    async def _try_start(self) -> bool:
+        """A start that has begun is not cut off when ``run`` is cancelled: ``finish`` goes on with it."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        started = await asyncio.shield(self._starting)
+        self._starting = None
+        return started
+
+    async def _start(self) -> bool:
+        drainer = Drainer(self._frontier, self._make_sink(), self._role, ttl=self._ttl)
+        if not await drainer.try_start():
+            return False
+        self._current = drainer
+        return True
+
+    async def _leave(self) -> None:
+        if self._current is not None:
+            drainer, self._current = self._current, None
+            await drainer.abandon()
+
+    async def _all_written(self) -> bool:
+        roles = {role.role: role for role in await self._frontier.roles()}
+        mine = roles.get(f"sink:{self._role}")
+        done = position_of(mine.cursor) if mine is not None else 0
+        return done >= (await self._frontier.stats()).items

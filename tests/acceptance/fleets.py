@@ -1,0 +1,125 @@
+"""What the tests of fleets share: a frontier of its own on a real server, workers as processes, a site beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.databases import PostgresServer, RedisServer, shared
+
+SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+KINDS = ("redis", "postgresql")
+
+SPIDER = """
+from shoal import Spider
+
+class Pages(Spider):
+    name = "pages"
+    settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False, "concurrency": 8}
+
+    def parse(self, response):
+        yield {"url": response.url, "title": response.css("h1::text").get()}
+        yield response.follow_all("a")
+"""
+
+
+def frontier_url(kind: str, server: RedisServer | PostgresServer | None = None) -> str:
+    """The URL of an empty frontier on a server, by default on the one that tests share."""
+    name = "t" + secrets.token_hex(6)
+    if kind == "redis":
+        return f"{(server or shared(RedisServer)).url}?prefix={name}"
+    return f"{(server or shared(PostgresServer)).url}?schema={name}"
+
+
+@contextmanager
+def site(pages: int, *, latency: float = 0.0) -> Iterator[str]:
+    """A site in a process of its own; its URL."""
+    command = [sys.executable, "-m", "tests.servers", "--pages", str(pages), "--latency", str(latency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+def visits(url: str) -> list[tuple[str, str, float, float]]:
+    """What the site saw: host, path, start and end of each request, on its own clock."""
+    with urllib.request.urlopen(f"{url}/-/log") as answer:
+        return [tuple(visit) for visit in json.load(answer)]
+
+
+class Fleet:
+    """One run of one spider file in a folder, and the processes that work on it."""
+
+    def __init__(self, folder: Path, frontier: str, spider: str = SPIDER, *, name: str = "spider.py") -> None:
+        self.folder = folder
+        self.frontier = frontier
+        self.name = name
+        self.run_id = ""
+        self.processes: list[subprocess.Popen[str]] = []
+        (folder / name).write_text(spider)
+
+    def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """A command on this frontier, to its end."""
+        done = subprocess.run(
+            [*SHOAL, *arguments, "--frontier", self.frontier],
+            cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done
+
+    def start(self, *urls: str, settings: dict[str, Any] | None = None, arguments: tuple[str, ...] = ()) -> str:
+        """Begin the run with these URLs; its run_id."""
+        (self.folder / "urls.txt").write_text("\n".join(urls))
+        options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
+        done = self.shoal("start", self.name, "--urls-file", "urls.txt", "--new-run", *options, *arguments)
+        self.run_id = json.loads(done.stdout)["run_id"]
+        return self.run_id
+
+    def worker(
+        self, *arguments: str, settings: dict[str, Any] | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """One more worker process; what it says on standard error is in a file ``worker-N.log``."""
+        options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
+        command = [*SHOAL, "worker", self.name, "--run-id", self.run_id, "--frontier", self.frontier]
+        with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, *options, *arguments], cwd=self.folder, stdout=log, stderr=log, text=True,
+                env={**os.environ, **(env or {})},
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.shoal("stats", self.run_id, "--json").stdout)
+        return found
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Until every worker that was not killed has left by itself, with exit code 0."""
+        until = time.monotonic() + timeout
+        for number, process in enumerate(self.processes):
+            code = process.wait(max(0.1, until - time.monotonic()))
+            log = (self.folder / f"worker-{number}.log").read_text()
+            assert code in (0, -9), f"worker {number} ended with {code}:\n{log[-3000:]}"
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

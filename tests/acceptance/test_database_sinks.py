@@ -1,0 +1,906 @@
+"""Items in PostgreSQL and MariaDB: what becomes of each value, and what a server's faults do to them (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import asyncpg
+import pymysql
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import SinkError
+from shoal.frontier.memory import MemoryStore
+from shoal.http import Request
+from shoal.item import encode_item
+from shoal.ports import Completion, Frontier, FrontierOptions, LoggedItem, Run, Sink
+from shoal.sinks import is_shared, open_sink, sink_id
+from shoal.sinks.drainer import Drainer, may_pass
+from shoal.sinks.tables import Columns, Kind, Naming, joined, kind_of
+from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
+
+WHEN = datetime(2024, 2, 29, 12, 30, 15, 123456, UTC)
+_spaces = count()
+
+
+class Place:
+    """A schema (PostgreSQL) or a database (MySQL) of its own, in which items become tables."""
+
+    def __init__(self, server: DatabaseServer) -> None:
+        self.server = server
+        self.name = f"space{next(_spaces)}"
+        self.is_postgres = isinstance(server, PostgresServer)
+        base = server.url if self.is_postgres else server.url.removesuffix("/shoal") + f"/{self.name}"
+        self.url = base + (f"?schema={self.name}" if self.is_postgres else "?timeout=30")
+
+    def spec(self, table: str | None = None, **options: Any) -> str:
+        given = ({"table": table} if table else {}) | options
+        return self.url + "".join(f"&{name}={quote(str(value))}" for name, value in given.items())
+
+    async def query(self, statement: str) -> list[dict[str, Any]]:
+        if self.is_postgres:
+            connection = await asyncpg.connect(self.server.url)
+            try:
+                await connection.execute(f"SET search_path = {self.name}")
+                return [dict(row) for row in await connection.fetch(statement)]
+            finally:
+                await connection.close()
+        return await asyncio.to_thread(self._query_mysql, statement)
+
+    def _query_mysql(self, statement: str) -> list[dict[str, Any]]:
+        with closing(connect_mysql(self.server)) as connection, connection.cursor() as cursor:
+            if not statement.startswith("CREATE DATABASE"):
+                connection.select_db(self.name)
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    async def create(self) -> Place:
+        await self.query(f"CREATE {'SCHEMA' if self.is_postgres else 'DATABASE'} {self.name}")
+        return self
+
+    async def rows(self, table: str = "item") -> list[dict[str, Any]]:
+        """Without their keys, in the order of these. JSON is read."""
+        found = await self.query(f"SELECT * FROM {self.quoted(table)} ORDER BY _key")
+        types = await self.types(table)
+        return [
+            {
+                name: json.loads(value) if types[name] in ("jsonb", "json") and value is not None else value
+                for name, value in row.items()
+                if name != "_key"
+            }
+            for row in found
+        ]
+
+    async def types(self, table: str = "item") -> dict[str, str]:
+        if self.is_postgres:
+            found = await self.query(
+                "SELECT column_name AS name, data_type AS type FROM information_schema.columns "
+                f"WHERE table_schema = '{self.name}' AND table_name = '{table}' ORDER BY ordinal_position"
+            )
+            return {column["name"]: column["type"] for column in found}
+        found = await self.query(f"SHOW CREATE TABLE {self.quoted(table)}")
+        checked = found[0]["Create Table"]
+        found = await self.query(f"SHOW COLUMNS FROM {self.quoted(table)}")
+        return {
+            column["Field"]: "json" if f"json_valid(`{column['Field']}`)" in checked else column["Type"]
+            for column in found
+        }
+
+    def quoted(self, name: str) -> str:
+        return '"' + name.replace('"', '""') + '"' if self.is_postgres else "`" + name.replace("`", "``") + "`"
+
+    async def write(self, *parts: list[Any], table: str | None = None) -> None:
+        sink = await opened(self.spec(table))
+        start = 1
+        for part in parts:
+            await sink.write(logged(part, start))
+            start += len(part)
+        await sink.close(finished=True)
+
+
+def connect_mysql(server: DatabaseServer) -> Any:
+    return pymysql.connect(
+        host="127.0.0.1", port=server.port, user="shoal", password="secret", autocommit=True, ssl_disabled=True,
+        cursorclass=pymysql.cursors.DictCursor,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=[PostgresServer, MariaServer], ids=["postgres", "maria"])
+async def place(request: pytest.FixtureRequest) -> Place:
+    return await Place(shared(request.param)).create()
+
+
+@pytest.fixture
+async def postgres() -> Place:
+    return await Place(shared(PostgresServer)).create()
+
+
+@pytest.fixture
+async def maria() -> Place:
+    return await Place(shared(MariaServer)).create()
+
+
+def logged(items: Iterable[Any], start: int = 1) -> list[LoggedItem]:
+    return [LoggedItem(seq, seq.to_bytes(16, "big"), 0, encode_item(item)) for seq, item in enumerate(items, start)]
+
+
+async def opened(spec: str, run_id: str = "") -> Sink:
+    sink = open_sink(spec, run_id=run_id)
+    await sink.open(b"")
+    return sink
+
+
+class Book(dict[str, Any]):
+    """An item with a class of its own."""
+
+
+# -- values
+
+
+async def test_each_type_has_its_column(place: Place) -> None:
+    item = {
+        "text": "Zürich 東京 🐟", "yes": True, "number": -5, "long": 2**63 - 1, "big": 2**64 - 1, "real": 1.5,
+        "raw": b"\0\xff", "list": [1, "a", None], "dict": {"a": {"b": [1.5]}}, "when": WHEN,
+        "naive": datetime(2024, 1, 1),
+    }  # fmt: skip
+    await place.write([item, dict.fromkeys(item)])
+    types = await place.types()
+    if place.is_postgres:
+        assert types == {
+            "_key": "text", "text": "text", "yes": "boolean", "number": "bigint", "long": "bigint", "big": "numeric",
+            "real": "double precision", "raw": "bytea", "list": "jsonb", "dict": "jsonb",
+            "when": "timestamp with time zone", "naive": "text",
+        }  # fmt: skip
+    else:
+        assert types == {
+            "_key": "varchar(255)", "text": "longtext", "yes": "tinyint(1)", "number": "bigint(20)",
+            "long": "bigint(20)", "big": "decimal(20,0)", "real": "double", "raw": "longblob", "list": "json",
+            "dict": "json", "when": "datetime(6)", "naive": "longtext",
+        }  # fmt: skip
+    full, empty = await place.rows()
+    expected = {**item, "naive": "2024-01-01T00:00:00"}
+    if not place.is_postgres:
+        expected |= {"when": WHEN.replace(tzinfo=None), "yes": 1}
+    assert full == expected
+    assert set(empty.values()) == {None}
+
+
+async def test_the_edges_of_numbers_and_times(place: Place) -> None:
+    values: list[dict[str, Any]] = [
+        {"n": -(2**63), "r": 5e-324, "t": datetime(1, 1, 1, 1, tzinfo=UTC)},
+        {"n": 2**63 - 1, "r": 1.7976931348623157e308, "t": datetime(9999, 12, 31, 23, 59, 59, 999998, UTC)},
+        {"n": 0, "r": -0.1, "t": datetime(1969, 12, 31, 23, 59, 59, 1, UTC)},
+    ]
+    await place.write(values)
+    found = await place.rows()
+    if not place.is_postgres:
+        found = [row | {"t": row["t"].replace(tzinfo=UTC)} for row in found]
+    assert found == values
+
+
+async def test_not_a_number(place: Place) -> None:
+    await place.write([{"r": 1.5}, {"r": math.nan}, {"r": math.inf}], [{"r": "n/a"}, {"r": -math.inf}])
+    found = [row["r"] for row in await place.rows()]
+    assert found == (["1.5", "NaN", "Infinity", "n/a", "-Infinity"] if place.is_postgres
+                     else ["1.5", None, None, "n/a", "-Infinity"])  # fmt: skip
+
+
+async def test_text_of_all_kinds(place: Place) -> None:
+    texts = [
+        "", " ", "it's", '"', "\\", "\\'; DROP TABLE item; --", "%s %(a)s", "a\nb\r\n\t\x1a\x08", "\u2028", "🐟" * 5000,
+        "x" * 300_000, "e\u0301", "\ufffd", "$1", "NULL", "\\u0000",
+    ]  # fmt: skip
+    await place.write([{"t": text, "nested": [text, {text: 1}]} for text in texts])
+    found = await place.rows()
+    assert [row["t"] for row in found] == texts
+    assert [row["nested"] for row in found] == [[text, {text: 1}] for text in texts]
+
+
+async def test_nul(place: Place) -> None:
+    await place.write([{"t": "a\0b", "nested": {"k\0": ["\0", "\\u0000", "\\\0"]}}])
+    mark = "\ufffd" if place.is_postgres else "\0"
+    assert await place.rows() == [
+        {"t": f"a{mark}b", "nested": {f"k{mark}": [mark, "\\u0000", f"\\{mark}"]}},
+    ]
+
+
+async def test_very_deep_nesting(place: Place) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    await place.write([{"v": [1]}], [{"v": deep}], [{"v": {"a": 1}}])
+    found = [row["v"] for row in await place.rows()]
+    if not place.is_postgres:  # more than its JSON can hold: text
+        assert (await place.types())["v"] == "longtext"
+        found = [json.loads(value) for value in found]
+    assert found == [[1], deep, {"a": 1}]
+
+
+async def test_large_items(place: Place) -> None:
+    """More than goes into one statement."""
+    items = [
+        {"n": number, "body": "abcdef"[number] * 3_000_000, "raw": bytes([number]) * 500_000} for number in range(6)
+    ]
+    await place.write(items)
+    assert await place.rows() == items
+
+
+# -- columns that become wider
+
+
+WIDENED: list[tuple[list[Any], str, str, list[Any]]] = [
+    ([1, 2.5, 3], "double precision", "double", [1.0, 2.5, 3.0]),
+    ([2.5, 1], "double precision", "double", [2.5, 1.0]),
+    ([1, 2**63, -1], "numeric", "decimal(20,0)", [1, 2**63, -1]),
+    ([2**53 + 1, 2.5], "text", "longtext", [str(2**53 + 1), "2.5"]),
+    ([2.5, 2**53 + 1], "text", "longtext", ["2.5", str(2**53 + 1)]),
+    ([2**63, 2.5], "text", "longtext", [str(2**63), "2.5"]),
+    ([12, 0.25, "n/a", 3.0, 7], "text", "longtext", ["12", "0.25", "n/a", "3", "7"]),
+    (["n/a", 12, None, 1.0], "text", "longtext", ["n/a", "12", None, "1"]),
+    ([True, 1, False], "text", "longtext", ["true", "1", "false"]),
+    ([True, None, "yes"], "text", "longtext", ["true", None, "yes"]),
+    ([b"\xff\0" * 60, "a"], "text", "longtext", [base64.b64encode(b"\xff\0" * 60).decode(), "a"]),
+    ([WHEN, WHEN.replace(microsecond=0), "soon"], "text", "longtext",
+     ["2024-02-29T12:30:15.123456Z", "2024-02-29T12:30:15Z", "soon"]),
+    ([None, None, 5], "bigint", "bigint(20)", [None, None, 5]),
+    ([[1], {"a": None}], "jsonb", "json", [[1], {"a": None}]),
+    ([None, None], "text", "longtext", [None, None]),
+]  # fmt: skip
+"""Values that come one after the other, the types of their column at the end in both servers, and what is in it."""
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "one-by-one"])
+async def test_widening(place: Place, together: bool) -> None:
+    items = [
+        {f"f{number}": values[step] for number, (values, *_) in enumerate(WIDENED) if step < len(values)}
+        for step in range(5)
+    ]
+    await place.write(*([items] if together else [[item] for item in items]))
+    types, found = await place.types(), await place.rows()
+    for number, (values, in_postgres, in_maria, expected) in enumerate(WIDENED):
+        name = f"f{number}"
+        assert types[name] == (in_postgres if place.is_postgres else in_maria), values
+        assert [row[name] for row in found][: len(values)] == expected, values
+
+
+async def test_nested_and_text(place: Place) -> None:
+    await place.write([{"v": [1, {"a": "ü"}]}], [{"v": "none"}], [{"v": {"b": 2}}])
+    first, second, third = [row["v"] for row in await place.rows()]
+    assert (json.loads(first), second, json.loads(third)) == ([1, {"a": "ü"}], "none", {"b": 2})
+
+
+async def test_new_fields_midway(place: Place) -> None:
+    await place.write([{"a": 1}], [{"b": "x", "a": 2}, {"c": [1]}, {}], [{"a": 5, "d": None}, {"d": None}])
+    assert list(await place.types()) == ["_key", "a", "b", "c", "d"]
+    assert [tuple(row.values()) for row in await place.rows()] == [
+        (1, None, None, None), (2, "x", None, None), (None, None, [1], None), (None, None, None, None),
+        (5, None, None, None), (None, None, None, None),
+    ]  # fmt: skip
+
+
+async def test_a_field_that_never_had_a_value_gets_its_column_at_the_end(place: Place) -> None:
+    sink = await opened(place.spec())
+    await sink.write(logged([{"a": None, "b": None}]))
+    assert list(await place.types()) == ["_key"]
+    await sink.write(logged([{"b": 5}], 2))
+    await sink.close(finished=True)
+    assert list(await place.types()) == ["_key", "b", "a"]
+    assert [row["b"] for row in await place.rows()] == [None, 5]
+
+
+async def test_the_next_run_goes_on_with_the_columns(place: Place) -> None:
+    await place.write([{"a": 1, "b": [1], "c": True}])
+    await place.write([{"a": 2.5, "b": [2], "c": False}])
+    assert [tuple(row.values()) for row in await place.rows()] == [(2.5, [2], False)]
+
+
+async def test_types_that_the_user_has_chosen(place: Place) -> None:
+    await place.write([{"a": 1, "b": "x"}])
+    if place.is_postgres:
+        await place.query("ALTER TABLE item ALTER a TYPE integer, ALTER b TYPE varchar(5), ADD c date")
+    else:
+        await place.query("ALTER TABLE item MODIFY a int, MODIFY b varchar(5), ADD c date")
+    sink = await opened(place.spec())
+    await sink.write(logged([{"a": 2, "b": "y", "c": "2024-02-29"}], 2))
+    assert [(row["a"], row["b"], str(row["c"])) for row in await place.rows()] == [
+        (1, "x", "None"), (2, "y", "2024-02-29"),
+    ]  # fmt: skip
+    with pytest.raises(SinkError, match=r"(?i)too long") as caught:
+        await sink.write(logged([{"a": 3, "b": "much too long"}], 3))
+    assert not may_pass(caught.value)
+    await sink.close(finished=False)
+
+
+# -- names
+
+
+async def test_tables_by_type(place: Place) -> None:
+    await place.write([{"a": 1}, Book(title="T"), {"a": 2}])
+    assert await place.rows() == [{"a": 1}, {"a": 2}]
+    assert await place.rows("book") == [{"title": "T"}]
+
+
+async def test_strange_names(place: Place) -> None:
+    names = [
+        "_key", "select", 'a"b', "a`b", "%s", "", "a b ", "ctid", "xmin", "DB_ROW_ID", "_shoal_widened",
+        "x" * 63, "x" * 64, "x" * 65, "x" * 200, "x" * 200 + "y", "東" * 30, "東" * 70, "🐟", "🐠", "a\0b", "a\nb",
+        "$1", "old", "new", "c1",
+    ]  # fmt: skip
+    item = {name: number for number, name in enumerate(names)}
+    for _ in range(2):
+        await place.write([item], [item | dict.fromkeys(names[:3], 0)], [item])
+    for row, expected in zip(await place.rows(), (sum(range(len(names))), sum(range(3, len(names)))), strict=False):
+        assert len(row) == len(names)
+        assert sum(row.values()) == expected
+
+
+async def test_names_that_differ_by_case_alone(place: Place) -> None:
+    names = ["title", "Title", "TITLE", "Title_2", "é", "E", "É", "e\u0301", "ß", "SS", "\u0131", "I"]
+    item = {name: number for number, name in enumerate(names)}
+    for _ in range(2):
+        await place.write([item], [dict(reversed(item.items()))])
+    for row in await place.rows():
+        assert sorted(row.values()) == list(range(len(names)))
+    if place.is_postgres:
+        assert list((await place.rows())[0]) == names
+
+
+async def test_a_strange_table(place: Place) -> None:
+    for table in ('my "table`', "T" * 100, "T" * 101):
+        sink = await opened(place.spec(table))
+        await sink.write(logged([{"a": 1}]))
+        await sink.close(finished=True)
+    assert await place.rows('my "table`') == [{"a": 1}]
+
+
+NAMINGS = [Naming(fold=str.lower), Naming(limit=20, length=lambda name: len(name.encode()))]
+
+
+@pytest.mark.parametrize("naming", NAMINGS, ids=["sqlite", "short"])
+@given(
+    fields=st.lists(st.text("aAé_2") | st.sampled_from(["_key", "_KEY", "x" * 30, "x" * 31]), unique=True),
+    random=st.randoms(),
+)
+def test_each_field_has_a_column_of_its_own(naming: Naming, fields: list[str], random: Random) -> None:
+    """And keeps it, in whatever order another process meets the fields."""
+    columns = Columns(naming, {"_key": None})
+    homes = {field: columns.home(field) for field in fields}
+    assert len({naming.fold(home) for home in homes.values()} | {"_key"}) == len(fields) + 1
+    assert all(naming.limit is None or naming.length(home) <= naming.limit for home in homes.values())
+    again = Columns(naming, dict.fromkeys(["_key", *homes.values()]))
+    random.shuffle(fields)
+    assert {field: again.home(field) for field in fields} == homes
+
+
+def test_kinds() -> None:
+    kinds = list(Kind)
+    for one in kinds:
+        assert joined(one, one) is one
+        for other in kinds:
+            assert joined(one, other) is joined(other, one)
+            for third in kinds:
+                assert joined(joined(one, other), third) is joined(one, joined(other, third))
+    assert kind_of([None]) is None
+    assert kind_of([2**53, None, -(2**53)]) is Kind.INT
+    assert kind_of([2**53 + 1]) is kind_of([-(2**63)]) is Kind.LONG
+    assert kind_of([True, 1]) is Kind.TEXT
+
+
+# -- again
+
+
+async def test_a_repeated_write_changes_nothing(place: Place) -> None:
+    items = [{"n": number, "r": math.nan, "j": {"b": 1, "a": [number]}, "t": WHEN, "x": None} for number in range(5)]
+    sink = await opened(place.spec())
+    await sink.write(logged(items))
+    version = "xmin::text" if place.is_postgres else "1"
+    before = await place.query(f"SELECT *, {version} AS version FROM item ORDER BY _key")
+    await sink.write(logged(items))
+    await sink.write(logged(items)[3:] + logged(items)[:4])
+    await sink.close(finished=False)
+    sink = await opened(place.spec())
+    await sink.write(logged(items))
+    after = await place.query(f"SELECT *, {version} AS version FROM item ORDER BY _key")
+    assert str(after) == str(before)
+    await sink.write(logged([{"n": 100}]))
+    await sink.close(finished=True)
+    assert [row["n"] for row in await place.rows()] == [100, 1, 2, 3, 4]
+
+
+async def test_runs_in_one_table(place: Place) -> None:
+    for run_id in ("", "run-1", "run-2", "run ü 'x'", "r" * 300):
+        sink = await opened(place.spec("all"), run_id)
+        await sink.write(logged([{"run": run_id}, {"run": run_id}]))
+        await sink.write(logged([{"run": run_id}, {"run": run_id}]))
+        await sink.close(finished=True)
+    assert len(await place.rows("all")) == 10
+
+
+async def test_a_table_of_someone_else(place: Place) -> None:
+    await place.query("CREATE TABLE item (a int)")
+    await place.query("CREATE TABLE keyed (_key varchar(9))")
+    await place.query("CREATE TABLE two (_key varchar(9), a int, PRIMARY KEY (_key, a))")
+    await place.query("CREATE VIEW seen AS SELECT a AS _key FROM item")
+    sink = await opened(place.spec())
+    with pytest.raises(SinkError, match=r"table 'item' was not made by Shoal .*choose another table with") as caught:
+        await sink.write(logged([{"a": 1}]))
+    assert not may_pass(caught.value)
+    await sink.close(finished=False)
+    for table in ("item", "keyed", "two", "seen"):
+        with pytest.raises(SinkError, match=f"table '{table}' was not made by Shoal"):
+            await opened(place.spec(table))
+        assert await place.query(f"SELECT * FROM {table}") == []
+
+
+async def test_too_many_fields(place: Place) -> None:
+    sink = await opened(place.spec())
+    with pytest.raises(SinkError, match=r"more fields than a table can have columns .*into a nested one") as caught:
+        await sink.write(logged([{f"f{number}": number for number in range(2000)}]))
+    assert not may_pass(caught.value)
+    await sink.close(finished=False)
+
+
+async def test_a_row_that_is_too_large(maria: Place) -> None:
+    sink = await opened(maria.spec())
+    with pytest.raises(SinkError, match="put some into a nested one"):
+        await sink.write(logged([{f"f{number}": "x" * 100 for number in range(600)}]))
+    await sink.close(finished=False)
+
+
+async def test_an_item_larger_than_the_server_takes(maria: Place) -> None:
+    sink = await opened(maria.spec())
+    with pytest.raises(SinkError, match="set its max_allowed_packet higher") as caught:
+        await sink.write(logged([{"a": "x" * 17_000_000}]))
+    assert not may_pass(caught.value)
+    await sink.close(finished=False)
+
+
+async def test_a_table_that_is_dropped_meanwhile(place: Place) -> None:
+    sink = await opened(place.spec())
+    await sink.write(logged([{"a": 1}]))
+    await place.query("DROP TABLE item")
+    await sink.write(logged([{"a": 2}, {"b": 2}], 2))
+    await sink.close(finished=True)
+    assert await place.rows() == [{"a": 2, "b": None}, {"a": None, "b": 2}]
+
+
+# -- several at once
+
+
+async def test_several_alter_one_table_at_once(place: Place) -> None:
+    """Each has other fields and types, and one row that all of them write."""
+    values: list[Any] = [1, 2.5, "x", True, [1], WHEN]
+
+    async def work(number: int) -> None:
+        sink = open_sink(place.spec())
+        await sink.open(b"")
+        for step in range(6):
+            own = {f"f{number}_{step}": step, "v": values[(number + step) % 6], "w": values[(number * step) % 6]}
+            key = LoggedItem(1, bytes([number, step] + [0] * 14), 0, encode_item(own))
+            common = LoggedItem(2, b"\xff" * 16, 0, encode_item({f"c{step}": 1, "v": values[step]}))
+            await sink.write([key, common] if number % 2 else [common, key])
+        await sink.close(finished=True)
+
+    await asyncio.gather(*map(work, range(5)))
+    found = await place.rows()
+    assert len(found) == 31
+    types = await place.types()
+    assert len(types) == 1 + 2 + 30 + 6
+    assert sum(row[f"f{number}_{step}"] == step for row in found for number in range(5) for step in range(6)) == 30
+    written = [text for row in found if isinstance(text := row["v"], str)]
+    assert len(written) == 31
+    assert {text for text in written if text not in ("[1]", "2024-02-29T12:30:15.123456Z")} == {"1", "2.5", "x", "true"}
+
+
+async def test_a_column_that_another_made_wider(place: Place) -> None:
+    """What one process knows of a table is not older than its transaction."""
+    one, other = await opened(place.spec()), await opened(place.spec())
+    await one.write(logged([{"v": True, "r": 5, "b": b"abc"}]))
+    await other.write(logged([{"v": "yes", "r": 2.5, "b": "text"}], 2))
+    await one.write(logged([{"v": False, "r": 2**60, "b": b"abc"}], 3))
+    assert [tuple(row.values()) for row in await place.rows()] == [
+        ("true", "5", "YWJj"), ("yes", "2.5", "text"), ("false", str(2**60), "YWJj"),
+    ]  # fmt: skip
+    await one.close(finished=True)
+    await other.close(finished=True)
+
+
+async def test_waiting_for_another_that_changes_the_table(place: Place) -> None:
+    """That may take longer than anything else."""
+    slow: Any = await opened(place.spec(timeout=1))
+    sink = await opened(place.spec(timeout=1))
+    if place.is_postgres:
+        await slow._begin()
+        await slow._take_lock("item")
+    else:
+        lock = slow._lock("`item`")
+        lock.__enter__()
+    writing = asyncio.create_task(sink.write(logged([{"a": 1}])))
+    await asyncio.sleep(1.5)
+    assert not writing.done()
+    await slow.close(finished=False)
+    await writing
+    await sink.close(finished=True)
+    assert await place.rows() == [{"a": 1}]
+
+
+async def test_a_process_that_died_while_it_made_columns_wider(maria: Place) -> None:
+    await maria.write([{"a": True, "b": b"x"}])
+    await maria.query("ALTER TABLE item ADD COLUMN _shoal_widened longtext")
+    await maria.query("UPDATE item SET _shoal_widened = 'half done'")
+    sink = await opened(maria.spec())
+    await sink.write(logged([{"a": False, "_shoal_widened": 5}], 2))
+    await sink.write(logged([{"a": "no", "b": "y"}], 3))
+    await sink.close(finished=True)
+    assert [[row["a"], row["b"]] for row in await maria.rows()] == [["true", "eA=="], ["false", None], ["no", "y"]]
+    assert list(await maria.types())[:3] == ["_key", "a", "b"]
+    assert "_shoal_widened" not in await maria.types()
+
+
+async def test_a_locked_table(place: Place) -> None:
+    sink = await opened(place.spec(timeout=1 if place.is_postgres else 2))  # it counts in whole seconds
+    await sink.write(logged([{"a": 1}]))
+    async with locked(place, "item"):
+        started = time.monotonic()
+        with pytest.raises(SinkError, match="locked") as caught:
+            await sink.write(logged([{"a": 2}], 2))
+        assert time.monotonic() - started < 5
+        assert may_pass(caught.value)
+    await sink.open(b"")
+    await sink.write(logged([{"a": 2}], 2))
+    await sink.close(finished=True)
+    assert await place.rows() == [{"a": 1}, {"a": 2}]
+
+
+@asynccontextmanager
+async def locked(place: Place, table: str) -> AsyncIterator[None]:
+    if place.is_postgres:
+        connection = await asyncpg.connect(place.server.url)
+        await connection.execute(f"BEGIN; LOCK TABLE {place.name}.{table}")
+        yield
+        await connection.close()
+    else:
+        with closing(connect_mysql(place.server)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {place.name}.{table} WRITE")
+            yield
+
+
+# -- what it says when it can't
+
+
+@pytest.mark.parametrize("kind", [PostgresServer, MariaServer])
+@pytest.mark.parametrize(
+    ("login", "host", "database", "words", "passing"),
+    [
+        ("nobody:s3cret%2Fword", "127.0.0.1", "{}", "the server refuses the user", False),
+        ("{}", "127.0.0.1", "nowhere", "there is no database 'nowhere' on that server; create it first", False),
+        ("{}", "no-such-host.invalid", "{}", "no-such-host|[Nn]ame", True),
+    ],
+    ids=["user", "database", "host"],
+)
+async def test_refused(
+    kind: type[DatabaseServer], login: str, host: str, database: str, words: str, passing: bool
+) -> None:
+    parts = urlsplit(shared(kind).url)
+    login, database = login.format(parts.netloc.partition("@")[0]), database.format(parts.path[1:])
+    sink = open_sink(f"{parts.scheme}://{login}@{host}:{parts.port}/{database}?table=a")
+    with pytest.raises(SinkError, match=words) as caught:
+        await sink.open(b"")
+    assert may_pass(caught.value) == passing
+    assert "cret" not in everything(caught.value)
+    await sink.close(finished=False)
+
+
+async def test_a_wrong_password() -> None:
+    """The server for the tests asks for none, so one that does answers here."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readexactly(8)
+        if head[4:] == b"\x04\xd2\x16\x2f":  # it asks for TLS first
+            writer.write(b"N")
+            head = await reader.readexactly(8)
+        await reader.readexactly(int.from_bytes(head[:4], "big") - 8)
+        fields = b'SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user "shoal"\0\0'
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sink = open_sink(f"postgresql://shoal:s3cret@127.0.0.1:{port}/db")
+    with pytest.raises(SinkError, match=r"127.0.0.1:\d+/db: the server refuses the user or its password") as caught:
+        await sink.open(b"")
+    assert not may_pass(caught.value)
+    assert "s3cret" not in everything(caught.value)
+    server.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+async def test_no_server(scheme: str) -> None:
+    sink = open_sink(f"{scheme}://user:s3cret@127.0.0.1:{free_port()}/db?table=a")
+    words = r"can't write \w+://127.0.0.1:\d+/db: .*is it running, and is this its port"
+    with pytest.raises(SinkError, match=words) as caught:
+        await sink.open(b"")
+    assert may_pass(caught.value)
+    assert "s3cret" not in everything(caught.value)
+    await sink.close(finished=False)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+async def test_a_server_that_never_answers(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sink = open_sink(f"{scheme}://user:s3cret@127.0.0.1:{listening.getsockname()[1]}/db?timeout=0.3")
+        started = time.monotonic()
+        with pytest.raises(SinkError, match=r"no answer for 0.3 s") as caught:
+            await sink.open(b"")
+        assert time.monotonic() - started < 3
+        assert may_pass(caught.value)
+        await sink.close(finished=False)
+
+
+async def test_no_permission(place: Place) -> None:
+    if place.is_postgres:
+        await place.query(f"CREATE ROLE guest_{place.name} LOGIN")
+        await place.query(f"GRANT USAGE ON SCHEMA {place.name} TO guest_{place.name}")
+        spec = place.spec("a").replace("shoal@", f"guest_{place.name}@")
+    else:
+        with closing(pymysql.connect(unix_socket=str(place.server.folder / "maria.sock"), user="root")) as root:
+            root.query(f"CREATE USER 'guest_{place.name}'@'127.0.0.1' IDENTIFIED BY 's3cret'")
+            root.query(f"GRANT SELECT ON {place.name}.* TO 'guest_{place.name}'@'127.0.0.1'")
+        spec = place.spec("a").replace("shoal:secret@", f"guest_{place.name}:s3cret@")
+    with pytest.raises(SinkError, match=r"denied .*grant it") as caught:
+        await opened(spec)
+    assert not may_pass(caught.value)
+    assert "s3cret" not in everything(caught.value)
+
+
+async def test_the_disk_is_full(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink: Any = await opened(place.spec())
+    if place.is_postgres:
+        failure: Exception = asyncpg.DiskFullError("could not extend file: No space left on device")
+    else:
+        failure = pymysql.err.OperationalError(1114, "The table 'item' is full")
+
+    def fail(*args: Any) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sink), "_upsert", fail)
+        with pytest.raises(SinkError, match=r"disk of the server is full.* free some space, then go on") as caught:
+            await sink.write(logged([{"a": 1}]))
+    assert may_pass(caught.value)
+    await sink.open(b"")
+    await sink.write(logged([{"a": 1}]))
+    await sink.close(finished=True)
+    assert await place.rows() == [{"a": 1}]
+
+
+async def test_a_bad_option(postgres: Place) -> None:
+    with pytest.raises(SinkError, match=r"127.0.0.1:\d+/postgres: .*sslmode") as caught:
+        await opened(postgres.server.url + "?sslmode=bogus")
+    assert not may_pass(caught.value)
+
+
+async def test_no_such_schema(postgres: Place) -> None:
+    with pytest.raises(SinkError, match="create the schema first"):
+        await opened(postgres.server.url + "?schema=nowhere&table=a")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module", "extra"), [("postgresql", "asyncpg", "postgres"), ("mysql", "pymysql", "mysql")]
+)
+def test_without_the_library(scheme: str, module: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules['{module}'] = None; from shoal import sinks;"
+        f"sinks.sink_id('{scheme}://a/b'); sinks.open_sink('{scheme}://a/b')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith(f"pip install 'shoal[{extra}]'")
+
+
+def everything(error: BaseException | None) -> str:
+    """All texts of an error and of those behind it."""
+    text = ""
+    while error is not None:
+        text += f"{error!r} {error} "
+        error = error.__cause__ or error.__context__
+    return text
+
+
+# -- faults in the middle of a run
+
+
+@pytest.fixture(scope="module", params=[PostgresServer, MariaServer], ids=["postgres", "maria"])
+def fragile(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
+    """A server that may be killed."""
+    server: DatabaseServer = request.param()
+    yield server
+    server.close()
+
+
+async def in_memory() -> Frontier:
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="spider", state="running", created_at=0.0))
+    return await store.frontier("run", FrontierOptions())
+
+
+async def log_items(frontier: Frontier, numbers: range) -> None:
+    """Items with numbers, in pages of ten."""
+    for first in numbers[::10]:
+        await frontier.push([Request(f"http://example.com/{first}")])
+        lease = (await frontier.lease(1, 600)).leases[0]
+        items = [encode_item({"n": number, "text": f"item {number}"}) for number in range(first, first + 10)]
+        await frontier.complete([Completion(lease=lease, items=items)])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_server_killed_and_started_again(fragile: DatabaseServer) -> None:
+    place = await Place(fragile).create()
+    frontier = await in_memory()
+    drainer = Drainer(frontier, open_sink(place.spec(timeout=5)), "out", batch=7, poll=0.02, retry_delays=(0.1,) * 100)
+    await drainer.start()
+    running = asyncio.create_task(drainer.run())
+    logging = asyncio.create_task(log_slowly(frontier, 1500))
+    for kill in range(2):
+        await until(partial(is_beyond, drainer, 400 * (kill + 1)))
+        await asyncio.to_thread(fragile.kill)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(fragile.start)
+    await logging
+    await drainer.finish(True)
+    await running
+    found = await place.rows()
+    assert sorted(row["n"] for row in found) == list(range(1500))
+    assert all(row["text"] == f"item {row['n']}" for row in found)
+
+
+def is_beyond(drainer: Drainer, position: int) -> bool:
+    return drainer.position >= position
+
+
+async def log_slowly(frontier: Frontier, total: int) -> None:
+    for first in range(0, total, 50):
+        await log_items(frontier, range(first, first + 50))
+        await asyncio.sleep(0.02)
+
+
+async def test_a_frozen_server(fragile: DatabaseServer) -> None:
+    place = await Place(fragile).create()
+    sink = await opened(place.spec(timeout=0.5))
+    await sink.write(logged([{"n": 1}]))
+    with fragile.frozen():
+        started = time.monotonic()
+        with pytest.raises(SinkError, match=r"no answer for 0.5 s") as caught:
+            await sink.write(logged([{"n": 2}], 2))
+        assert may_pass(caught.value)
+        await sink.close(finished=False)
+        with pytest.raises(SinkError, match=r"no answer for 0.5 s") as caught:
+            await sink.open(b"")
+        assert may_pass(caught.value)
+        assert time.monotonic() - started < 3
+    await sink.open(b"")
+    await sink.write(logged([{"n": 2}], 2))
+    with fragile.frozen():
+        started = time.monotonic()
+        await sink.close(finished=False)
+        assert time.monotonic() - started < 7
+    assert [row["n"] for row in await place.rows()] == [1, 2]
+
+
+async def test_cancelled_while_the_server_is_frozen(fragile: DatabaseServer) -> None:
+    place = await Place(fragile).create()
+    sink = await opened(place.spec(timeout=2))
+    await sink.write(logged([{"n": 1}]))
+    with fragile.frozen():
+        writing = asyncio.create_task(sink.write(logged([{"n": 2}], 2)))
+        await asyncio.sleep(0.1)
+        writing.cancel()
+        started = time.monotonic()
+        await asyncio.gather(writing, return_exceptions=True)
+        assert writing.cancelled()
+        assert time.monotonic() - started < 1
+        await sink.close(finished=False)
+    await sink.open(b"")
+    await sink.write(logged([{"n": 2}], 2))
+    await sink.close(finished=True)
+    assert [row["n"] for row in await place.rows()] == [1, 2]
+
+
+async def test_a_drainer_that_died_between_its_write_and_its_cursor(place: Place) -> None:
+    class Witness:
+        """Stops the world as soon as a batch is written."""
+
+        def __init__(self, sink: Sink) -> None:
+            self.open, self.flush, self.close = sink.open, sink.flush, sink.close
+            self.sink = sink
+            self.written = asyncio.Event()
+
+        async def write(self, items: Sequence[LoggedItem]) -> None:
+            await self.sink.write(items)
+            self.written.set()
+            await asyncio.Event().wait()
+
+    frontier = await in_memory()
+    await log_items(frontier, range(60))
+    for _ in range(3):
+        witness = Witness(open_sink(place.spec()))
+        drainer = Drainer(frontier, witness, "out", batch=20)
+        await drainer.start()
+        running = asyncio.create_task(drainer.run())
+        await witness.written.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await drainer.abandon()
+        assert len(await place.rows()) == 20
+    drainer = Drainer(frontier, open_sink(place.spec()), "out", batch=20)
+    await drainer.start()
+    assert drainer.position == 0
+    await drainer.finish(True)
+    assert sorted(row["n"] for row in await place.rows()) == list(range(60))
+
+
+# -- the URL
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ("postgresql://u:p@Host/db?table=t", "postgres://host:5432/db?table=t&sslmode=disable&timeout=5"),
+        ("mysql://u:p@host/db", "mariadb://v@host:3306/db?ssl_ca=x"),
+        ("postgresql:///db", "postgresql://localhost/db"),
+    ],
+)
+def test_identity(spec: str, same: str) -> None:
+    assert sink_id(spec) == sink_id(same)
+    assert "p@" not in sink_id(spec)
+    for other in ("?table=x", "?table=y"):
+        assert sink_id(spec) != sink_id(spec.partition("?")[0] + other)
+
+
+def test_shown_identity() -> None:
+    assert sink_id("postgresql://u:p@h/db?table=t&schema=s") == "postgresql://h:5432/db?table=t&schema=s"
+    assert sink_id("mariadb://u:p@[::1]:33/d%20b") == "mysql://[::1]:33/d b"
+    assert "s3cret" not in repr(vars(open_sink("mysql://u:s3cret@h/db")))
+
+
+def test_shared() -> None:
+    assert is_shared("postgresql://h/db")
+    assert is_shared("mariadb://h/db?table=a")
+    assert not any(map(is_shared, ("-", "a.jsonl", "a.db", "sqlite:///a.db", "a.parquet")))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "postgresql://u:s3cret@h", "postgresql://u:s3cret@h/", "mysql://u:s3/cret@h/db", "mysql://u:1/s3cret@h/db",
+        "mysql://u:s3cret#@h/db", "mysql://u:?s3cret@h/db", "mysql://u:s3cret@h:port/db", "mysql://u:s3cret@[h/db",
+        "mysql://u:s3cret@h/db/more", "mysql://u:s3cret@h/db?tables=a", "mysql://u:s3cret@h/db?table=",
+        "mysql://u@h/db?password=s3cret", "postgresql://u:s3cret@h/db?timeout=soon", "postgresql://u:s3cret@h/db?timeout=0",
+        "mysql://u:s3cret@h/db?schema=a", "mysql://u:s3cret@h/db?s3cret", "mysql://u:s3cret@h:99999/db",
+    ],
+)  # fmt: skip
+def test_a_url_that_can_not_be_read(spec: str) -> None:
+    for function in (open_sink, sink_id, is_shared):
+        with pytest.raises(SinkError, match=r"\w+://user:password@host:port/database|what can stand behind") as caught:
+            function(spec)
+        assert "s3cret" not in str(caught.value)

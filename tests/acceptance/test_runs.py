@@ -1,0 +1,220 @@
+"""Runs on a fleet as a person starts, watches and ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ConfigError, RunError, SinkError, SpiderError
+from shoal.runs.orchestrator import Orchestrator
+from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site
+from tests.databases import RedisServer, shared
+
+PAGES = 60
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with site(PAGES) as made:
+        yield made
+
+
+@pytest.fixture(params=KINDS)
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, frontier_url(request.param)) as made:
+        yield made
+
+
+def test_the_same_file_alone_and_on_a_fleet(fleet: Fleet, url: str) -> None:
+    """Standalone in memory, then on two workers: the same items."""
+    (fleet.folder / "alone.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
+    fleet.name = "alone.py"
+    subprocess.run([*SHOAL, "run", "alone.py", "-o", "alone.jsonl", "-q"], cwd=fleet.folder, check=True, timeout=60)
+    started = json.loads(fleet.shoal("start", "alone.py").stdout)
+    assert started["status"] == "queued"
+    assert started["enqueued"] == 1
+    assert started["worker_command"] == (
+        f"shoal worker alone.py --frontier '{fleet.frontier}' --run-id {started['run_id']} --batch-size 50"
+    )
+    fleet.run_id = started["run_id"]
+    fleet.worker("-o", "fleet.jsonl")
+    fleet.worker()
+    fleet.wait()
+    fleet.shoal("export", fleet.run_id, "-o", "export.jsonl")
+    items = [sorted((fleet.folder / f"{name}.jsonl").read_text().splitlines()) for name in ("alone", "fleet", "export")]
+    assert len(items[0]) == PAGES + 1
+    assert items[0] == items[1] == items[2]
+    assert "balanced: nothing lost" in fleet.shoal("audit", fleet.run_id).stdout
+
+
+def test_a_run_can_be_seen(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/", f"{url}/p/3", "http://127.0.0.1:9/refused", settings={"retry.max_attempts": 1})
+    assert fleet.run_id in fleet.shoal("runs").stdout
+    stats = fleet.stats()
+    assert (stats["pending"], stats["claimed"], stats["remaining"]) == (3, 0, 3)
+    fleet.worker()
+    fleet.wait()
+    stats = fleet.stats()
+    assert (stats["completed"], stats["failed"], stats["remaining"]) == (PAGES + 1, 1, 0)
+    assert "completed 61" in fleet.shoal("stats", fleet.run_id, "--watch").stdout
+    assert "finished" in fleet.shoal("runs", "--spider", "pages").stdout
+    assert "refused" in fleet.shoal("why", "http://127.0.0.1:9/refused", "--run-id", fleet.run_id).stdout
+    hosts = fleet.shoal("hosts").stdout
+    assert url.removeprefix("http://") in hosts
+    assert "no delay" in hosts
+    assert "1 requests" in fleet.shoal("retry-failed", fleet.run_id).stdout
+    assert fleet.stats()["remaining"] == 1
+    fleet.worker()  # a run that was finished goes on
+    fleet.wait()
+    assert fleet.stats()["failed"] == 1
+    assert "forgotten" in fleet.shoal("rm", fleet.run_id).stdout
+    assert fleet.run_id not in fleet.shoal("runs").stdout
+
+
+def test_hosts_are_changed_by_hand(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/")
+    host = url.removeprefix("http://")
+    assert "3.50 s  set for this host" in fleet.shoal("hosts", "set", host, "--delay", "3.5").stdout
+    assert "3.50 s  set for this host" in fleet.shoal("hosts", "set", "*", "--delay", "0.25").stdout
+    assert "0.25 s  set for all hosts" in fleet.shoal("hosts", "set", host, "--reset").stdout
+    assert "by the webmaster" in fleet.shoal("hosts", "block", host, "--reason", "by the webmaster").stdout
+    assert "by the webmaster" in fleet.shoal("hosts").stdout
+    assert "by the webmaster" not in fleet.shoal("hosts", "unblock", host).stdout
+    done = fleet.shoal("hosts", "set", "http://x/", "--delay", "1", check=False)
+    assert (done.returncode, "is no host" in done.stderr) == (2, True)
+    assert "say what to change" in fleet.shoal("hosts", "set", host, check=False).stderr
+
+
+def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/")
+    run_id = fleet.run_id
+
+    def says(*arguments: str) -> str:
+        done = fleet.shoal(*arguments, check=False)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    assert f"there is no run nonsense; the newest ones are: {run_id}" in says("stats", "nonsense")
+    assert f"the newest ones are: {run_id}" in says("worker", "spider.py", "--run-id", "nonsense")
+    assert "cancel it first, or say --force" in says("rm", run_id)
+    (fleet.folder / "other.py").write_text(SPIDER.replace('"pages"', '"other"'))
+    assert "is of the spider 'pages', not of 'other'" in says("worker", "other.py", "--run-id", run_id)
+    (fleet.folder / "spider.py").write_text(SPIDER + "\n# a change\n")
+    assert "has changed since run" in says("worker", "spider.py", "--run-id", run_id)
+    fleet.worker("--allow-changed")
+    fleet.wait()
+    assert fleet.stats()["completed"] == PAGES + 1
+    fleet.start(f"{url}/", settings={"download_delay": 1})
+    fleet.shoal("cancel", fleet.run_id)
+    assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)
+    assert "can't become paused" in says("pause", fleet.run_id)
+    assert "there is no file nowhere.txt" in says("start", "spider.py", "--urls-file", "nowhere.txt")
+    assert "a file of one machine" in says("start", "spider.py", "-o", "items.jsonl")
+
+
+def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
+    with Fleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
+        done = fleet.shoal("start", "spider.py", check=False)
+        assert done.returncode == 2
+        assert "a fleet can't share the frontier" in done.stderr
+
+
+# -- the registry and the orchestrator
+
+
+def project(folder: Path, url: str, frontier: str) -> Path:
+    (folder / "pages.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
+    file = folder / "shoal.toml"
+    file.write_text(
+        f'frontier = "{frontier}"\n[spiders.India]\nfile = "pages.py"\nexecution_mode = "distributed"\n'
+        f'[spiders.Russia]\nfile = "pages.py:Pages"\noutputs = ["{folder}/russia.jsonl"]\n'
+    )
+    return file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_orchestrator_routes_by_mode(kind: str, url: str, tmp_path: Path) -> None:
+    file = project(tmp_path, url, frontier_url(kind))
+    orchestrator = Orchestrator(file)
+    started = orchestrator.start("India", urls=[f"{url}/p/1", f"{url}/p/2", "junk"])
+    assert (started["status"], started["enqueued"], started["spider"]) == ("queued", 2, "pages")
+    assert started["worker_command"] == f"shoal worker India --run-id {started['run_id']} --batch-size 50"
+    assert orchestrator.get_stats("India", started["run_id"]) == {
+        "pending": 2, "claimed": 0, "completed": 0, "failed": 0, "remaining": 2,
+    }  # fmt: skip
+    command = started["worker_command"].split()[1:]
+    subprocess.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
+    assert orchestrator.get_stats("India", started["run_id"])["completed"] == PAGES  # nothing links to the first page
+    with pytest.raises(RunError, match="India has no run nonsense"):
+        orchestrator.get_stats("India", "nonsense")
+    with pytest.raises(SpiderError, match="did you mean India"):
+        orchestrator.start("Indai")
+
+
+def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:
+    file = project(tmp_path, url, "memory:")
+    done = Orchestrator(file).start("Russia")
+    assert (done["status"], done["stats"]["completed"], done["error"]) == ("finished", PAGES + 1, "")
+    assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
+    with pytest.raises(ConfigError, match="a fleet can't share"):
+        Orchestrator(file).start("India")
+    elsewhere = Orchestrator(file, frontier=frontier_url("redis"))
+    with pytest.raises(SinkError, match="a file of one machine"):
+        elsewhere.start("Russia", mode="distributed")
+    assert elsewhere.start("India")["status"] == "queued"
+    assert elsewhere.start("India", mode="single", new_run=True)["status"] == "finished"
+
+
+async def test_in_a_loop_the_async_forms(url: str, tmp_path: Path) -> None:
+    orchestrator = Orchestrator(project(tmp_path, url, frontier_url("redis")))
+    with pytest.raises(RuntimeError, match="astart"):
+        orchestrator.start("India")
+    started = await orchestrator.astart("India")
+    assert (await orchestrator.aget_stats("India", started["run_id"]))["pending"] == 1
+
+
+def test_names_of_the_registry_on_the_command_line(url: str, tmp_path: Path) -> None:
+    project(tmp_path, url, frontier_url("redis"))
+    start = subprocess.run([*SHOAL, "start", "India"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    command = json.loads(start.stdout)["worker_command"].split()[1:]
+    subprocess.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
+    single = subprocess.run(
+        [*SHOAL, "start", "Russia", "--new-run"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "finished" in single.stderr
+    assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
+    wrong = subprocess.run([*SHOAL, "start", "Indai"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, "did you mean India" in wrong.stderr) == (2, True)
+
+
+# -- modes
+
+
+@pytest.mark.parametrize("how", ["file", "environment", "flag"])
+def test_where_a_run_is_kept_never_touches_the_spider(how: str, url: str, tmp_path: Path) -> None:
+    frontier = frontier_url("redis")
+    (tmp_path / "pages.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
+    command, environment = [*SHOAL, "start", "pages.py"], {}
+    if how == "file":
+        (tmp_path / "shoal.toml").write_text(f'mode = "distributed"\nfrontier = "{frontier}"\n')
+    elif how == "environment":
+        environment = {"SHOAL_FRONTIER": frontier, "SHOAL_MODE": "distributed"}
+    else:
+        command += ["--frontier", frontier]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["enqueued"] == 1
+
+
+def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    server = shared(RedisServer)
+    with Fleet(tmp_path, server.url.replace(str(server.port), "9")) as fleet:
+        done = fleet.shoal("runs", check=False)
+        assert done.returncode == 2
+        assert "127.0.0.1:9" in done.stderr

@@ -1,0 +1,43 @@
+"""The frontier on a Redis server, for the contract suite."""
+
+from __future__ import annotations
+
+from itertools import count
+from uuid import uuid4
+
+from shoal.frontier.redis import RedisStore
+from shoal.ports import Store
+from shoal.testing import Harness
+from tests.databases import RedisServer, shared
+
+_FAMILY = uuid4().hex[:8]
+_numbers = count(1)
+
+
+class RedisHarness(Harness):
+    """Each store has a prefix of its own on the server that the tests share. Time is the server's, and what was added
+    to it."""
+
+    durable = True
+    keeps_leases = True
+    drift = 0.9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead = 0.0
+        self._url = ""
+
+    async def open_store(self) -> Store:
+        self._url = f"{shared(RedisServer).url}?prefix={_FAMILY}-{next(_numbers)}"
+        return await self._open()
+
+    async def revive_store(self) -> Store:
+        """What another process finds: the server knows nothing of the one that is gone."""
+        await self.store.close()
+        return await self._open()
+
+    async def _open(self) -> Store:
+        return await RedisStore.open(self._url, offset=lambda: self._ahead)
+
+    async def advance(self, seconds: float) -> None:
+        self._ahead += seconds

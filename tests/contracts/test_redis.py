@@ -1,0 +1,711 @@
+"""What is particular to the frontier on Redis: its server can be away, full, someone else's, or not Redis at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from redis._parsers.base import BaseParser
+from redis.asyncio import Redis
+
+from shoal.errors import FrontierError, RunError, StoreAwayError, StoreError
+from shoal.frontier import open_store
+from shoal.frontier.redis import RedisStore, ledger
+from shoal.frontier.redis.address import parse_url
+from shoal.frontier.redis.failures import explained
+from shoal.ports import Completion, Failure, FrontierOptions, HostUpdate, Pushed, Run, Stats
+from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push
+from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
+
+_prefixes = (f"t{uuid4().hex[:8]}-{number}" for number in count(1))
+
+
+@contextmanager
+def running(**settings: str) -> Iterator[RedisServer]:
+    """A server of one's own, to do harm to."""
+    server = RedisServer(**settings)
+    try:
+        yield server
+    finally:
+        server.thaw()
+        server.close()
+
+
+@asynccontextmanager
+async def opened(url: str, offset: Callable[[], float] = lambda: 0.0) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(url, offset=offset)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def raw(server: RedisServer) -> AsyncIterator[Redis]:
+    """The server itself, as others see it."""
+    client = Redis(port=server.port, protocol=2)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+        await client.connection_pool.disconnect()
+
+
+async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptions | None = None):  # type: ignore[no-untyped-def]
+    await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=1.0))
+    return await store.frontier(run_id, options or FrontierOptions(concurrency_per_host=1000))
+
+
+@pytest.fixture
+def prefix() -> str:
+    """One that nobody has on the server that the tests share."""
+    return next(_prefixes)
+
+
+@pytest_asyncio.fixture
+async def store(prefix: str) -> AsyncIterator[RedisStore]:
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as store:
+        yield store
+
+
+async def keys(prefix: str) -> list[bytes]:
+    async with raw(shared(RedisServer)) as client:
+        return sorted(await client.keys(f"{{{prefix}}}:*"))
+
+
+# -- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h", ("server", (("h", 6379),), "", 0, None, None)),
+        ("redis://:p%40ss@h:1/2", ("server", (("h", 1),), "", 2, None, "p@ss")),
+        ("rediss://user:pw@[::1]:7/0", ("server", (("::1", 7),), "", 0, "user", "pw")),
+        ("redis+sentinel://u:p@a,b:1/main/3", ("sentinel", (("a", 26379), ("b", 1)), "main", 3, "u", "p")),
+        ("redis+cluster://a:1,b:2", ("cluster", (("a", 1), ("b", 2)), "", 0, None, None)),
+    ],
+)
+def test_urls(url: str, expected: tuple[object, ...]) -> None:
+    address = parse_url(url)
+    assert (address.kind, address.nodes, address.service, address.db, address.username, address.password) == expected
+    assert bool(address.tls) == url.startswith("rediss")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://", "redis://h:0", "redis://h:99999", "redis://h/x", "redis://h/0/1", "redis://a,b/0", "redis+x://h",
+        "redis+sentinel://h", "redis+sentinel://h/m/x", "redis://h?prefix=", "redis://h?prefix=a}b", "redis://h?timeout=0",
+        "redis://h?timeout=soon", "redis://h?pool=3", "redis://h?ssl_ca_certs=x", "redis://h?x", "redis://h/0#part",
+        "redis://[::1/0",
+    ],
+)  # fmt: skip
+async def test_what_is_no_redis_url_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match="redis://"):
+        await open_store(url.replace("://", "://user:hunter2@"))
+
+
+def test_a_url_is_shown_without_passwords() -> None:
+    url = "redis+sentinel://user:hunter2@h:1/main/0?sentinel_password=hunter3"
+    assert parse_url(url).shown == "redis+sentinel://user:***@h:1/main/0"
+    with pytest.raises(StoreError) as caught:
+        parse_url("redis://user:hunter2@h/x?prefix=hunter3")
+    assert "hunter" not in str(caught.value)
+
+
+# -- who answers there
+
+
+async def test_nobody_answers() -> None:
+    with pytest.raises(StoreAwayError, match="can't be reached"):
+        await RedisStore.open(f"redis://127.0.0.1:{free_port()}/0")
+
+
+async def test_a_wrong_password_and_a_user_who_may_not() -> None:
+    with running(requirepass="hunter2") as server:
+        for login in ("", ":wrong-hunter@", "nobody:hunter2@"):
+            with pytest.raises(StoreError, match="refuses the login") as caught:
+                await RedisStore.open(f"redis://{login}127.0.0.1:{server.port}/0")
+            assert "hunter" not in str(caught.value)
+        async with opened(f"redis://:hunter2@127.0.0.1:{server.port}/0") as store:
+            client = store._server._client
+            await client.execute_command("ACL", "SETUSER", "noscript", "on", ">pw", "~*", "+@all", "-@scripting")
+            await client.execute_command("ACL", "SETUSER", "nokeys", "on", ">pw", "~other:*", "+@all")
+            rules = "on >pw ~{shoal}:* +@all -@dangerous +info"
+            await client.execute_command("ACL", "SETUSER", "advised", *rules.split())
+            await client.execute_command("ACL", "SETUSER", "noinfo", *rules.removesuffix("+info").split())
+        for user in ("noscript", "nokeys"):
+            with pytest.raises(StoreError, match=r"ACL SETUSER name .* ~\{shoal\}:\*"):
+                await RedisStore.open(f"redis://{user}:pw@127.0.0.1:{server.port}/0")
+        for user in ("advised", "noinfo"):
+            async with opened(f"redis://{user}:pw@127.0.0.1:{server.port}/0") as store:
+                frontier = await new_run(store, user)
+                await push(frontier, 1)
+                await complete(frontier, await lease_one(frontier), items=[b"x"])
+                await store.delete_run(user)
+
+
+async def test_a_database_that_is_not_there() -> None:
+    with pytest.raises(StoreError, match="out of range"):
+        await RedisStore.open(f"redis://127.0.0.1:{shared(RedisServer).port}/99")
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[bytes], bytes]) -> AsyncIterator[int]:
+    """A server that says what it is told to whenever it hears something."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while heard := await reader.read(65536):
+            writer.write(answer(heard))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"220 mail\r\n"])
+async def test_something_else_answers(answer: bytes) -> None:
+    async with answering(lambda heard: answer) as port:
+        with pytest.raises(StoreError, match="not Redis"):
+            await RedisStore.open(f"redis://127.0.0.1:{port}/0?timeout=2")
+
+
+async def test_postgres_answers() -> None:
+    with pytest.raises(StoreError, match="is PostgreSQL"):
+        await RedisStore.open(f"redis://127.0.0.1:{shared(PostgresServer).port}/0")
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ("redis_version:6.0.16\r\nredis_mode:standalone\r\n", "6.2 or later"),
+        ("redis_version:7.0.0\r\nredis_mode:sentinel\r\n", "is a sentinel"),
+        ("something:else\r\n", "not Redis"),
+    ],
+)
+async def test_a_server_that_is_too_old_or_of_another_kind(info: str, says: str) -> None:
+    def answer(heard: bytes) -> bytes:
+        answers = {b"PING": b"+PONG\r\n", b"CLIENT": b"+OK\r\n", b"INFO": b"$%d\r\n%s\r\n" % (len(info), info.encode())}
+        return b"".join(answers.get(word, b"") for word in heard.split(b"\r\n"))
+
+    async with answering(answer) as port:
+        with pytest.raises(StoreError, match=says):
+            await RedisStore.open(f"redis://127.0.0.1:{port}/0?timeout=2")
+
+
+async def test_a_store_of_a_newer_version_is_not_touched(store: RedisStore, prefix: str) -> None:
+    await new_run(store)
+    async with raw(shared(RedisServer)) as client:
+        await client.hset(f"{{{prefix}}}:store", "format", "2")
+    with pytest.raises(StoreError, match="newer Shoal"):
+        await RedisStore.open(f"{shared(RedisServer).url}?prefix={prefix}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("LOADING Redis is loading the dataset in memory", StoreAwayError),
+        ("BUSY Redis is busy running a script", StoreAwayError),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", StoreAwayError),
+        ("CLUSTERDOWN Hash slot not served", StoreAwayError),
+        ("MASTERDOWN Link with MASTER is down", StoreAwayError),
+        ("READONLY You can't write against a read only replica.", StoreAwayError),
+        ("NOREPLICAS Not enough good replicas to write.", StoreAwayError),
+        ("ERR max number of clients reached", StoreAwayError),
+        ("ERR Error running script (call to f_1): @user_script:12: -READONLY You can't write", StoreAwayError),
+        ("ERR Error running script (call to f_1): @user_script:12: -OOM command not allowed", FrontierError),
+        ("OOM command not allowed when used memory > 'maxmemory'.", FrontierError),
+        ("MISCONF Errors writing to the AOF file: No space left on device", FrontierError),
+        ("ERR Error running script: WRONGTYPE Operation against a key holding the wrong kind", StoreError),
+        ("MOVED 3999 127.0.0.1:6381", StoreError),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", StoreError),
+        ("NOAUTH Authentication required.", StoreError),
+        ("ERR something new", StoreError),
+    ],
+)
+def test_what_the_answers_of_a_server_mean(answer: str, error: type[FrontierError]) -> None:
+    """Also in the words that Redis 6.2 uses for what happens inside of a script."""
+    assert type(explained(BaseParser.parse_error(answer), parse_url("redis://h"))) is error
+
+
+# -- a server that is away for a while
+
+
+async def test_a_killed_server_has_everything_when_it_is_back() -> None:
+    with running() as server:
+        async with opened(server.url) as store:
+            frontier = await new_run(store, options=FrontierOptions(max_attempts=2))
+            await push(frontier, *range(5))
+            first, second, third = (await frontier.lease(3, TTL)).leases
+            await complete(frontier, first, items=[b"x", b"y"], children=[page("child")], note="a note")
+            assert await frontier.fail([Failure(lease=second, kind="timeout", reason="slow", retry_in=1000)])
+            await frontier.update_host("a.example", HostUpdate(crawl_delay=0.001))
+            pages = [page(number) for number in range(5)]
+            before = await frontier.stats(), [await history(frontier, each) for each in pages]
+            server.kill()
+            for _ in range(2):
+                with pytest.raises(StoreAwayError):
+                    await frontier.stats()
+            with pytest.raises(StoreAwayError):
+                await frontier.push([page("lost")])
+            server.start()
+            assert (await frontier.stats(), [await history(frontier, each) for each in pages]) == before
+            assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
+            assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0), None]
+            assert await frontier.push([page("lost"), page(1)]) == Pushed(1, 1)
+            await check_books(frontier)
+
+
+async def test_a_server_that_does_not_answer() -> None:
+    with running() as server:
+        async with opened(f"{server.url}?timeout=0.3") as store:
+            frontier = await new_run(store)
+            await push(frontier, 1)
+            with server.frozen():
+                with pytest.raises(StoreAwayError):
+                    await frontier.push([page(2)])  # which it does all the same when it wakes up
+                with pytest.raises(StoreAwayError):
+                    await RedisStore.open(f"{server.url}?timeout=0.3")
+            while (await frontier.stats()).pushed < 2:
+                await asyncio.sleep(0.01)
+            assert await frontier.push([page(2)]) == Pushed(0, 1)
+            assert names(await frontier.lease(5, TTL)) == ["1", "2"]
+
+
+async def test_a_server_that_is_busy_with_a_script() -> None:
+    with running(busy_reply_threshold="50") as server:
+        async with opened(server.url) as store, raw(server) as client, raw(server) as other:
+            frontier = await new_run(store)
+            endless = asyncio.ensure_future(client.eval("while true do end", 0))
+            await asyncio.sleep(0.2)
+            with pytest.raises(StoreAwayError, match="busy"):
+                await frontier.push([page(1)])
+            await other.script_kill()
+            with pytest.raises(Exception, match="killed"):
+                await endless
+            assert await frontier.push([page(1)]) == Pushed(1, 0)
+
+
+async def test_a_server_that_has_become_a_replica() -> None:
+    with running() as server:
+        async with opened(server.url) as store, raw(server) as client:
+            frontier = await new_run(store)
+            await client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+            with pytest.raises(StoreAwayError, match="read only"):
+                await frontier.push([page(1)])
+            await client.execute_command("REPLICAOF", "NO", "ONE")
+            assert await frontier.push([page(1)]) == Pushed(1, 0)
+
+
+async def test_a_server_that_has_forgotten_the_scripts() -> None:
+    with running() as server:
+        async with opened(server.url) as store, raw(server) as client:
+            frontier = await new_run(store)
+            await push(frontier, 1)
+            await client.script_flush()
+            await push(frontier, 2)
+            assert (await frontier.stats()).pushed == 2
+
+
+async def test_a_closed_store_says_so(prefix: str) -> None:
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as store:
+        frontier = await new_run(store)
+    with pytest.raises(StoreError, match="closed"):
+        await frontier.stats()
+
+
+# -- a server that is full
+
+
+async def test_a_server_without_memory_leaves_no_trace() -> None:
+    with running() as server:
+        async with opened(server.url) as store, raw(server) as client:
+            frontier = await new_run(store)
+            await push(frontier, 1, 2)
+            lease = await lease_one(frontier)
+            before, known = await frontier.stats(), sorted(await client.keys())
+            await client.config_set("maxmemory", "1mb")
+            with pytest.raises(FrontierError, match="nothing was changed"):
+                await frontier.push([page(3, host="new.example")])
+            with pytest.raises(FrontierError, match="maxmemory"):
+                await frontier.complete([Completion(lease=lease, items=[b"x"], children=[page(4)])])
+            with pytest.raises(FrontierError, match="maxmemory"):
+                await frontier.lease(1, TTL)
+            assert (await frontier.stats(), sorted(await client.keys())) == (before, known)
+            await check_books(frontier)
+            assert await frontier.find(page(3)) is None
+            await client.config_set("maxmemory", "0")
+            await complete(frontier, lease, items=[b"x"], children=[page(3), page(4)])
+            assert (await frontier.stats()).items == 1
+
+
+async def test_a_server_without_a_disk_leaves_no_trace() -> None:
+    with running(appendonly="no", save="3600 1000000") as server:
+        async with opened(server.url) as store, raw(server) as client:
+            frontier = await new_run(store)
+            await push(frontier, 1)
+            shutil.rmtree(server.folder)
+            await client.bgsave()
+            while (await client.info("persistence"))["rdb_bgsave_in_progress"]:
+                await asyncio.sleep(0.01)
+            with pytest.raises(FrontierError, match="disk"):
+                await frontier.push([page(2)])
+            assert (await frontier.stats()).pushed == 1
+            await client.config_set("stop-writes-on-bgsave-error", "no")
+            assert await frontier.push([page(2)]) == Pushed(1, 0)
+
+
+async def test_what_may_lose_requests_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with running(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as server:
+        with caplog.at_level(logging.WARNING):
+            async with opened(server.url):
+                pass
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert "noeviction" in told
+    assert "appendonly yes" in told
+    caplog.clear()
+    async with opened(shared(RedisServer).url):
+        assert not caplog.records
+
+
+# -- what something else has written
+
+
+async def test_what_cant_be_read_is_dead_and_stops_nobody(store: RedisStore, prefix: str) -> None:
+    frontier = await new_run(store)
+    await push(frontier, *range(6), page("waits"))
+    *_, waits = (await frontier.lease(7, TTL)).leases
+    await frontier.fail([Failure(lease=waits, kind="k", reason="r", retry_in=0.001)])
+    await frontier.release(_)
+    async with raw(shared(RedisServer)) as client:
+        key = f"{{{prefix}}}:run:1:req"
+        good = await client.hget(key, page(0).fingerprint())
+        assert good is not None
+        await client.hset(key, page(0).fingerprint(), good[:61] + b"\xc1 no msgpack")
+        await client.hset(key, page(1).fingerprint(), good[:61] + b"\x81\xa3url\xa3ftp")  # no Request
+        await client.hset(key, page(2).fingerprint(), good[:60])
+        await client.hset(key, page("waits").fingerprint(), b"")
+        await client.hdel(key, page(3).fingerprint())
+    await asyncio.sleep(0.01)
+    assert names(await frontier.lease(1, TTL)) == ["4"]  # all before it went to the dead on the way
+    assert names(await frontier.lease(9, TTL)) == ["5"]
+    assert await frontier.dead_kinds() == {"unreadable": 5}
+    stats = await frontier.stats()
+    assert (stats.leased, stats.dead, stats.ready, stats.waiting) == (2, 5, 0, 0)
+    await check_books(frontier)
+    dead = [each async for each in frontier.dead()]
+    assert len(dead) == 5
+    assert all("something else" in each.reason for each in dead)
+    assert await frontier.retry_dead() == 4  # nobody knows where the one that waited belonged
+    assert names(await frontier.lease(9, TTL)) == []
+    assert await frontier.dead_kinds() == {"unreadable": 5}
+    await check_books(frontier)
+
+
+async def test_a_lease_whose_record_was_spoilt_gives_its_place_back(prefix: str) -> None:
+    ahead = [0.0]
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}", lambda: ahead[0]) as store:
+        frontier = await new_run(store, options=FrontierOptions(concurrency_per_host=1))
+        await push(frontier, 1, 2)
+        lease = await lease_one(frontier, ttl=5)
+        async with raw(shared(RedisServer)) as client:
+            await client.hset(f"{{{prefix}}}:run:1:req", lease.fingerprint, b"junk")
+        assert await frontier.complete([Completion(lease=lease)]) == [None]
+        ahead[0] += 5
+        assert names(await frontier.lease(5, TTL)) == ["2"]
+        assert await frontier.dead_kinds() == {"unreadable": 1}
+        await check_books(frontier)
+
+
+@pytest.mark.parametrize("name", ["run:1", "run:1:req", "run:1:open", "run:1:role", "host", "lease", "name"])
+async def test_a_key_of_another_type_is_told(store: RedisStore, prefix: str, name: str) -> None:
+    frontier = await new_run(store)
+    await push(frontier, 1)
+    async with raw(shared(RedisServer)) as client:
+        await client.delete(f"{{{prefix}}}:{name}")
+        await client.set(f"{{{prefix}}}:{name}", "something else")
+    with pytest.raises(StoreError, match=r"\?prefix=name"):
+        await frontier.push([page(2)])
+        await frontier.lease(5, TTL)
+        await frontier.claim("seed", TTL)
+
+
+# -- stores and runs beside each other
+
+
+async def test_prefixes_keep_stores_apart(store: RedisStore, prefix: str) -> None:
+    one = await new_run(store, options=FrontierOptions(delay=10))
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}-other") as other_store:
+        assert await other_store.list_runs() == []
+        other = await new_run(other_store, options=FrontierOptions(delay=10))
+        await push(one, 1, 2)
+        await push(other, 1)
+        await one.remember("fact", b"1", TTL)
+        await lease_one(one)
+        await lease_one(other)  # politeness is kept within a store
+        assert await other.recall("fact") is None
+        await other_store.delete_run("run")
+        assert (await one.stats()).pushed == 2
+
+
+async def test_a_deleted_run_leaves_nothing_and_its_workers_are_told(store: RedisStore, prefix: str) -> None:
+    options = FrontierOptions(concurrency_per_host=2)
+    frontier, neighbour = await new_run(store, "gone", options), await new_run(store, "stays", options)
+    await frontier.push([page(number, host=f"{number % 900}.example") for number in range(2000)])
+    await push(neighbour, page("n", host="0.example"))
+    held = (await frontier.lease(50, TTL)).leases
+    await complete(frontier, held[0], items=[b"x"], note="n")
+    await frontier.fail([Failure(lease=held[1], kind="k", reason="r")])
+    await frontier.fail([Failure(lease=held[2], kind="k", reason="r", retry_in=5)])
+    await frontier.claim("seed", TTL)
+    await store.delete_run("gone")
+    assert [name for name in await keys(prefix) if b":run:1" in name or b"deleted" in name] == []
+    for step in (frontier.stats(), frontier.lease(1, TTL), frontier.push([page(1)]), frontier.claim("seed", 1)):
+        with pytest.raises(RunError, match="gone"):
+            await step
+    assert await keys(prefix) == [name for name in await keys(prefix) if b":run:1" not in name]
+    assert names(await neighbour.lease(5, TTL)) == ["n"]
+    assert [(state.host, state.in_flight) for state in await neighbour.host_states()] == [("0.example", 1)]
+    await new_run(store, "gone")
+
+
+async def test_a_worker_with_other_options_changes_what_is_in_force(store: RedisStore) -> None:
+    frontier = await new_run(store, options=FrontierOptions(delay=1000))
+    await push(frontier, 1, 2, 3)
+    await complete(frontier, await lease_one(frontier))
+    assert names(await frontier.lease(5, TTL)) == []
+    quick = await store.frontier("run", FrontierOptions(delay=0))
+    await quick.host_states()  # looking changes nothing
+    assert names(await frontier.lease(5, TTL)) == []
+    assert names(await quick.lease(5, TTL)) == ["2", "3"]
+
+
+async def test_many_things_become_due_at_once(prefix: str) -> None:
+    ahead = [0.0]
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}", lambda: ahead[0]) as store:
+        frontier = await new_run(store, options=FrontierOptions(concurrency_per_host=9999, max_attempts=1))
+        await frontier.push([page(number) for number in range(2500)])
+        assert len((await frontier.lease(2500, 5)).leases) == 2500
+        ahead[0] += 5
+        left = []
+        while (await frontier.lease(0, TTL)).wait == 0:  # no call works on all of them
+            left.append((await frontier.stats()).leased)
+            await check_books(frontier)
+        assert left == [1500, 500]
+        assert await frontier.dead_kinds() == {"worker lost": 2500}
+        assert await frontier.retry_dead() == 2500
+        assert len([each async for each in frontier.dead()]) == 0
+
+
+async def test_a_long_run_is_counted_and_searched_in_portions(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AUDIT_AT_ONCE", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE", "_HOSTS_AT_ONCE"):
+        monkeypatch.setattr(ledger, name, 50)
+    frontier = await new_run(store)
+    await frontier.push([page(number, host=f"{number}.example", dont_filter=True) for number in range(3000)])
+    leases = (await frontier.lease(1000, TTL)).leases
+    await frontier.fail([Failure(lease=each, kind=f"k{each.token % 2}", reason="r") for each in leases[:600]])
+    stats = await frontier.stats()
+    assert stats == Stats(pushed=3000, ready=2000, leased=400, dead=600, seeding=True)
+    assert await frontier.audit() == stats
+    assert (await history(frontier, page(2999, host="2999.example"))).state == "ready"
+    assert await frontier.find(page("nothing")) is None
+    assert len({each.url async for each in frontier.dead()}) == 600
+    assert len(await frontier.host_states(5000)) == 3000
+    assert await frontier.retry_dead(["k1"]) == 300
+    assert await frontier.dead_kinds() == {"k0": 300}
+
+
+# -- many at the same time
+
+
+async def test_completions_at_the_same_time_add_a_child_once(store: RedisStore, prefix: str) -> None:
+    frontier = await new_run(store)
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as other:
+        workers = [frontier, await other.frontier("run", FrontierOptions())]
+        await push(frontier, *range(40))
+        leases = (await frontier.lease(40, TTL)).leases
+        answers = await asyncio.gather(
+            *(
+                worker.complete([Completion(lease=lease, items=[b"x"], children=[page("child"), page(f"c{number}")])])
+                for worker in workers
+                for number, lease in enumerate(leases)
+            )
+        )
+        kept = [pushed for (pushed,) in answers if pushed is not None]
+        assert len(kept) == 40
+        assert sum(pushed.added for pushed in kept) == 41
+        assert (await frontier.stats()).items == 40
+
+
+async def test_a_lease_that_nobody_waits_for_is_given_back(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    await push(frontier, 1, 2)
+    await frontier.lease(0, TTL)
+    task = asyncio.ensure_future(frontier.lease(2, TTL))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [(lease.attempt, lease.request) for lease in (await frontier.lease(2, TTL)).leases] == [
+        (1, page(1)),
+        (1, page(2)),
+    ]
+
+
+_WORKER = """
+import asyncio, sys
+from shoal.frontier.redis import RedisStore
+from shoal.ports import Completion, FrontierOptions
+
+async def work(url):
+    store = await RedisStore.open(url)
+    frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=1000))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while leases := (await frontier.lease(7, 60)).leases:
+        print(*(lease.request.url for lease in leases))
+        await frontier.complete([Completion(lease=lease, items=[lease.request.url.encode()]) for lease in leases])
+    await store.close()
+
+asyncio.run(work(sys.argv[1]))
+"""
+
+
+async def test_processes_never_get_the_same_request(store: RedisStore, prefix: str) -> None:
+    frontier = await new_run(store)
+    await frontier.push([page(number, host=f"{number % 7}.example") for number in range(2000)])
+    command = [sys.executable, "-c", _WORKER, f"{shared(RedisServer).url}?prefix={prefix}"]
+    pipe = subprocess.PIPE
+    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:  # all at once
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    shares = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert sum(map(len, shares)) == len({url for share in shares for url in share}) == 2000
+    assert sum(bool(share) for share in shares) > 1
+    assert await frontier.stats() == Stats(pushed=2000, done=2000, items=2000, seeding=True)
+
+
+# -- other ways to a server
+
+
+class SentinelServer(DatabaseServer):
+    """A sentinel that watches one server, called ``main``."""
+
+    def __init__(self, master: RedisServer) -> None:
+        self._master = master
+        super().__init__()
+
+    def _prepare(self) -> None:
+        (self.folder / "sentinel.conf").write_text(
+            f"port {self.port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {self._master.port} 1\n"
+        )
+
+    def _command(self) -> list[str]:
+        return ["redis-server", str(self.folder / "sentinel.conf"), "--sentinel"]
+
+    _answers = RedisServer._answers
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{self.port}/main/0"
+
+
+async def test_through_a_sentinel() -> None:
+    with running() as server:
+        sentinel = SentinelServer(server)
+        try:
+            async with opened(sentinel.url) as store:
+                frontier = await new_run(store)
+                await push(frontier, 1)
+                await complete(frontier, await lease_one(frontier), items=[b"x"])
+                server.kill()
+                with pytest.raises(StoreAwayError):
+                    await frontier.stats()
+                server.start()
+                assert (await frontier.stats()).items == 1
+            with pytest.raises(StoreAwayError, match="no sentinel"):
+                await RedisStore.open(sentinel.url.replace("/main/", "/other/"))
+            with pytest.raises(StoreError, match=r"redis\+sentinel://"):
+                await RedisStore.open(f"redis://127.0.0.1:{sentinel.port}/0")
+        finally:
+            sentinel.close()
+
+
+async def test_on_a_cluster() -> None:
+    with running(cluster_enabled="yes") as server:
+        async with raw(server) as client:
+            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
+                await asyncio.sleep(0.02)
+        async with opened(f"redis+cluster://127.0.0.1:{server.port}") as store:
+            frontier = await new_run(store)
+            await frontier.push([page(number, host=f"{number}.example") for number in range(50)])
+            leases = (await frontier.lease(50, TTL)).leases
+            await complete(frontier, *leases, items=[b"x"], children=[page("child")])
+            await frontier.remember("fact", b"1", TTL)
+            assert await frontier.recall("fact") == b"1"
+            assert len(await frontier.read_items(0, 99)) == 50
+            await check_books(frontier)
+            server.kill()
+            with pytest.raises(StoreAwayError):
+                await frontier.stats()
+            server.start()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        assert (await frontier.stats()).done == 50
+                        break
+                    except StoreAwayError:
+                        await asyncio.sleep(0.05)
+            await store.delete_run("run")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+async def test_through_tls(certificate: Path) -> None:
+    secure = free_port()
+    files = {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem", "tls_ca_cert_file": "cert.pem"}
+    settings = {name: str(certificate / file) for name, file in files.items()}
+    with running(tls_port=str(secure), tls_auth_clients="no", **settings) as server:
+        async with opened(f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs={certificate}/cert.pem") as store:
+            await push(await new_run(store), 1)
+        for url, says in (
+            (f"rediss://127.0.0.1:{secure}/0", "certificate is not trusted"),
+            (f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs=/no/such/file", "can't read a file"),
+            (f"rediss://127.0.0.1:{server.port}/0?timeout=1", "does not speak TLS"),
+        ):
+            with pytest.raises(StoreError, match=says):
+                await RedisStore.open(url)
+        with pytest.raises(StoreAwayError, match="rediss://"):
+            await RedisStore.open(f"redis://127.0.0.1:{secure}/0?timeout=2")

@@ -1,0 +1,276 @@
+"""What goes on beside a worker's loop: patience with a server, leases kept and dropped, the item log watched."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal import itemlog
+from shoal.errors import FrontierError, QueueFullError, StoreAwayError
+from shoal.frontier.memory import MemoryStore
+from shoal.http import Request
+from shoal.item import encode_item
+from shoal.itemlog import ItemLogKeeper
+from shoal.leases import LeaseKeeper
+from shoal.persistence import Persistence
+from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
+from shoal.runs.processes import Processes
+from shoal.sinks.collect import CollectSink
+from shoal.sinks.standby import StandbyDrainer
+
+
+async def memory_frontier() -> Frontier:
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
+    return await store.frontier("run", FrontierOptions(concurrency_per_host=1000))
+
+
+async def log_items(frontier: Frontier, count: int) -> None:
+    await frontier.push([Request(f"http://a.example/{time.monotonic_ns()}")])
+    (lease,) = (await frontier.lease(1, 60)).leases
+    await frontier.complete([Completion(lease=lease, items=[encode_item({"n": n}) for n in range(count)])])
+
+
+# -- persistence
+
+
+def failing(*errors: BaseException) -> Callable[[], Awaitable[str]]:
+    left = list(errors)
+
+    async def step() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return step
+
+
+async def test_a_step_is_repeated_while_the_server_is_away() -> None:
+    persist = Persistence(shared=True)
+    assert await persist(failing(*[StoreAwayError("gone")] * 3)) == "done"
+    assert not persist.away
+
+
+async def test_other_failures_are_repeated_a_few_times() -> None:
+    persist = Persistence(shared=False)
+    assert await persist(failing(FrontierError("no room"))) == "done"
+    with pytest.raises(QueueFullError):  # that is an answer, not a failure
+        await persist(failing(QueueFullError("full")))
+
+
+async def test_a_step_that_hangs_is_given_up() -> None:
+    persist = Persistence(shared=True)
+    asyncio.get_running_loop().call_later(0.05, persist.give_up)
+    with pytest.raises(StoreAwayError, match="did not answer"):
+        await persist(lambda: asyncio.sleep(60))
+    with pytest.raises(StoreAwayError, match="no time left"):
+        await persist(failing())
+
+
+async def test_a_pause_between_tries_is_given_up() -> None:
+    persist = Persistence(shared=True)
+    asyncio.get_running_loop().call_later(0.05, persist.give_up)
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreAwayError):
+            await persist(failing(*[StoreAwayError("gone")] * 1000))
+
+
+async def test_who_is_cancelled_is_cancelled() -> None:
+    persist = Persistence(shared=True)
+    task = asyncio.create_task(persist(lambda: asyncio.sleep(60)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# -- leases
+
+
+class Renewing:
+    """A frontier that renews what it likes to."""
+
+    def __init__(self) -> None:
+        self.lost: set[bytes] = set()
+        self.hangs = False
+        self.renewals = 0
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        self.renewals += 1
+        if self.hangs:
+            await asyncio.sleep(60)
+        deadline = time.monotonic() + ttl
+        return [
+            None if lease.fingerprint in self.lost else msgspec.structs.replace(lease, deadline=deadline)
+            for lease in leases
+        ]
+
+
+def lease(name: bytes, ttl: float) -> Lease:
+    return Lease(Request(f"http://a.example/{name.decode()}"), name, 1, 1, "a.example", time.monotonic() + ttl)
+
+
+async def kept_for(seconds: float, frontier: Renewing, *leases: Lease, ttl: float = 0.4) -> list[bytes]:
+    """Which of them are dropped within so long."""
+    dropped: list[bytes] = []
+    keeper = LeaseKeeper(frontier, ttl, lambda each: dropped.append(each.fingerprint))  # type: ignore[arg-type]
+    for each in leases:
+        keeper.add(each)
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return dropped
+
+
+async def test_leases_are_renewed() -> None:
+    frontier = Renewing()
+    assert await kept_for(1.0, frontier, lease(b"a", 0.4), lease(b"b", 0.4)) == []
+    assert frontier.renewals >= 3
+
+
+async def test_what_is_lost_is_dropped() -> None:
+    frontier = Renewing()
+    frontier.lost = {b"b"}
+    assert await kept_for(0.3, frontier, lease(b"a", 0.4), lease(b"b", 0.4)) == [b"b"]
+
+
+async def test_what_can_not_be_renewed_is_dropped_before_it_ends() -> None:
+    frontier = Renewing()
+    frontier.hangs = True
+    ends = time.monotonic() + 0.8
+    moments: list[float] = []
+    keeper = LeaseKeeper(frontier, 0.8, lambda each: moments.append(time.monotonic()))  # type: ignore[arg-type]
+    keeper.add(lease(b"a", 0.8))
+    task = asyncio.create_task(keeper.run())
+    while not moments and time.monotonic() < ends + 2:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    assert moments
+    assert moments[0] < ends
+
+
+async def test_what_has_ended_is_not_kept() -> None:
+    keeper = LeaseKeeper(Renewing(), 0.1, pytest.fail)  # type: ignore[arg-type]
+    old = lease(b"a", 0.0)
+    keeper.add(old)
+    keeper.remove(msgspec.structs.replace(old, token=0))  # another's
+    assert keeper._held
+    keeper.remove(old)
+    assert not keeper._held
+
+
+# -- the item log
+
+
+async def claimed(frontier: Frontier, role: str, position: int) -> Claim:
+    claim = await frontier.claim(role, 60)
+    assert claim is not None
+    await frontier.advance(claim, msgspec.msgpack.encode((position, b"")), 60)
+    return claim
+
+
+async def watched(frontier: Frontier, *, keep: bool = False) -> ItemLogKeeper:
+    keeper = ItemLogKeeper(frontier, Persistence(shared=False), keep=keep, every=0.01)
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    return keeper
+
+
+async def test_the_log_is_trimmed_behind_the_slowest_output() -> None:
+    frontier = await memory_frontier()
+    await log_items(frontier, 10)
+    slow, fast = await claimed(frontier, "sink:slow", 3), await claimed(frontier, "sink:fast", 9)
+    await frontier.relinquish(slow)  # nobody writes it now, but somebody will
+    await watched(frontier)
+    assert [item.seq for item in await frontier.read_items(0, 100)] == [4, 5, 6, 7, 8, 9, 10]
+    assert (await frontier.stats()).items == 10
+    await frontier.relinquish(fast)
+
+
+async def test_a_log_that_is_to_be_kept_is_kept() -> None:
+    frontier = await memory_frontier()
+    await log_items(frontier, 5)
+    await claimed(frontier, "sink:x", 5)
+    await watched(frontier, keep=True)
+    assert len(await frontier.read_items(0, 100)) == 5
+
+
+async def test_without_an_output_nothing_is_forgotten() -> None:
+    frontier = await memory_frontier()
+    await log_items(frontier, 5)
+    await claimed(frontier, "seed", 5)
+    await watched(frontier)
+    assert len(await frontier.read_items(0, 100)) == 5
+
+
+async def test_workers_wait_for_an_output_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(itemlog, "_MAX_LAG", 4)
+    frontier = await memory_frontier()
+    await log_items(frontier, 10)
+    claim = await claimed(frontier, "sink:x", 5)
+    assert (await watched(frontier, keep=True)).far_behind
+    await frontier.advance(claim, msgspec.msgpack.encode((6, b"")), 60)
+    assert not (await watched(frontier, keep=True)).far_behind
+    await frontier.advance(claim, msgspec.msgpack.encode((0, b"")), 60)
+    await frontier.relinquish(claim)  # for one that nobody writes, waiting would never end
+    assert not (await watched(frontier, keep=True)).far_behind
+
+
+# -- an output that stands by
+
+
+async def test_an_output_is_written_by_one_and_taken_over() -> None:
+    frontier = await memory_frontier()
+    first: list[dict[str, object]] = []
+    second: list[dict[str, object]] = []
+    one = StandbyDrainer(frontier, lambda: CollectSink(first), "x", ttl=0.5)
+    other = StandbyDrainer(frontier, lambda: CollectSink(second), "x", ttl=0.5)
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(0.05)
+    beside = asyncio.create_task(other.run())
+    await log_items(frontier, 3)
+    one.nudge()
+    other.nudge()
+    await asyncio.sleep(0.8)
+    assert (len(first), len(second)) == (3, 0)
+    task.cancel()  # as if its process were gone: the role runs out
+    await log_items(frontier, 2)
+    await asyncio.sleep(2.0)
+    beside.cancel()
+    await asyncio.gather(task, beside, return_exceptions=True)
+    await other.finish(finished=True)
+    assert (len(first), len(second)) == (3, 2)
+
+
+async def test_at_the_end_somebody_has_written_everything() -> None:
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    items: list[dict[str, object]] = []
+    late = StandbyDrainer(frontier, lambda: CollectSink(items), "x", ttl=60)
+    await late.finish(finished=True)  # it never ran: but nobody else did it
+    assert len(items) == 3
+    again: list[dict[str, object]] = []
+    await StandbyDrainer(frontier, lambda: CollectSink(again), "x", ttl=60).finish(finished=True)
+    assert again == []
+
+
+# -- several processes
+
+
+def test_a_killed_process_is_replaced_and_others_are_not(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "marks = pathlib.Path(sys.argv[1]); mark = marks / str(os.getpid()); mark.touch()\n"
+        "if len(list(marks.iterdir())) <= 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.exit(3)\n"
+    )
+    assert Processes([sys.executable, "-c", script, str(tmp_path)], 1).run() == 3
+    assert len(list(tmp_path.iterdir())) == 3
