@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from shoal.assembly import frontier_options, make_engine, make_scheduler, new_run_id
-from shoal.config import Config, find_config_file, load_config
+from shoal.config import Config, find_config_file, load_config, mask
 from shoal.engine import Engine
 from shoal.errors import RunError, ShoalError, SinkError
 from shoal.events import Snapshot, Summary
@@ -287,7 +287,7 @@ class Crawl:
         identities = [sink_id(spec) for spec in self.outputs]
         for spec, identity in zip(self.outputs, identities, strict=True):
             if identities.count(identity) > 1:
-                raise SinkError(f"{spec} is given twice as an output")
+                raise SinkError(f"{mask(spec)} is given twice as an output")
             scheme, _, path = self.config.frontier.partition(":///")
             if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
                 raise SinkError(f"{spec} is the frontier's own file; write the items to another one")

@@ -25,7 +25,7 @@ from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, Stor
 from shoal.events import Counters, Snapshot
 from shoal.http import Request, Response
 from shoal.itemlog import ItemLogKeeper
-from shoal.leases import LeaseKeeper
+from shoal.leases import LeaseKeeper, lost_before
 from shoal.links import host_of, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
@@ -111,6 +111,8 @@ class Engine:
         self._settled_since = 0.0
         self._lease_again = 0.0
         """Not before this moment, unless something was settled."""
+        self._careful = False
+        """The last chance of a request that lost its workers is waiting: nothing else may be in flight beside it."""
         self._poll = _POLL[0]
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
@@ -131,6 +133,9 @@ class Engine:
             self._helpers.append(task)
         try:
             await self._pump()
+        except StoreAwayError:
+            if not self.stopping:  # else it was given up: what is leased runs out by itself
+                raise
         finally:
             await self._wind_down()
         failure = self._failure or self._seeder.failure
@@ -172,6 +177,8 @@ class Engine:
 
     def _wanted(self) -> int:
         """How many leases there is room for."""
+        if self._careful:
+            return 0 if self._active or self._ahead or self._settled else 1
         free = self._config.concurrency - len(self._active)
         if not self._shared:
             return free
@@ -188,15 +195,30 @@ class Engine:
         if self._log.far_behind:
             return 0.05
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted))
+        leases = await self._fit_company(leased.leases)
         if self.stopping:  # asked to while the frontier was
-            self._settled.extend(Released(lease, contacted=False) for lease in leased.leases)
+            self._settled.extend(Released(lease, contacted=False) for lease in leases)
             return None
-        for lease in leased.leases:
+        for lease in leases:
             self._on_lease(lease)
             self._leases.add(lease)
             self._ahead.append(lease)
         self._fill()
         return self._next_look(leased.wait, short=len(leased.leases) < wanted, empty=not leased.leases)
+
+    async def _fit_company(self, leases: list[Lease]) -> list[Lease]:
+        """Without those that have to be alone: they go back, and are leased one by one when nothing is in flight. So a
+        page that kills its worker costs its neighbours an attempt, but never the last one."""
+        most = self._config.retry.max_attempts
+        last = [lease for lease in leases if lease.attempt >= most > 1]
+        alone = await self._persist(lambda: lost_before(self._frontier, last)) if last else []
+        if self._careful and not alone:
+            self._wake()  # for more than the one that was leased
+        self._careful = bool(alone)
+        if alone and (len(leases) > 1 or self._active or self._ahead):
+            self._settled.extend(Released(lease, contacted=False) for lease in alone)
+            return [lease for lease in leases if lease not in alone]
+        return leases
 
     def _next_look(self, wait: float | None, *, short: bool, empty: bool) -> float | None:
         """When to ask for leases again. What others do to a shared queue is not told: it is looked at now and then."""
@@ -227,9 +249,16 @@ class Engine:
             loop.call_later(grace, self._cancel_active)
             if self._shared:
                 loop.call_later(grace + _LAST_WORD, self._give_up)
-            self._settled.extend(Released(lease, contacted=False) for lease in self._ahead)
-            self._ahead.clear()
-            self._wake()
+                loop.call_later(grace + 2 * _LAST_WORD, self._persist.give_up)
+            self.give_back()
+
+    def give_back(self) -> None:
+        """What was leased ahead and has not begun: the run was halted."""
+        for lease in self._ahead:
+            self._leases.remove(lease)
+            self._settled.append(Released(lease, contacted=False))
+        self._ahead.clear()
+        self._wake()
 
     def _cancel_active(self) -> None:
         for task in self._active:
@@ -460,6 +489,8 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+            if self.stopping and isinstance(error, StoreAwayError):
+                return  # it was given up
             self._failure = error
             self.stop()
 
@@ -468,8 +499,7 @@ class Engine:
         for task in (*self._helpers, *self._active):
             task.cancel()
         await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
-        self._settled.extend(Released(lease, contacted=False) for lease in self._ahead)
-        self._ahead.clear()
+        self.give_back()
         if self._settled:
             try:
                 await self._settle()

@@ -116,6 +116,8 @@ def _check_keys(value: Any) -> None:
         for child in value:
             if type(child) not in _SCALARS:
                 _check_keys(child)
+    elif type(value) is msgspec.msgpack.Ext:
+        raise TypeError("a msgpack extension is no value that an output can hold")
 
 
 # -- finding out what was wrong, once something was

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.errors import FrontierError
 from shoal.ports import Frontier, Lease
 
 log = logging.getLogger("shoal.engine")
+
+_LOST = "lease lost"  # what a frontier notes when a worker was lost
 
 
 class LeaseKeeper:
@@ -75,3 +77,17 @@ class LeaseKeeper:
         log.warning("lease lost or about to end; its work is dropped url=%s", lease.request.url)
         self.remove(lease)
         self._drop(lease)
+
+
+async def lost_before(frontier: Frontier, leases: Sequence[Lease]) -> list[Lease]:
+    """Those that have lost a worker. Each of them may have been what killed it, or was only in flight beside that.
+
+    One that was not filtered is not asked for: that may be a search through the whole run.
+    """
+    found = []
+    for lease in leases:
+        if lease.fingerprint == lease.request.fingerprint():
+            history = await frontier.find(lease.request)
+            if history is not None and any(event.what == _LOST for event in history.events):
+                found.append(lease)
+    return found

@@ -29,7 +29,7 @@ class Persistence:
     def __init__(self, *, shared: bool) -> None:
         """``shared``: the store is a server's, so that a step may hang."""
         self._shared = shared
-        self._hanging: set[asyncio.Future[Any]] = set()
+        self._end: asyncio.Future[None] | None = None
         self._given_up = False
         self.away = False
         """The server could not be reached the last time."""
@@ -68,20 +68,30 @@ class Persistence:
             if isinstance(step, Coroutine):
                 step.close()
             raise StoreAwayError("the frontier's server is away, and there is no time left to wait for it")
+        if self._end is None:
+            self._end = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(step)
-        self._hanging.add(task)
+        task.add_done_callback(_heard)
+        either: set[asyncio.Future[Any]] = {task, self._end}
         try:
-            return await task
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if self._given_up and current is not None and not current.cancelling():
-                raise StoreAwayError("the frontier's server did not answer in time") from None
+            task.cancel()
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             raise
-        finally:
-            self._hanging.discard(task)
+        if task.done():
+            return task.result()
+        task.cancel()  # and not waited for: it may want to tidy up with the same server
+        raise StoreAwayError("the frontier's server did not answer in time")
 
     def give_up(self) -> None:
         """Wait for no server any more: what hangs fails now, and so does every later step."""
         self._given_up = True
-        for task in self._hanging:
-            task.cancel()
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+
+def _heard(task: asyncio.Future[T]) -> None:
+    """If nobody waits for it any more, nobody is to be told."""
+    if not task.cancelled():
+        task.exception()

@@ -338,7 +338,7 @@ async def test_tables_by_type(place: Place) -> None:
 
 async def test_strange_names(place: Place) -> None:
     names = [
-        "_key", "select", 'a"b', "a`b", "%s", "", "a b ", "ctid", "xmin", "DB_ROW_ID", "_shoal_widened",
+        "_key", "select", 'a"b', "a`b", "%s", "", "a b ", "a\n", "ctid", "xmin", "DB_ROW_ID", "_shoal_widened",
         "x" * 63, "x" * 64, "x" * 65, "x" * 200, "x" * 200 + "y", "東" * 30, "東" * 70, "🐟", "🐠", "a\0b", "a\nb",
         "$1", "old", "new", "c1",
     ]  # fmt: skip
@@ -881,6 +881,15 @@ def test_shown_identity() -> None:
     assert sink_id("postgresql://u:p@h/db?table=t&schema=s") == "postgresql://h:5432/db?table=t&schema=s"
     assert sink_id("mariadb://u:p@[::1]:33/d%20b") == "mysql://[::1]:33/d b"
     assert "s3cret" not in repr(vars(open_sink("mysql://u:s3cret@h/db")))
+
+
+@pytest.mark.parametrize("spec", ["mysql:/u:s3cret@h/db", "postgres://u:s3cret@h/db", "mysqls://u:s3cret@h/db"])
+def test_a_scheme_that_is_mistyped(spec: str) -> None:
+    try:
+        shown = sink_id(spec)
+    except SinkError as error:
+        shown = str(error)
+    assert "s3cret" not in shown
 
 
 def test_shared() -> None:

@@ -7,23 +7,25 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from shoal.errors import FrontierError, RunError, StoreAwayError, StoreError
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.failures import explained
-from shoal.ports import Completion, Failure, FrontierOptions, HostUpdate, Pushed, Run, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Pushed, Run, Stats
 from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
@@ -51,7 +53,7 @@ async def opened(url: str, offset: Callable[[], float] = lambda: 0.0) -> AsyncIt
 
 
 @asynccontextmanager
-async def raw(server: RedisServer) -> AsyncIterator[Redis]:
+async def raw(server: DatabaseServer) -> AsyncIterator[Any]:
     """The server itself, as others see it."""
     client = Redis(port=server.port, protocol=2)
     try:
@@ -61,7 +63,7 @@ async def raw(server: RedisServer) -> AsyncIterator[Redis]:
         await client.connection_pool.disconnect()
 
 
-async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptions | None = None):  # type: ignore[no-untyped-def]
+async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptions | None = None) -> Frontier:
     await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=1.0))
     return await store.frontier(run_id, options or FrontierOptions(concurrency_per_host=1000))
 
@@ -106,7 +108,8 @@ def test_urls(url: str, expected: tuple[object, ...]) -> None:
     "url",
     [
         "redis://", "redis://h:0", "redis://h:99999", "redis://h/x", "redis://h/0/1", "redis://a,b/0", "redis+x://h",
-        "redis+sentinel://h", "redis+sentinel://h/m/x", "redis://h?prefix=", "redis://h?prefix=a}b", "redis://h?timeout=0",
+        "redis+sentinel://h", "redis+cluster://h/1",
+        "redis+sentinel://h/m/x", "redis://h?prefix=", "redis://h?prefix=a}b", "redis://h?timeout=0",
         "redis://h?timeout=soon", "redis://h?pool=3", "redis://h?ssl_ca_certs=x", "redis://h?x", "redis://h/0#part",
         "redis://[::1/0",
     ],
@@ -159,6 +162,15 @@ async def test_a_wrong_password_and_a_user_who_may_not() -> None:
 async def test_a_database_that_is_not_there() -> None:
     with pytest.raises(StoreError, match="out of range"):
         await RedisStore.open(f"redis://127.0.0.1:{shared(RedisServer).port}/99")
+
+
+async def test_a_single_server_is_no_cluster_and_no_sentinel() -> None:
+    port = shared(RedisServer).port
+    for url in (f"redis+cluster://127.0.0.1:{port}", f"redis+sentinel://127.0.0.1:{port}/main/0"):
+        with pytest.raises(StoreError, match="write redis://"):
+            await RedisStore.open(url)
+    with pytest.raises(StoreAwayError, match="can't be reached"):
+        await RedisStore.open(f"redis+cluster://127.0.0.1:{free_port()}")
 
 
 @asynccontextmanager
@@ -370,10 +382,10 @@ async def test_a_server_without_a_disk_leaves_no_trace() -> None:
 
 
 async def test_what_may_lose_requests_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with running(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as server:
-        with caplog.at_level(logging.WARNING):
-            async with opened(server.url):
-                pass
+    careless = running(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru")
+    with careless as server, caplog.at_level(logging.WARNING):
+        async with opened(server.url):
+            pass
     told = " ".join(record.getMessage() for record in caplog.records)
     assert "noeviction" in told
     assert "appendonly yes" in told
@@ -438,10 +450,10 @@ async def test_a_key_of_another_type_is_told(store: RedisStore, prefix: str, nam
     async with raw(shared(RedisServer)) as client:
         await client.delete(f"{{{prefix}}}:{name}")
         await client.set(f"{{{prefix}}}:{name}", "something else")
+    steps = {"run:1:role": lambda: frontier.claim("seed", TTL), "lease": lambda: frontier.lease(5, TTL)}
+    step = steps.get(name) or (lambda: frontier.push([page(2, host="new.example")]))
     with pytest.raises(StoreError, match=r"\?prefix=name"):
-        await frontier.push([page(2)])
-        await frontier.lease(5, TTL)
-        await frontier.claim("seed", TTL)
+        await step()
 
 
 # -- stores and runs beside each other
@@ -590,17 +602,13 @@ asyncio.run(work(sys.argv[1]))
 async def test_processes_never_get_the_same_request(store: RedisStore, prefix: str) -> None:
     frontier = await new_run(store)
     await frontier.push([page(number, host=f"{number % 7}.example") for number in range(2000)])
-    command = [sys.executable, "-c", _WORKER, f"{shared(RedisServer).url}?prefix={prefix}"]
-    pipe = subprocess.PIPE
-    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    command = (sys.executable, "-c", _WORKER, f"{shared(RedisServer).url}?prefix={prefix}")
+    pipe = asyncio.subprocess.PIPE
+    workers = [await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe) for _ in range(3)]
     for worker in workers:
         assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:  # all at once
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    shares = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
+        assert await worker.stdout.readline() == b"ready\n"
+    shares = [said.split() for said, _ in await asyncio.gather(*(worker.communicate(b"go\n") for worker in workers))]
     assert [worker.returncode for worker in workers] == [0, 0, 0]
     assert sum(map(len, shares)) == len({url for share in shares for url in share}) == 2000
     assert sum(bool(share) for share in shares) > 1
@@ -653,8 +661,49 @@ async def test_through_a_sentinel() -> None:
             sentinel.close()
 
 
+async def until(step: Callable[[], Awaitable[object]], *away: type[Exception]) -> None:
+    """Again and again, until it gives something and nobody is away."""
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(*away):
+                if await step():
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_after_a_failover() -> None:
+    with running() as server, running() as replica:
+        async with raw(replica) as client:
+            await client.execute_command("REPLICAOF", "127.0.0.1", str(server.port))
+
+            async def is_replica() -> bool:
+                return (await client.info("replication")).get("master_link_status") == "up"
+
+            async def is_master() -> bool:
+                return (await client.info("replication"))["role"] == "master"
+
+            await until(is_replica)
+            sentinel = SentinelServer(server)
+            try:
+                async with opened(sentinel.url) as store, raw(sentinel) as watcher:
+                    frontier = await new_run(store)
+                    await push(frontier, 1, 2)
+                    first = await lease_one(frontier)
+                    await until(lambda: watcher.execute_command("SENTINEL", "FAILOVER", "main"), ResponseError)
+                    await until(is_master)
+                    server.kill()
+                    done = [Completion(lease=first, items=[b"x"])]
+                    await until(lambda: frontier.complete(done), StoreAwayError)
+                    second = await lease_one(frontier)
+                    assert second.token > first.token
+                    assert (await frontier.stats()).items == 1
+                    await check_books(frontier)
+            finally:
+                sentinel.close()
+
+
 async def test_on_a_cluster() -> None:
-    with running(cluster_enabled="yes") as server:
+    with running(cluster_enabled="yes", cluster_port=str(free_port())) as server:
         async with raw(server) as client:
             await client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
@@ -672,13 +721,8 @@ async def test_on_a_cluster() -> None:
             with pytest.raises(StoreAwayError):
                 await frontier.stats()
             server.start()
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        assert (await frontier.stats()).done == 50
-                        break
-                    except StoreAwayError:
-                        await asyncio.sleep(0.05)
+            await until(frontier.stats, StoreAwayError)
+            assert (await frontier.stats()).done == 50
             await store.delete_run("run")
 
 

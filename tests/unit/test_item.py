@@ -221,3 +221,10 @@ def test_imports_neither_pydantic_nor_attrs() -> None:
     code = f"import sys, shoal.item, shoal.sinks.drainer; print([name for name in {unwanted} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_msgpack_extension_is_refused() -> None:
+    with pytest.raises(ItemError):
+        encode_item({"x": [msgspec.msgpack.Ext(1, b"")]})
+    with pytest.raises(ItemError):
+        encode_item({"x": msgspec.msgpack.Ext(1, b"")})

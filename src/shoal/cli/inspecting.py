@@ -155,6 +155,7 @@ def retry_failed(
 
 def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None) -> None:
     """Write all items of a run to a file, in any of the formats."""
+    from shoal.config import mask
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain
 
@@ -162,7 +163,7 @@ def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None)
         async with opened(frontier, run_id, readonly=True) as (_, store):
             for spec in output:
                 count = await drain(store, open_sink(spec), on_progress=_progress)
-                print(f"{count} items to {spec}", file=sys.stderr)
+                print(f"{count} items to {mask(spec)}", file=sys.stderr)
 
     asyncio.run(work())
 

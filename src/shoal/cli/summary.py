@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.cli.progress import duration
-from shoal.config import Config
+from shoal.config import Config, mask
 from shoal.events import Summary
 
 _TITLES = {
@@ -44,7 +44,7 @@ def show(console: Console, summary: Summary, config: Config, command: str = "") 
         *([("leases lost", str(counters.leases_lost))] if counters.leases_lost else []),
         ("time", duration(summary.elapsed)),
         ("speed", f"{summary.pages_per_second:.1f} pages/s"),
-        *(("written to", _whole(output, summary)) for output in summary.outputs if output != "-"),
+        *(("written to", _whole(mask(output), summary)) for output in summary.outputs if output != "-"),
     ]
     for row in rows:
         table.add_row(*row)

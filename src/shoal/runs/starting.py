@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shoal.assembly import frontier_options, make_scheduler, new_run_id
-from shoal.config import Config
+from shoal.config import Config, mask
 from shoal.errors import ConfigError, RequestError, RunError, SinkError
 from shoal.events import Counters
 from shoal.http import Request
@@ -191,7 +191,7 @@ def _check_outputs(outputs: Sequence[str]) -> None:
         sink_id(spec)
         if not is_shared(spec):
             raise SinkError(
-                f"{spec} is a file of one machine, which a fleet can't share; give it to one worker with -o, "
+                f"{mask(spec)} is a file of one machine, which a fleet can't share; give it to one worker with -o, "
                 "write it at the end with `shoal export RUN -o FILE`, or name a database on a server"
             )
 

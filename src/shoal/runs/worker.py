@@ -19,6 +19,7 @@ from shoal.engine import Engine
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.events import Snapshot, Summary
 from shoal.frontier import open_store
+from shoal.persistence import Persistence
 from shoal.ports import Frontier, Run, Store
 from shoal.runs.starting import RunSettings, check_spider, code_hash
 from shoal.scheduler import Scheduler
@@ -32,7 +33,8 @@ log = logging.getLogger("shoal.worker")
 GRACE = 0.5  # seconds that what is in flight has when a worker is asked to stop, unless it is told otherwise
 _WATCH_EVERY = 1.0
 _ROLE_TTL = 60.0
-_LAST_WORD = 2.0  # seconds that outputs and the store have after a stop
+_LAST_WORD = 1.2  # seconds that outputs have after a stop
+_CLOSING = 0.5
 
 
 class Worker:
@@ -85,6 +87,7 @@ class Worker:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
             run, settings = await self._find_run(store)
+            self.config = self.config.with_settings({"retry.max_attempts": settings.max_attempts})  # all alike
             frontier = await store.frontier(run.run_id, settings.options)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)
@@ -105,8 +108,9 @@ class Worker:
             finally:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
+            until = asyncio.get_running_loop().time() + _LAST_WORD
             await self._end(store, frontier, scheduler, drains)
-            self.summary = await self._summarize(run, frontier, scheduler, started)
+            self.summary = await self._summarize(run, frontier, scheduler, started, until)
         return self.summary
 
     async def _find_run(self, store: Store) -> tuple[Run, RunSettings]:
@@ -138,7 +142,7 @@ class Worker:
                 await store.transition(run.run_id, "running")
 
     async def _watch(self, store: Store, frontier: Frontier) -> None:
-        """See what others do to the run. Only told of here: a halted run gives no leases anyway."""
+        """See what others do to the run. A halted one gives no leases anyway: what was leased ahead goes back."""
         state = "running"
         while True:
             await asyncio.sleep(_WATCH_EVERY)
@@ -150,6 +154,8 @@ class Worker:
                 if run.state != state:
                     log.warning("run %s is %s", self.run_id, run.state)
                     state = run.state
+                    if state == "paused" and self._engine is not None:
+                        self._engine.give_back()
                 if self._keep_alive and state in ("running", "finished"):
                     await self._show_state(store, state, finished=await frontier.is_finished())
             except FrontierError as exc:
@@ -165,26 +171,38 @@ class Worker:
         self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer]
     ) -> None:
         stopped = self._stop_asked or self.error is not None
+        work = asyncio.create_task(self._finish(store, frontier, scheduler, drains, stopped=stopped))
         try:
-            async with asyncio.timeout(_LAST_WORD if stopped else None):
-                ended = not stopped and (scheduler.limit_reached or await frontier.is_finished())
-                for drain in drains:
-                    await drain.finish(finished=ended)
-                if ended:
-                    with suppress(RunError):
-                        await store.transition(self.run_id, "finished")
-        except TimeoutError:
-            log.warning("the frontier's server is away: outputs are gone on with by another worker")
+            done, _ = await asyncio.wait({work}, timeout=_LAST_WORD if stopped else None)
+            if not done:
+                log.warning("the frontier's server is away: outputs are gone on with by another worker")
+            elif (exc := work.exception()) is not None:
+                raise exc
         except ShoalError as exc:
             self.error = self.error or exc
+        finally:
+            work.cancel()  # and not waited for: it may want to tidy up with a server that does not answer
 
-    async def _summarize(self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float) -> Summary:
+    async def _finish(
+        self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer], *, stopped: bool
+    ) -> None:
+        persist = Persistence(shared=store.shared)
+        ended = not stopped and (scheduler.limit_reached or await persist(frontier.is_finished))
+        for drain in drains:
+            await drain.finish(finished=ended)
+        if ended:
+            with suppress(RunError):
+                await persist(lambda: store.transition(self.run_id, "finished"))
+
+    async def _summarize(
+        self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float, until: float
+    ) -> Summary:
         from shoal.ports import Stats
 
         assert self._engine is not None
         state, stats, kinds = "stopped", Stats(), {}
         with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD):
+            async with asyncio.timeout_at(until if self._stop_asked else None):
                 stats, kinds = await frontier.stats(), await frontier.dead_kinds()
                 finished = not (stats.remaining or stats.seeding)
                 state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
@@ -208,5 +226,5 @@ def new_worker_id() -> str:
 
 async def _close_quietly(store: Store) -> None:
     with suppress(FrontierError, TimeoutError):
-        async with asyncio.timeout(_LAST_WORD):
+        async with asyncio.timeout(_CLOSING):
             await store.close()

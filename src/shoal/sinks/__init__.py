@@ -123,7 +123,8 @@ def _parse(spec: str) -> _Target:
         raise SinkError(f"{spec}: one JSON array can't be written piece by piece; use {spec}l, with an object a line")
     kind = _ENDINGS.get(ending)
     if kind is None:
-        raise SinkError(f"can't tell from {spec!r} what to write; use {_POSSIBLE}")
+        shown = spec.rpartition("@")[2]  # a password may stand before it, if the scheme was mistyped
+        raise SinkError(f"can't tell from {shown!r} what to write; use {_POSSIBLE}")
     return _Target(kind, spec)
 
 

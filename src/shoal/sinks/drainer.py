@@ -240,6 +240,9 @@ class Drainer:
                 self._broken = True
                 self._failures += 1
                 failure, count = exc, self._failures
+            except asyncio.CancelledError:  # perhaps in a write, which may have cost the sink its connection
+                self._broken = True
+                raise
             if count > len(self._delays):
                 raise SinkError(f"gave up after {count} tries: {failure}") from failure
             delay = self._delays[count - 1]

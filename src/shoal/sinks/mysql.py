@@ -60,7 +60,7 @@ _SPARE = "_shoal_widened"
 _NAMING = Naming(
     fold=_fold,
     limit=64,
-    forbidden=re.compile("[\0\U00010000-\U0010ffff]| +$"),
+    forbidden=re.compile(r"[\0\U00010000-\U0010ffff]|\s+\Z"),
     reserved=frozenset({"db_row_id", "db_trx_id", "db_roll_ptr", "fts_doc_id", _SPARE}),
 )
 _KEY_LENGTH = 255

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from shoal.errors import StoreAwayError
 from shoal.ports import Frontier, Sink
 from shoal.sinks.drainer import Drainer, RoleTakenError, position_of
 
@@ -81,7 +82,10 @@ class StandbyDrainer:
             await drainer.abandon()
 
     async def _all_written(self) -> bool:
-        roles = {role.role: role for role in await self._frontier.roles()}
+        try:
+            roles = {role.role: role for role in await self._frontier.roles()}
+            written = (await self._frontier.stats()).items
+        except StoreAwayError:  # it may be back in a moment
+            return False
         mine = roles.get(f"sink:{self._role}")
-        done = position_of(mine.cursor) if mine is not None else 0
-        return done >= (await self._frontier.stats()).items
+        return (position_of(mine.cursor) if mine is not None else 0) >= written

@@ -31,7 +31,8 @@ class Address(Struct, frozen=True):
         """StoreError if the URL can't be read. It never shows the password."""
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port or 5432
+            several = "," in parts.netloc
+            host, port = (None, 0) if several else (parts.hostname, parts.port or 5432)
             query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as exc:
             raise StoreError(f"the URL of the frontier can't be read; {_FORM}") from exc
@@ -42,14 +43,13 @@ class Address(Struct, frozen=True):
                 f"?schema={schema} can't be the name of a schema: small letters, digits and _, at most 63, not pg_"
             )
         dsn = urlunsplit(parts._replace(query=urlencode([pair for pair in query if pair[0] not in ours])))
-        elsewhere = host is None or "," in parts.netloc or any(key == "host" for key, _ in query)
         shown = parts.netloc.rpartition("@")[2] or dict(query).get("host", "localhost")
         return cls(
             dsn=dsn,
             schema=schema,
             timeout=_seconds(ours.get("timeout", "10")),
             place=f"PostgreSQL at {shown}{parts.path}",
-            host=None if elsewhere else host,
+            host=None if "host" in dict(query) else host,
             port=port,
         )
 

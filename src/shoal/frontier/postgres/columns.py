@@ -17,7 +17,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def storable(text: str) -> str:
-    """Text without what PostgreSQL can't keep: halves of characters, and the character 0. A server may send anything."""
+    """Text without what PostgreSQL can't keep (halves of characters, the character 0): a server may send anything."""
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 

@@ -69,11 +69,12 @@ class Database:
         statement = self._statements.get(function)
         if statement is None:
             marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
-            statement = self._statements[function] = f"SELECT * FROM {self.address.schema}.{function}({marks})"
+            statement = self._statements[function] = f'SELECT * FROM "{self.address.schema}".{function}({marks})'
         timeout = self.address.timeout * (_PATIENT if patient else 1)
         for attempt in range(1, _TRIES + 1):
             try:
-                return await self._run(lambda link: link.fetch(statement, *arguments), timeout)
+                rows: list[asyncpg.Record] = await self._run(lambda link: link.fetch(statement, *arguments), timeout)
+                return rows
             except asyncpg.PostgresError as exc:
                 if attempt == _TRIES or not may_try_again(exc):
                     raise explained(exc, self.address) from exc
@@ -186,13 +187,17 @@ class Database:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(address.timeout):
                     if await _answers_otherwise(address.host, address.port):
-                        raise StoreError(f"what answers at {address.host}:{address.port} is no PostgreSQL; check the URL")
+                        raise StoreError(
+                            f"what answers at {address.host}:{address.port} is no PostgreSQL; check the URL"
+                        )
 
     async def close(self) -> None:
-        """What was asked for before is done first."""
+        """What was asked for before is done first, if the server answers in time."""
         self._closed = True
         if self._calls:
-            await asyncio.wait(set(self._calls))
+            _, late = await asyncio.wait(set(self._calls), timeout=self.address.timeout)
+            for call in late:
+                call.cancel()
         for link in self._idle:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await link.close(timeout=1.0)
@@ -200,15 +205,16 @@ class Database:
 
 
 async def _answers_otherwise(host: str, port: int) -> bool:
-    """Whether a server takes the first words of the protocol for something else. PostgreSQL answers them with one
-    letter; others are still waiting for the end of a line then, and answer when they get it."""
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")  # may I speak TLS?
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                return await reader.read(1) not in (b"S", b"N", b"E", b"")
-        writer.write(b"\r\n\r\n")
-        return await reader.read(1) != b""
-    finally:
-        writer.close()
+    """Whether something else than PostgreSQL answers. That takes the first words of its protocol with one letter; who
+    says nothing to them may answer a line of text."""
+    may_i_speak_tls = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+    for words, answers in ((may_i_speak_tls, (b"S", b"N", b"E", b"")), (b"PING\r\n\r\n", (b"",))):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(words)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    return await reader.read(1) not in answers
+        finally:
+            writer.close()
+    return False

@@ -18,7 +18,8 @@ _REFUSED = {
     "28000": "this user may not connect (pg_hba.conf); check the user, and whether TLS is asked for (?sslmode=require)",
     "28P01": "the password is wrong, or none was given; check it in the URL of the frontier",
     "3D000": "there is no such database; make it (createdb NAME), or name another in the URL",
-    "42501": "this user may not do that; let an administrator GRANT CREATE ON DATABASE to it, or name a schema of its own",
+    "42704": "check what stands behind the ? in the URL of the frontier",
+    "42501": "this user may not do that; GRANT CREATE ON DATABASE to it, or name a schema of its own",
 }
 _TROUBLE = {
     "53100": "no room on its disk; nothing was changed. Make room and go on",
@@ -48,13 +49,14 @@ def explained(exc: BaseException, address: Address) -> ShoalError:
         return _explained(exc, exc.sqlstate or "", place)
     if isinstance(exc, asyncpg.ClientConfigurationError):
         return StoreError(f"the URL of the frontier can't be used: {exc}")
-    if isinstance(exc, ssl.SSLError):
-        return StoreError(f"{place}: no connection with TLS ({exc.reason or exc}); check its certificate and ?sslmode=")
+    if isinstance(exc, ssl.SSLError) or (isinstance(exc, ConnectionError) and "SSL" in str(exc)):
+        return StoreError(f"{place}: no connection with TLS ({exc}); check its certificate and ?sslmode=")
     if isinstance(exc, OSError | EOFError):
-        return StoreAwayError(f"{place} can't be reached: {exc.strerror if isinstance(exc, OSError) else exc}".rstrip())
+        said = getattr(exc, "strerror", None) or exc
+        return StoreAwayError(f"{place} can't be reached: {said}")
+    if isinstance(exc, asyncpg.InternalClientError) or "closed" in str(exc):  # the server ended it while it was idle
+        return StoreAwayError(f"the connection to {place} was lost")
     if isinstance(exc, asyncpg.InterfaceError):
-        if "closed" in str(exc):
-            return StoreAwayError(f"the connection to {place} was lost")
         return FrontierError(f"{place}: {exc}; nothing was changed")
     return StoreError(f"{place} can't be used: {exc!r:.200}")
 
@@ -72,7 +74,9 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
     if code in _TROUBLE:
         return FrontierError(f"{place}: {_TROUBLE[code]} ({said})")
     if code.startswith(("42", "3F")):
-        return StoreError(f"{place}: the tables of the frontier are not as they should be ({said}); name another schema")
+        return StoreError(
+            f"{place}: the tables of the frontier are not as they should be ({said}); name another schema"
+        )
     if code.startswith("XX"):
         return StoreError(f"{place} is damaged or has a bug ({said}); look at its log")
     return FrontierError(f"{place}: {said}; nothing was changed")

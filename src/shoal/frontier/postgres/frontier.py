@@ -53,9 +53,7 @@ _pack = msgspec.msgpack.Encoder().encode
 class PostgresFrontier:
     """See `shoal.ports.Frontier`."""
 
-    def __init__(
-        self, database: Database, run: int, options: FrontierOptions, offset: Callable[[], float]
-    ) -> None:
+    def __init__(self, database: Database, run: int, options: FrontierOptions, offset: Callable[[], float]) -> None:
         self._database = database
         self._run = run
         self._options = options
@@ -233,9 +231,7 @@ class PostgresFrontier:
         await self._database.call("remember", self._offset(), key.encode(errors="surrogatepass"), value, ttl)
 
     async def recall(self, key: str) -> bytes | None:
-        value: bytes | None = await self._database.value(
-            "recall", self._offset(), key.encode(errors="surrogatepass")
-        )
+        value: bytes | None = await self._database.value("recall", self._offset(), key.encode(errors="surrogatepass"))
         return value
 
     # -- looking at it

@@ -20,7 +20,7 @@ _LOCK = 0x53686F616C
 _RISKS = {
     "fsync": "a crash of its machine can destroy the whole database",
     "full_page_writes": "a crash of its machine can destroy the whole database",
-    "synchronous_commit": "a crash of the server loses the last moments: pages may be fetched twice, and delays forgotten",
+    "synchronous_commit": "a crash of the server loses its last moments: pages are fetched twice, delays forgotten",
 }
 
 _warned: set[str] = set()
@@ -54,9 +54,10 @@ async def prepare(link: Connection, address: Address) -> None:
         await link.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
         if await _is_current(link, address):
             return
-        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", address.schema):
-            await link.execute(f"CREATE SCHEMA {address.schema}")
-        await link.execute(f"SET LOCAL search_path = {address.schema}, pg_temp; SET LOCAL client_min_messages = warning")
+        name = f'"{address.schema}"'
+        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", name):
+            await link.execute(f"CREATE SCHEMA {name}")
+        await link.execute(f"SET LOCAL search_path = {name}, pg_temp; SET LOCAL client_min_messages = warning")
         await _migrate(link, address)
 
 
@@ -70,16 +71,16 @@ async def _warn(link: Connection, address: Address) -> None:
 
 
 async def _is_current(link: Connection, address: Address) -> bool:
-    schema = address.schema
-    if await link.fetchval("SELECT to_regclass($1) IS NULL", f"{schema}.migration"):
+    table = f'"{address.schema}".migration'
+    if await link.fetchval("SELECT to_regclass($1) IS NULL", table):
         return False
-    applied = await link.fetchval(f"SELECT max(number) FROM {schema}.migration")
+    applied = await link.fetchval(f"SELECT max(number) FROM {table}")
     if applied is not None and applied > max(migrations()):
         raise StoreError(
-            f"the schema {schema} of {address.place} was made by a newer Shoal (format {applied}, this one knows"
+            f"the schema {address.schema} of {address.place} was made by a newer Shoal (format {applied}, this one knows"
             f" {max(migrations())}); upgrade"
         )
-    made: str | None = await link.fetchval(f"SELECT functions FROM {schema}.migration WHERE number = $1", applied)
+    made: str | None = await link.fetchval(f"SELECT functions FROM {table} WHERE number = $1", applied)
     return applied == max(migrations()) and made == functions()[1]
 
 

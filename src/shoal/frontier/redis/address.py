@@ -59,11 +59,14 @@ def parse_url(url: str) -> Address:
         nodes = tuple(_node(place, _PORTS[kind]) for place in places.split(","))
         if len(nodes) > 1 and kind == "server":
             raise ValueError("it names several servers")
+        db = _number(path[0]) if path and path[0] else 0
+        if db and kind == "cluster":
+            raise ValueError("a cluster has no numbered databases")
         return Address(
             kind=kind,
             nodes=nodes,
             service=service,
-            db=_number(path[0]) if path and path[0] else 0,
+            db=db,
             username=unquote(username) or None,
             password=unquote(password) or None,
             prefix=_prefix(query.get("prefix", "shoal")),

@@ -22,11 +22,13 @@ _PASSING = frozenset({"READONLY", "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", 
 def explained(exc: Exception, address: Address) -> ShoalError:
     """The error of ours that says what happened and what to do."""
     where = address.shown
+    if isinstance(exc, exceptions.RedisClusterException):  # what the nodes said is behind it
+        exc = next((each for each in _chain(exc) if isinstance(each, exceptions.RedisError)), exc)
     if address.tls and (problem := _tls_problem(exc)):
         return StoreError(f"no TLS with {where}: {problem}")
     code, text = _code_of(exc), _text_of(exc)
     if code == "NORUN":
-        return RunError("there is no such run any more: it was deleted")
+        return RunError("there is no such run any more: it was deleted, or the server has lost its data")
     if isinstance(exc, exceptions.AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):
         return StoreError(f"{where} refuses the login ({text}); give user and password as redis://user:password@host")
     if code == "NOPERM":
@@ -53,6 +55,12 @@ def explained(exc: Exception, address: Address) -> ShoalError:
         return StoreAwayError(f"{where} can't be reached or does not answer ({text}){hint}")
     if isinstance(exc, exceptions.RedisClusterException | exceptions.ClusterError):
         return StoreAwayError(f"the cluster at {where} can't be reached ({text})")
+    if "cluster support disabled" in text:
+        return StoreError(f"{where} is no node of a cluster; write redis://host:port/0")
+    if "unknown command 'SENTINEL'" in text:
+        return StoreError(f"{where} is no sentinel; write redis://host:port/0")
+    if "user_script" in text:
+        return StoreError(f"what is stored at {where} can't be read ({text}): something else has changed it")
     return StoreError(f"{where} refuses: {text}")
 
 

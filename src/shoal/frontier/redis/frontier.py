@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import FrontierError, QueueFullError, RunError
+from shoal.errors import QueueFullError, RunError, ShoalError
 from shoal.frontier.redis.ledger import Ledger
 from shoal.frontier.redis.records import (
     UNREADABLE,
@@ -65,12 +65,14 @@ class RedisFrontier:
         self._options = pack_options(options)
         self._ledger = Ledger(self._run)
         self._joined = False
+        self._misplaced: list[bytes] = []
+        """Hosts whose lanes stand where other options put them."""
 
     async def _run(self, step: str, *arguments: Any) -> Any:
         try:
             return await self._server.run(step, self._number, self._options, *arguments)
         except RunError as exc:
-            raise RunError(f"there is no run {self._run_id} any more: it was deleted") from exc
+            raise RunError(f"run {self._run_id}: {exc}") from exc
 
     # -- pushing
 
@@ -95,14 +97,17 @@ class RedisFrontier:
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
-            with suppress(FrontierError):  # it happens all the same, and nobody is left to work on what it takes
+            with suppress(ShoalError):  # it happens all the same, and nobody is left to work on what it takes
                 await self.release((await job).leases)
             raise
 
     async def _lease(self, limit: int, ttl: float) -> Leased:
         if not self._joined:
-            await self._place(await self._run("join"))
+            self._misplaced += await self._run("join")
             self._joined = True
+        if self._misplaced:
+            await self._place(self._misplaced)
+            self._misplaced = []
         while True:
             deadline = time.monotonic() + ttl
             wait, learned, fingerprints, records, buried = await self._run("lease", max(0, limit), min(ttl, _FOREVER))

@@ -110,8 +110,9 @@ class Server:
 
     def _check_version(self, info: Any) -> None:
         where = self.address.shown
-        version = str(info.get("redis_version", "")) if isinstance(info, dict) else ""
-        if info.get("redis_mode") == "sentinel" if version else False:
+        known = info if isinstance(info, dict) else {}
+        version = str(known.get("redis_version", ""))
+        if known.get("redis_mode") == "sentinel":
             raise StoreError(f"{where} is a sentinel; write redis+sentinel://host:26379/name-of-the-master/0")
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is None:
@@ -165,20 +166,14 @@ class Server:
             1, f"{self.address.prefix}store", self.address.prefix, repr(self._offset()), "" if run is None else run,
             options, *arguments,
         )  # fmt: skip
-        try:
-            return await self.command("EVALSHA", sha, *given)
-        except _UnknownScriptError:
-            return await self.command("EVAL", text, *given)
-
-    async def command(self, *words: Any) -> Any:
-        """A single command; its first key, if it has one, decides where it goes on a cluster."""
         if self._closed:
             raise StoreError(f"{self.address.shown} is closed")
         try:
-            return await self._client.execute_command(*words)
-        except NoScriptError as exc:
-            raise _UnknownScriptError from exc
-        except (RedisError, RedisClusterException, OSError, TimeoutError) as exc:
+            try:
+                return await self._client.execute_command("EVALSHA", sha, *given)
+            except NoScriptError:  # it is new, was restarted, or took over
+                return await self._client.execute_command("EVAL", text, *given)
+        except (RedisError, RedisClusterException, OSError) as exc:
             raise explained(exc, self.address) from exc
 
     async def close(self) -> None:
@@ -191,7 +186,3 @@ class Server:
         if self._sentinel is not None:
             with suppress(RedisError, OSError):
                 await asyncio.gather(*(sentinel.aclose() for sentinel in self._sentinel.sentinels))
-
-
-class _UnknownScriptError(ShoalError):
-    """The server does not have the script: it is new, was restarted, or took over."""

@@ -1,7 +1,17 @@
 """Runs on a Redis server: shared by all workers of a fleet.
 
 All keys of a store begin with a prefix in braces (``{shoal}:`` unless the URL says ``?prefix=name``), so that several
-stores can be on one server, and a cluster keeps each store in one place.
+stores can be on one server, and a cluster keeps each store in one place. Behind it:
+
+- ``store``: the format, and the last number that a run and a host got. ``runs``: the number of each run.
+- ``name``, ``host``: the number of each host, and what is known of it.
+- ``lease``: all leases, by when they run out.
+- ``fact:KEY``: what is remembered for all. ``deleted``: runs of which something is left to delete.
+- ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
+- ``run:N:q:HOST``: those that are ready on a host, best first. ``run:N:waiting``: those that wait for another attempt.
+- ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait.
+- ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
+- ``run:N:role``, ``run:N:items``: its roles, and its item log.
 """
 
 from __future__ import annotations
@@ -111,9 +121,12 @@ class RedisStore:
 
 
 def _run_of(row: list[Any]) -> tuple[int, Run]:
-    number, run_id, spider, state, created_at, settings = row
-    run = Run(
-        run_id=run_id.decode(), spider=spider.decode(), state=state.decode(), created_at=float(created_at),
-        settings=_decode(settings),
-    )  # fmt: skip
+    number, run_id, *texts, settings = row
+    try:
+        spider, state, created_at = (text.decode() for text in texts)
+        run = Run(
+            run_id=run_id.decode(), spider=spider, state=state, created_at=float(created_at), settings=_decode(settings)
+        )
+    except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as exc:
+        raise StoreError(f"run {run_id!r} can't be read ({exc}): something else has changed it") from exc
     return number, run

@@ -8,7 +8,7 @@
 --
 -- Times are seconds since 1970 by the clock of the server.
 
-CREATE SEQUENCE request_id;
+CREATE SEQUENCE batch;                        -- of requests; they are numbered by it, and within it
 CREATE SEQUENCE token;                        -- of leases and roles; never given twice, also not after a crash
 
 CREATE TABLE run (

@@ -1,8 +1,8 @@
 -- In front of every script, with hosts.lua and requests.lua: the store's clock, its runs, and how a step ends.
 --
--- A script is one atomic step, but an error in its middle would leave half of it. So it reads first, where a key of a
--- wrong type shows, and changes things in `finish` alone. Redis itself refuses (memory, disk, a replica) only the first
--- change of a script.
+-- A script is one atomic step, but an error in its middle would leave half of it. So it reads first, collects what is
+-- to be changed, and changes it at its end, mostly in `finish`. Redis itself refuses (for want of memory or disk, or
+-- because it is a replica) the first change of a script or none.
 --
 -- Scripts make up the names of keys. All keys of a store begin with the same hash tag, so on a cluster they are in one
 -- slot, that of KEYS[1].
@@ -120,5 +120,11 @@ end
 local own
 if ARGV[3] ~= '' then
   own = run_of(tonumber(ARGV[3]))
-  if not own then return redis.error_reply('NORUN the run was deleted') end
+  if not own then return redis.error_reply('NORUN there is no such run') end
+end
+
+-- The last token that was given out, or the time if that is more: a server that has lost its last moments, as a replica
+-- that takes over may have, must not give one out again.
+local function last_token()
+  return math.max(own.token, tonumber(clock[1]) * 1000000 + tonumber(clock[2]))
 end

@@ -1,5 +1,5 @@
--- A new run. ARGV: the format of the store, run_id, then its other fields and their values. Returns 0 if there is one of
--- that name.
+-- A new run. ARGV: the format of the store, run_id, then its other fields and their values. Returns 0 if there is one
+-- of that name.
 
 if call('HEXISTS', PREFIX .. 'runs', ARGV[6]) == 1 then return 0 end
 -- A small sorted set is a list that is read from its beginning; with one long member it is a tree from the start.

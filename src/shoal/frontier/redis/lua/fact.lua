@@ -1,4 +1,5 @@
--- Small facts for all runs. ARGV: key, and to remember it: its value, for how many seconds. Redis itself forgets it too.
+-- Small facts for all runs. ARGV: key, and to remember it: its value, for how many seconds. Redis itself forgets it
+-- too.
 
 local key = PREFIX .. 'fact:' .. ARGV[5]
 if ARGV[6] then

@@ -1,7 +1,8 @@
--- Change how a host is treated. ARGV: its name, what to change, why it is blocked if it is. Returns the highest number of
--- a host when all lanes may have to move: when the host is "*".
+-- Change how a host is treated. ARGV: its name, what to change, why it is blocked if it is. Returns the highest number
+-- of a host when all lanes may have to move: when the host is "*".
 
-local UPDATE = '<BdBdBdBdBd' -- each: 0 leave it, 1 set it, 2 back to the default; delay, crawl, learned, concurrency, block
+-- Delay, crawl delay, learned delay, concurrency, block; in front of each 0 leave it, 1 set it, 2 back to the default.
+local UPDATE = '<BdBdBdBdBd'
 local name, update, reason = ARGV[5], ARGV[6], ARGV[7]
 local number = 0
 if name ~= '*' then number = number_hosts({name})[1] else load_hosts({}) end

@@ -1,8 +1,8 @@
 -- Hosts, which all runs of the store share, and lanes: one run's queue for one host.
 --
--- Of each run, `open` has the lanes that may be leased from now, by their best request; `later` those that must wait for
--- a time, by that time. Lanes with nothing ready or no room are in neither. A lane may stand in `open` though its host
--- is no longer due or has no room: that is looked at again when it is taken. It never stands too far back.
+-- Of each run, `open` has the lanes that may be leased from now, by their best request; `later` those that must wait
+-- for a time, by that time. Lanes with nothing ready or no room are in neither. A lane may stand in `open` though its
+-- host is no longer due or has no room: that is looked at again when it is taken. It never stands too far back.
 
 local HOST = '<dddddi4i4I4c0I4c0'
 local HOSTS = PREFIX .. 'host'

@@ -56,6 +56,7 @@ local function give_back()
       if run and not request then
         bury(run, fingerprint, LEASED, 0, host.number, 0)
       elseif run and request.state == LEASED then
+        request.host = host.number
         lose(run, fingerprint, request)
       end
     end
@@ -109,12 +110,15 @@ local function before(a, b) return a.rank < b.rank or (a.rank == b.rank and a.se
 
 local function sink()
   local i, lane = 1, heap[1]
-  while true do
+  local rank, sequence = lane.rank, lane.sequence
+  while 2 * i <= size do
     local child = 2 * i
-    if child > size then break end
-    if child < size and before(heap[child + 1], heap[child]) then child = child + 1 end
-    if not before(heap[child], lane) then break end
-    heap[i] = heap[child]
+    local one, other = heap[child], heap[child + 1]
+    if other and (other.rank < one.rank or (other.rank == one.rank and other.sequence < one.sequence)) then
+      child, one = child + 1, other
+    end
+    if rank < one.rank or (rank == one.rank and sequence < one.sequence) then break end
+    heap[i] = one
     i = child
   end
   heap[i] = lane
@@ -154,25 +158,28 @@ local function advance(lane)
   return true
 end
 
-local listed, listed_at, read_to, step = {}, 1, 0, 8
+local NOTHING = {}
+local listed, listed_at, listed_to, portion = {}, 0, 0, 8
+local share = 2 -- how many requests a lane is likely to give
 
 -- The next lane of `open` by its best request, or nil. They are read in growing portions, with their hosts.
 local function next_open()
-  if listed_at > #listed and step then
-    local members = call('ZRANGE', own.key .. ':open', read_to, read_to + step - 1, 'WITHSCORES')
-    listed, listed_at, read_to = {}, 1, read_to + step
+  if listed_at == #listed and portion then
+    local members = call('ZRANGE', own.key .. ':open', listed_to, listed_to + portion - 1, 'WITHSCORES')
+    listed, listed_at, listed_to = {}, 0, listed_to + portion
     local numbers = {}
-    for i = 1, #members, 2 do
-      local sequence, number = read('>I8I4', members[i])
-      numbers[#numbers + 1] = number
-      listed[#listed + 1] = {
-        number = number, rank = tonumber(members[i + 1]), sequence = sequence, fingerprint = '',
-        room = 0, count = 0, ahead = {}, at = 1, step = 2,
+    for i = 1, #members / 2 do
+      local sequence, number = read('>I8I4', members[2 * i - 1])
+      numbers[i] = number
+      listed[i] = {
+        number = number, rank = tonumber(members[2 * i]), sequence = sequence, fingerprint = '',
+        room = 0, count = 0, ahead = NOTHING, at = 1, step = share,
       }
     end
     load_hosts(numbers)
-    step = #listed == step and math.min(1000, step * 2)
+    portion = #listed == portion and math.min(1000, portion * 2)
   end
+  listed_at = listed_at + 1
   return listed[listed_at]
 end
 
@@ -194,11 +201,14 @@ end
 -- The best requests, with where they stand: fingerprints, hosts, sequence numbers and ranks.
 local function choose()
   local fingerprints, numbers, sequences, ranks, n = {}, {}, {}, {}, 0
+  local lanes = call('ZCARD', own.key .. ':open')
+  if lanes > 0 and lanes < limit then share = 2 + math.floor(limit / lanes) end
+  local candidate = next_open()
   while n < limit do
-    local best, candidate = heap[1], next_open()
+    local best = heap[1]
     if candidate and not (best and before(best, candidate)) then
-      listed_at = listed_at + 1
       try(candidate)
+      candidate = next_open()
     elseif best then
       n = n + 1
       fingerprints[n], numbers[n], sequences[n], ranks[n] = best.fingerprint, best.number, best.sequence, best.rank
@@ -221,7 +231,7 @@ local buried = 0
 local function take(fingerprints, numbers, sequences, ranks)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
   local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
-  local token, until_when = own.token, string.format('%.17g', now + ttl)
+  local token, until_when = last_token(), string.format('%.17g', now + ttl)
   for number, count in pairs(own.taken) do
     touch(own, number)
     hosts[number].in_flight = hosts[number].in_flight + count

@@ -1,4 +1,5 @@
--- Keep leases. ARGV: for how many seconds from now, their fingerprints and tokens. Returns 1 for each that is kept, else 0.
+-- Keep leases. ARGV: for how many seconds from now, their fingerprints and tokens. Returns 1 for each that is kept,
+-- else 0.
 
 local until_when, blob = now + tonumber(ARGV[5]), ARGV[6]
 local fingerprints, tokens, at = {}, {}, 1

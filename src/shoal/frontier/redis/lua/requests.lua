@@ -48,7 +48,7 @@ local function lease_member(run, host, fingerprint) return pack('>I4I4', run.num
 
 -- -- adding
 
-local offered, offered_list = {}, {} -- requests of this step by fingerprint: false while it is not known if they are new
+local offered, offered_list = {}, {} -- requests of this step: true for those that are new and not added yet
 local OFFER = '<I4c16I4d' -- size of what is stored, fingerprint, which of the host names, rank
 
 -- Read an offered request at a place of the blob, and where the next one is.

@@ -1,5 +1,5 @@
--- Make dead requests ready again. ARGV: where to go on, how many to look at, 1 if the kinds that follow are meant and 0 if
--- all others are, the kinds. Returns where to go on ('0' at the end), and how many it was.
+-- Make dead requests ready again. ARGV: where to go on, how many to look at, 1 if the kinds that follow are meant and
+-- 0 if all others are, the kinds. Returns where to go on ('0' at the end), and how many it was.
 
 local cursor, budget, meant = ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
 local key, kinds, chosen, kind_of, numbers, requests = own.key .. ':dead', {}, {}, {}, {}, {}

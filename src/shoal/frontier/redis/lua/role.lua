@@ -27,7 +27,7 @@ end
 
 if act == 'claim' then
   if finished == 1 or until_when > now then return {} end
-  own.token = own.token + 1
+  own.token = last_token() + 1
   call('HSET', key, name, pack(ROLE, own.token, now + tonumber(ARGV[7]), 0) .. cursor)
   call('HSET', own.key, 'token', own.token)
   return {own.token, cursor}

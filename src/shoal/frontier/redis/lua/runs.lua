@@ -1,5 +1,5 @@
--- One run, or all of them, newest first. ARGV: run_id, or nothing. Returns of each its number, run_id, spider, state, when
--- it was created, and settings.
+-- One run, or all of them, newest first. ARGV: run_id, or nothing. Returns of each its number, run_id, spider, state,
+-- when it was created, and settings.
 
 local numbers, answer = {}, {}
 if ARGV[5] then
@@ -11,6 +11,6 @@ for i, number in ipairs(numbers) do numbers[i] = tonumber(number) end
 table.sort(numbers, function(a, b) return a > b end)
 for _, number in ipairs(numbers) do
   local run = call('HMGET', PREFIX .. 'run:' .. number, 'run_id', 'spider', 'state', 'created_at', 'settings')
-  answer[#answer + 1] = {number, unpack(run)}
+  if run[1] then answer[#answer + 1] = {number, unpack(run)} end
 end
 return answer

@@ -1,5 +1,5 @@
--- Look through a run's requests for some bytes. ARGV: where to go on, how many to look at, the bytes. Returns where to go
--- on ('0' at the end), then the fingerprints and records that have them.
+-- Look through a run's requests for some bytes. ARGV: where to go on, how many to look at, the bytes. Returns where to
+-- go on ('0' at the end), then the fingerprints and records that have them.
 
 local cursor, budget, needle = ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local answer = {''}

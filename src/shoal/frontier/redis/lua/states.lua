@@ -1,5 +1,5 @@
--- How hosts are treated. ARGV: their numbers. Returns the time, the host "*", then for each host its record and how many
--- requests of the run are ready there.
+-- How hosts are treated. ARGV: their numbers. Returns the time, the host "*", the run's options, then for each host its
+-- record and how many requests of the run are ready there.
 
 local numbers = arguments_from(5)
 local records = fetch(HOSTS, {0, unpack(numbers)})

@@ -4,18 +4,23 @@ CREATE OR REPLACE FUNCTION clock(_offset double precision) RETURNS double precis
     SELECT extract(epoch FROM clock_timestamp())::double precision + _offset
 $$;
 
+-- In all that follows, a table is asked row by row with LATERAL (... LIMIT 1), which is looked up in its index whatever the
+-- planner believes of its size: a table that was empty when it was last looked at has a million rows a minute later.
+-- Rows that were found so, and locked, are changed by their ctid.
+
 -- A lane with what is in force for its host.
 CREATE OR REPLACE VIEW politeness AS
-SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due,
-       CASE WHEN d.delay > 0 THEN 1 ELSE coalesce(h.concurrency, every.concurrency, r.concurrency) END
-           - h.in_flight AS room,
+SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due, l.ctid AS tid,
+       CASE WHEN d.delay > 0 THEN 1 ELSE coalesce(h.concurrency, d.concurrency) END - h.in_flight AS room,
        greatest(CASE WHEN d.delay > 0 THEN h.ended_at + d.delay ELSE 0 END, h.blocked_until) AS due_at
 FROM lane l
-JOIN host h ON h.id = l.host
-JOIN run r ON r.id = l.run
-JOIN host every ON every.id = 0
+CROSS JOIN LATERAL (SELECT * FROM host WHERE id = l.host LIMIT 1) h
+CROSS JOIN LATERAL (SELECT delay, concurrency FROM run WHERE id = l.run LIMIT 1) r
 CROSS JOIN LATERAL (
-    SELECT greatest(coalesce(h.delay, every.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay
+    SELECT coalesce((SELECT e.concurrency FROM host e WHERE e.id = 0), r.concurrency) AS concurrency,
+        greatest(
+            coalesce(h.delay, (SELECT e.delay FROM host e WHERE e.id = 0), r.delay), h.crawl_delay, h.learned_delay
+        ) AS delay
 ) d;
 
 CREATE OR REPLACE FUNCTION place_of(_best_id bigint, _room integer, _due_at double precision, _now double precision)
@@ -23,19 +28,18 @@ RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN _best_id IS NULL THEN 0 WHEN _room <= 0 THEN 3 WHEN _due_at > _now THEN 2 ELSE 1 END::smallint
 $$;
 
--- (plpgsql, also where one statement would do: it keeps its plans.)
-
--- Put lanes where they belong, after something of their hosts has changed. The caller has locked both.
+-- Put lanes where they belong, after something of their hosts has changed. The caller has locked both. (In plpgsql, as
+-- all that is not called by clients: it keeps its plans.)
 CREATE OR REPLACE FUNCTION place_lanes(_lanes integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE lane SET place = s.place, due = CASE WHEN s.place = 2 THEN s.due_at END
-    FROM (
-        SELECT p.lane, place_of(p.best_id, p.room, p.due_at, _now) AS place, p.due_at
-        FROM politeness p WHERE p.lane = ANY(_lanes)
-    ) s
-    WHERE lane.id = s.lane
-        AND (lane.place <> s.place OR lane.due IS DISTINCT FROM CASE WHEN s.place = 2 THEN s.due_at END);
+        FROM (
+            SELECT p.tid, place_of(p.best_id, p.room, p.due_at, _now) AS place, p.due_at
+            FROM unnest(_lanes) u(lane) CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = u.lane LIMIT 1) p
+        ) s
+        WHERE lane.ctid = s.tid
+            AND (lane.place <> s.place OR lane.due IS DISTINCT FROM CASE WHEN s.place = 2 THEN s.due_at END);
 END
 $$;
 
@@ -57,11 +61,15 @@ RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE host SET in_flight = in_flight - s.n, ended_at = CASE WHEN s.contacted THEN _now ELSE ended_at END
-    FROM (
-        SELECT u.host, count(*) AS n, bool_or(u.contacted) AS contacted
-        FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host
-    ) s
-    WHERE id = s.host;
+        FROM (
+            SELECT x.tid, e.n, e.contacted
+            FROM (
+                SELECT u.host, count(*) AS n, bool_or(u.contacted) AS contacted
+                FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host
+            ) e
+            CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = e.host LIMIT 1) x
+        ) s
+        WHERE host.ctid = s.tid;
 END
 $$;
 
@@ -75,10 +83,14 @@ BEGIN
         place = CASE WHEN place = 0 THEN 1 ELSE place END,
         best_rank = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.rank ELSE best_rank END,
         best_id = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.id ELSE best_id END
-    FROM (
-        SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(*) OVER (PARTITION BY u.lane) AS n
-        FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
-    ) s
-    WHERE lane.id = s.lane;
+        FROM (
+            SELECT x.tid, f.rank, f.id, f.n
+            FROM (
+                SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(*) OVER (PARTITION BY u.lane) AS n
+                FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
+            ) f
+            CROSS JOIN LATERAL (SELECT l.ctid AS tid FROM lane l WHERE l.id = f.lane LIMIT 1) x
+        ) s
+        WHERE lane.ctid = s.tid;
 END
 $$;

@@ -37,7 +37,8 @@ BEGIN
                 coalesce(h.items, 0) AS items
             FROM unnest(_token, _fingerprint, _kind, _retry_in) WITH ORDINALITY
                 u(token, fingerprint, kind, retry_in, nth)
-            LEFT JOIN held h ON h.token = u.token AND h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+            LEFT JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
+                ON h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
             ORDER BY u.nth
         ) e;
 
@@ -51,7 +52,8 @@ BEGIN
     PERFORM lock_lanes(_new.lanes || _full);
     _now := clock(_offset);
 
-    DELETE FROM held h USING unnest(_token, _h.states) u(token, state) WHERE h.token = u.token AND u.state >= 3;
+    DELETE FROM held h WHERE h.token = ANY(ARRAY(
+        SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state >= 3));
     INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
         SELECT u.id, _now, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
             CASE u.state WHEN 4 THEN u.kind END, CASE u.state WHEN 4 THEN u.reason END
@@ -59,9 +61,14 @@ BEGIN
             u(id, state, status, before, items, attempts, kind, reason)
         WHERE u.state >= 3;
     IF 1 = ANY(_h.states) THEN
-        UPDATE held h SET state = 1, due = _now + u.retry_in, at = _now, status = u.status
-            FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)
-            WHERE h.token = u.token AND u.state = 1;
+        UPDATE held SET state = 1, due = _now + s.retry_in, at = _now, status = s.status
+            FROM (
+                SELECT h.tid, u.retry_in, u.status
+                FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)
+                CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
+                WHERE u.state = 1
+            ) s
+            WHERE held.ctid = s.tid;
     END IF;
     INSERT INTO event (request, at, what, detail)
         SELECT u.id, _now, CASE u.state WHEN 3 THEN 'note' ELSE 'attempt ' || u.attempts || ' failed' END,
@@ -118,7 +125,8 @@ BEGIN
         DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _but RETURNING o.*
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
-            SELECT q.rank, q.id, _now, q.lane, 0, g.status, g.items FROM gone g JOIN request q ON q.id = g.id
+            SELECT q.rank, q.id, _now, q.lane, 0, g.status, g.items FROM gone g
+            CROSS JOIN LATERAL (SELECT * FROM request q WHERE q.id = g.id LIMIT 1) q
             RETURNING ready.lane, ready.rank, ready.id
     ), told AS (
         INSERT INTO event (request, at, what, detail)

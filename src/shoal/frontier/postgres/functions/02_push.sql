@@ -13,16 +13,20 @@ DECLARE
 BEGIN
     FOR _try IN 1..2 LOOP
         SELECT array_agg(l.id ORDER BY u.nth) INTO _lanes
-        FROM unnest(_names) WITH ORDINALITY u(name, nth)
-        LEFT JOIN host h ON h.name = u.name LEFT JOIN lane l ON l.host = h.id AND l.run = _run;
+            FROM unnest(_names) WITH ORDINALITY u(name, nth)
+            LEFT JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h ON true
+            LEFT JOIN LATERAL (SELECT l.id FROM lane l WHERE l.host = h.id AND l.run = _run LIMIT 1) l ON true;
         EXIT WHEN array_position(_lanes, NULL) IS NULL;
         INSERT INTO host (name)
             SELECT u.name FROM unnest(_names) u(name)
-            WHERE NOT EXISTS (SELECT FROM host h WHERE h.name = u.name) ORDER BY u.name
+            LEFT JOIN LATERAL (SELECT 1 AS one FROM host h WHERE h.name = u.name LIMIT 1) h ON true
+            WHERE h.one IS NULL ORDER BY u.name
             ON CONFLICT DO NOTHING;
         INSERT INTO lane (run, host)
-            SELECT _run, h.id FROM unnest(_names) u(name) JOIN host h ON h.name = u.name
-            WHERE NOT EXISTS (SELECT FROM lane l WHERE l.host = h.id AND l.run = _run) ORDER BY h.id
+            SELECT _run, h.id FROM unnest(_names) u(name)
+            CROSS JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h
+            LEFT JOIN LATERAL (SELECT 1 AS one FROM lane l WHERE l.host = h.id AND l.run = _run LIMIT 1) l ON true
+            WHERE l.one IS NULL ORDER BY h.id
             ON CONFLICT DO NOTHING;
     END LOOP;
     RETURN _lanes;
@@ -38,15 +42,21 @@ CREATE OR REPLACE FUNCTION enqueue(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _lanes integer[] := lanes_of(_run, _hosts);
+    _batch bigint := nextval('batch') << 24;
 BEGIN
-    WITH offered AS MATERIALIZED (
-        SELECT nextval('request_id') AS id, u.*
-        FROM unnest(_owner, _fingerprint, _host, _rank, _payload) u(owner, fingerprint, host, rank, payload)
-        WHERE _parents[u.owner] >= 0
+    WITH offered AS (
+        SELECT DISTINCT ON (u.fingerprint) u.*
+        FROM unnest(_owner, _fingerprint, _host, _rank, _payload) WITH ORDINALITY
+            u(owner, fingerprint, host, rank, payload, nth)
+        WHERE _parents[u.owner] >= 0 ORDER BY u.fingerprint, u.nth
     ), fresh AS (
         INSERT INTO request (id, parent, rank, run, lane, fingerprint, payload)
-            SELECT o.id, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.payload
-            FROM offered o ORDER BY o.fingerprint, o.id  -- in this order nobody waits for each other for ever
+            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.payload
+            FROM offered o
+            LEFT JOIN LATERAL (
+                SELECT true AS known FROM request q WHERE q.run = _run AND q.fingerprint = o.fingerprint LIMIT 1
+            ) q ON true
+            WHERE q.known IS NULL ORDER BY o.fingerprint  -- in this order nobody waits for each other for ever
             ON CONFLICT (run, fingerprint) DO NOTHING
             RETURNING request.id, request.lane, request.rank, request.parent
     ), queued AS (
@@ -76,7 +86,10 @@ BEGIN
     IF _most IS NOT NULL THEN  -- a look first, so that what is refused again and again costs little
         SELECT g.ready + g.waiting INTO _queued FROM ledger g WHERE g.run = _run;
         SELECT count(DISTINCT u.fingerprint) INTO _added FROM unnest(_fingerprint) u(fingerprint)
-            WHERE NOT EXISTS (SELECT FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint);
+            LEFT JOIN LATERAL (
+                SELECT 1 AS one FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint LIMIT 1
+            ) q ON true
+            WHERE q.one IS NULL;
         IF _added > 0 AND _queued + _added > _most THEN
             RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
         END IF;

@@ -32,34 +32,39 @@ CREATE OR REPLACE FUNCTION set_state(_run integer, _from text, _to text) RETURNS
     SELECT EXISTS (SELECT FROM changed)
 $$;
 
--- False when there is none. Its ledger is locked first, against the order: whoever works on the run meanwhile must not
--- leave anything behind. Where that ends in a deadlock, one of them tries again.
+-- False when there is none. With all of it locked, whoever works on the run finds its ledger gone, and leaves nothing.
 CREATE OR REPLACE FUNCTION delete_run(_run_id text, _offset double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _run integer;
-    _held record;
+    _hosts integer[];
     _lanes integer[];
     _now double precision;
 BEGIN
-    SELECT r.id INTO _run FROM run r JOIN ledger g ON g.run = r.id WHERE r.run_id = _run_id FOR UPDATE;
+    SELECT r.id INTO _run FROM run r WHERE r.run_id = _run_id;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);  -- as lease does
+    PERFORM 1 FROM held h WHERE h.run = _run ORDER BY h.token FOR UPDATE;
+    _hosts := ARRAY(SELECT h.host FROM held h WHERE h.run = _run AND h.state = 2);
+    PERFORM lock_hosts(_hosts);
+    _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_hosts) AND l.place = 3 AND l.run <> _run);
+    PERFORM lock_lanes(_lanes || ARRAY(SELECT l.id FROM lane l WHERE l.run = _run));
+    PERFORM 1 FROM ledger g WHERE g.run = _run FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    _now := clock(_offset);
+    PERFORM free_hosts(_hosts, array_fill(true, ARRAY[cardinality(_hosts)]), _now);
+    PERFORM place_lanes(_lanes, _now);
     DELETE FROM ready r USING lane l WHERE l.run = _run AND r.lane = l.id;
-    WITH gone AS (DELETE FROM held h WHERE h.run = _run RETURNING h.host, h.state)
-        SELECT array_agg(g.host) AS hosts, array_agg(true) AS contacted INTO _held FROM gone g WHERE g.state = 2;
+    DELETE FROM held h WHERE h.run = _run;
     DELETE FROM outcome o USING request q WHERE q.run = _run AND o.id = q.id;
     DELETE FROM event e USING request q WHERE q.run = _run AND e.request = q.id;
     DELETE FROM request q WHERE q.run = _run;
     DELETE FROM item i WHERE i.run = _run;
     DELETE FROM role r WHERE r.run = _run;
-    PERFORM lock_hosts(_held.hosts);
     DELETE FROM lane l WHERE l.run = _run;
-    _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_held.hosts) AND l.place = 3);
-    PERFORM lock_lanes(_lanes);
-    _now := clock(_offset);
-    PERFORM free_hosts(_held.hosts, _held.contacted, _now);
-    PERFORM place_lanes(_lanes, _now);
     DELETE FROM ledger g WHERE g.run = _run;
     DELETE FROM run r WHERE r.id = _run;
     RETURN true;

@@ -1,0 +1,97 @@
+-- What comes back to the queue, and what is kept from it.
+
+-- Leases that ran out or are given back unused, and requests that have waited long enough, are ready again in their old
+-- place, or dead. The caller has locked them, their hosts and lanes, and settles the ledgers from what this returns.
+CREATE OR REPLACE FUNCTION give_back(_tokens bigint[], _released boolean, _contacted boolean, _now double precision)
+RETURNS TABLE (run integer, ready bigint, waiting bigint, leased bigint, dead bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _gone record;
+BEGIN
+    WITH gone AS (
+        DELETE FROM held h WHERE h.token = ANY(_tokens) RETURNING h.*
+    ), judged AS MATERIALIZED (
+        SELECT g.*, g.state = 2 AND NOT _released AND g.attempts >= r.max_attempts AS dies,
+            'its worker was lost while working on it, '
+            || CASE g.attempts WHEN 1 THEN 'once' ELSE g.attempts || ' times' END AS reason
+        FROM gone g CROSS JOIN LATERAL (SELECT r.max_attempts FROM run r WHERE r.id = g.run LIMIT 1) r
+    ), back AS (
+        INSERT INTO ready (rank, id, at, lane, attempts, status, items)
+            SELECT j.rank, j.id, CASE j.state WHEN 2 THEN _now ELSE j.at END, j.lane,
+                j.attempts - _released::integer, j.status, j.items
+            FROM judged j WHERE NOT j.dies
+    ), died AS (
+        INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
+            SELECT j.id, _now, j.run, j.status, j.items, least(j.attempts, 32767), 4, 'worker lost', j.reason
+            FROM judged j WHERE j.dies
+    ), told AS (
+        INSERT INTO event (request, at, what, detail)
+            SELECT j.id, _now, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT _released
+    )
+    SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
+        array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,
+        array_agg(j.host) FILTER (WHERE j.state = 2) AS hosts,
+        array_agg(_contacted) FILTER (WHERE j.state = 2) AS contacted,
+        array_agg(j.run) AS runs, array_agg(j.state) AS states, array_agg(j.dies) AS dies
+        INTO _gone FROM judged j;
+    PERFORM free_hosts(_gone.hosts, _gone.contacted, _now);
+    PERFORM fill_lanes(_gone.lanes, _gone.ranks, _gone.ids);
+    RETURN QUERY
+        SELECT u.run, count(*) FILTER (WHERE NOT u.dies), count(*) FILTER (WHERE u.state = 1),
+            count(*) FILTER (WHERE u.state = 2), count(*) FILTER (WHERE u.dies)
+        FROM unnest(_gone.runs, _gone.states, _gone.dies) u(run, state, dies) GROUP BY u.run;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION renew(
+    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision
+) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision;
+BEGIN
+    PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR NO KEY UPDATE;
+    _now := clock(_offset);
+    RETURN QUERY
+        UPDATE held SET due = _now + _ttl
+            FROM (
+                SELECT h.tid, u.nth FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
+                CROSS JOIN LATERAL (SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
+                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+            ) s
+            WHERE held.ctid = s.tid
+            RETURNING s.nth;
+END
+$$;
+
+-- Returns which of them were given back, counted from 1.
+CREATE OR REPLACE FUNCTION release(
+    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _contacted boolean
+) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _held record;
+    _lanes integer[];
+    _now double precision;
+BEGIN
+    PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
+    SELECT array_agg(h.token) AS tokens, array_agg(u.nth) AS nths, array_agg(h.host) AS hosts,
+        array_agg(h.lane) AS lanes
+        INTO _held
+        FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
+        CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
+        WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2;
+    IF _held.tokens IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM lock_hosts(_held.hosts);
+    _lanes := _held.lanes || ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_held.hosts) AND l.place = 3);
+    PERFORM lock_lanes(_lanes);
+    _now := clock(_offset);
+    PERFORM give_back(_held.tokens, true, _contacted, _now);
+    PERFORM place_lanes(_lanes, _now);
+    UPDATE ledger g SET ready = g.ready + cardinality(_held.tokens), leased = g.leased - cardinality(_held.tokens)
+        WHERE g.run = _run;
+    RETURN QUERY SELECT unnest(_held.nths);
+END
+$$;

@@ -1,0 +1,208 @@
+-- Who may work on what.
+
+-- Lanes of a run that may be leased from, and some that can't: so many that its best _limit requests are in them.
+CREATE OR REPLACE FUNCTION near_lanes(
+    _run integer, _limit integer, _now double precision, OUT lanes integer[], OUT hosts integer[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _width integer := least(greatest(_limit, 8), 20000);
+    _fit integer;
+    _open integer;
+BEGIN
+    LOOP  -- past those that are open no more, since another run took the last place of their host
+        SELECT array_agg(p.lane), array_agg(p.host), count(*) FILTER (WHERE p.place = 1),
+            count(*) FILTER (WHERE p.place = 1 AND p.room > 0 AND p.due_at <= _now)
+            INTO lanes, hosts, _open, _fit
+            FROM (
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 1
+                 ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
+                UNION ALL
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now
+                 ORDER BY l.run, l.due LIMIT 1000)
+            ) n
+            CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = n.id LIMIT 1) p;
+        EXIT WHEN _fit >= _limit OR _open < _width OR _width >= 20000;
+        _width := _width * 4;
+    END LOOP;
+END
+$$;
+
+-- The best _limit requests of lanes, in order, and which lane each is of: the nth. Of each lane not more than its room.
+CREATE OR REPLACE FUNCTION best_requests(
+    _limit integer, _lanes integer[], _rooms integer[], _ranks double precision[], _ids bigint[],
+    OUT nths integer[], OUT ranks double precision[], OUT ids bigint[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _each integer := 4 + (2 * _limit) / cardinality(_lanes);
+BEGIN
+    LOOP  -- deeper into the lanes, until none could have more of the best
+        SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id) INTO nths, ranks, ids
+            FROM (
+                SELECT f.nth, q.rank, q.id
+                FROM unnest(_lanes, _rooms, _ranks, _ids) WITH ORDINALITY f(lane, room, rank, id, nth)
+                CROSS JOIN LATERAL (
+                    SELECT r.rank, r.id FROM ready r WHERE r.lane = f.lane AND (r.rank, r.id) >= (f.rank, f.id)
+                    ORDER BY r.rank, r.id LIMIT least(f.room, _each)
+                ) q
+                ORDER BY q.rank, q.id LIMIT _limit
+            ) b;
+        EXIT WHEN _each >= _limit
+            OR NOT EXISTS (SELECT FROM unnest(nths) n(nth) GROUP BY n.nth HAVING count(*) >= _each);
+        _each := _each * 2;
+    END LOOP;
+END
+$$;
+
+-- Up to _limit requests in order, and one row more that has only the hint.
+CREATE OR REPLACE FUNCTION lease(_run integer, _offset double precision, _limit integer, _ttl double precision)
+RETURNS TABLE (
+    token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
+    wait double precision
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision;
+    _gives boolean;
+    _overdue bigint[];
+    _lost integer[];                          -- hosts of leases that ran out
+    _back record;
+    _near record;
+    _lanes integer[];
+    _from record;                             -- lanes that are leased from
+    _best record;                             -- what is leased, in order
+    _count integer := 0;
+    _moment double precision;
+BEGIN
+    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled') INTO _gives FROM run r WHERE r.id = _run;
+    IF NOT FOUND THEN
+        PERFORM no_run();
+    END IF;
+    -- One at a time for each run: a second one would only choose the same lanes, and find them empty.
+    PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
+    _now := clock(_offset);
+
+    SELECT array_agg(o.token), array_agg(DISTINCT o.host) FILTER (WHERE o.state = 2), array_agg(DISTINCT o.lane)
+        INTO _overdue, _lost, _lanes
+        FROM ledger g CROSS JOIN LATERAL (
+            SELECT h.token, h.host, h.lane, h.state FROM held h
+            WHERE h.run = g.run AND h.due <= _now ORDER BY h.run, h.due LIMIT 500 FOR UPDATE SKIP LOCKED
+        ) o
+        WHERE g.leased + g.waiting > 0;
+    SELECT NULL::integer[] AS lanes, NULL::integer[] AS hosts INTO _near;
+    IF _gives THEN
+        SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
+    END IF;
+
+    PERFORM lock_hosts(_lost || _near.hosts);
+    IF _overdue IS NULL THEN
+        _lanes := _near.lanes;
+    ELSE
+        _lanes := ARRAY(
+            SELECT unnest(_lanes || _near.lanes)
+            UNION SELECT l.id FROM lane l WHERE l.host = ANY(_lost) AND l.place = 3);
+    END IF;
+    PERFORM lock_lanes(_lanes);
+    _now := clock(_offset);
+
+    IF _overdue IS NOT NULL THEN
+        SELECT array_agg(b.run) AS runs, array_agg(b.ready) AS ready, array_agg(b.waiting) AS waiting,
+            array_agg(b.leased) AS leased, array_agg(b.dead) AS dead
+            INTO _back FROM give_back(_overdue, false, true, _now) b;
+        PERFORM place_lanes(_lanes, _now);
+    END IF;
+
+    IF _gives AND _lanes IS NOT NULL THEN
+        SELECT array_agg(p.lane) FILTER (WHERE p.fits) AS lanes, array_agg(p.host) FILTER (WHERE p.fits) AS hosts,
+            array_agg(p.room) FILTER (WHERE p.fits) AS rooms, array_agg(p.best_rank) FILTER (WHERE p.fits) AS ranks,
+            array_agg(p.best_id) FILTER (WHERE p.fits) AS ids,
+            array_agg(p.lane) FILTER (WHERE NOT p.fits OR p.place <> 1) AS misplaced
+            INTO _from
+            FROM (
+                SELECT p.*, p.best_id IS NOT NULL AND p.room > 0 AND p.due_at <= _now AS fits
+                FROM unnest(_lanes) u(lane) CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = u.lane LIMIT 1) p
+                WHERE p.run = _run
+            ) p;
+        IF _from.misplaced IS NOT NULL THEN
+            PERFORM place_lanes(_from.misplaced, _now);
+        END IF;
+        IF _from.lanes IS NOT NULL THEN
+            SELECT * INTO _best FROM best_requests(_limit, _from.lanes, _from.rooms, _from.ranks, _from.ids);
+            _count := cardinality(_best.ids);
+        END IF;
+    END IF;
+
+    IF _count > 0 THEN
+        RETURN QUERY
+            WITH gone AS (
+                DELETE FROM ready r
+                    USING (
+                        SELECT x.tid, _from.hosts[u.nth] AS host
+                        FROM unnest(_best.nths, _best.ranks, _best.ids) u(nth, rank, id)
+                        CROSS JOIN LATERAL (
+                            SELECT y.ctid AS tid FROM ready y
+                            WHERE y.lane = _from.lanes[u.nth] AND y.rank = u.rank AND y.id = u.id LIMIT 1
+                        ) x
+                    ) s
+                    WHERE r.ctid = s.tid RETURNING r.*, s.host
+            ), given AS MATERIALIZED (
+                SELECT nextval('token') AS token, g.*, q.fingerprint, q.payload FROM gone g
+                CROSS JOIN LATERAL (SELECT q.fingerprint, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
+            ), kept AS (
+                INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint)
+                    SELECT g.token, g.id, g.rank, _now + _ttl, _now, _run, g.lane, g.host, g.attempts + 1, g.status,
+                        g.items, 2, g.fingerprint
+                    FROM given g
+            )
+            SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
+                NULL::double precision
+            FROM given g CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = g.host LIMIT 1) h
+            ORDER BY g.rank, g.id;
+        UPDATE host SET in_flight = in_flight + s.n
+            FROM (
+                SELECT x.tid, t.n FROM (SELECT u.nth, count(*) AS n FROM unnest(_best.nths) u(nth) GROUP BY u.nth) t
+                CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = _from.hosts[t.nth] LIMIT 1) x
+            ) s
+            WHERE host.ctid = s.tid;
+        UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, due = NULL,
+            place = place_of(s.id, (s.room - s.n)::integer, 0, 0)
+            FROM (
+                SELECT x.tid, t.n, _from.rooms[t.nth] AS room, b.rank, b.id
+                FROM (
+                    SELECT u.nth, count(*) AS n, max(u.place) AS last
+                    FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
+                ) t
+                CROSS JOIN LATERAL (SELECT l.ctid AS tid FROM lane l WHERE l.id = _from.lanes[t.nth] LIMIT 1) x
+                LEFT JOIN LATERAL (
+                    SELECT r.rank, r.id FROM ready r
+                    WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                    ORDER BY r.rank, r.id LIMIT 1
+                ) b ON true
+            ) s
+            WHERE lane.ctid = s.tid;
+    END IF;
+
+    IF _overdue IS NOT NULL THEN
+        PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
+        UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
+            leased = g.leased - b.leased, dead = g.dead + b.dead
+            FROM unnest(_back.runs, _back.ready, _back.waiting, _back.leased, _back.dead)
+                b(run, ready, waiting, leased, dead)
+            WHERE g.run = b.run;
+    END IF;
+    IF _count > 0 THEN
+        UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run;
+        IF NOT FOUND THEN
+            PERFORM no_run();
+        END IF;
+    END IF;
+
+    IF _gives THEN
+        _moment := CASE WHEN _count = _limit THEN _now ELSE least(
+            (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
+            (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1),
+            (SELECT _now FROM lane l WHERE l.run = _run AND l.place = 1 LIMIT 1)) END;
+        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, NULL::integer, NULL::text, NULL::double precision,
+            greatest(_moment - _now, 0) WHERE _moment IS NOT NULL;
+    END IF;
+END
+$$;

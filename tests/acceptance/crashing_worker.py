@@ -1,0 +1,162 @@
+"""A worker that kills itself with SIGKILL between two steps, at the n-th time that it comes there.
+
+The worker is the real one: only the method behind which it dies is wrapped, in its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shoal.callbacks import Callbacks, Found
+from shoal.engine import Engine, Parsed
+from shoal.fetch.http import HttpFetcher
+from shoal.http import Request, Response
+from shoal.ports import Claim, Leased
+from shoal.scheduler import Scheduler
+from shoal.sinks.drainer import Drainer
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Where to die. A step of an output has its name behind it, such as ``written items.jsonl``."""
+
+    step: str
+    passing: int
+    report: str
+    """A file that gets the URLs that the step was about."""
+
+
+def arm(crash: Crash) -> None:
+    """Let this process die there."""
+    step, _, output = crash.step.partition(" ")
+    fuse = _Fuse(crash)
+    match step:
+        case "leased":
+            _after_leasing(fuse)
+        case "fetched":
+            _after_fetching(fuse)
+        case "parsed":
+            _after_parsing(fuse)
+        case "completing":
+            _while_completing(fuse)
+        case "completed":
+            _after_completing(fuse)
+        case "written" | "flushed" | "saved":
+            _after_draining(fuse, step, output)
+        case _:
+            raise ValueError(f"no step {step}")
+
+
+class _Fuse:
+    def __init__(self, crash: Crash) -> None:
+        self._left = crash.passing
+        self._report = Path(crash.report)
+
+    @property
+    def is_last(self) -> bool:
+        return self._left == 1
+
+    def burn(self, urls: Iterable[str]) -> None:
+        self._left -= 1
+        if not self._left:
+            self._report.write_text("\n".join(urls))
+            die()
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def _after_leasing(fuse: _Fuse) -> None:
+    original = Scheduler.next_requests
+
+    async def next_requests(self: Scheduler, limit: int) -> Leased:
+        leased = await original(self, limit)
+        if leased.leases:
+            fuse.burn(lease.request.url for lease in leased.leases)
+        return leased
+
+    Scheduler.next_requests = next_requests  # type: ignore[method-assign]
+
+
+def _after_fetching(fuse: _Fuse) -> None:
+    original = HttpFetcher.fetch
+
+    async def fetch(self: HttpFetcher, request: Request) -> Response:
+        response = await original(self, request)
+        fuse.burn([request.url])
+        return response
+
+    HttpFetcher.fetch = fetch  # type: ignore[method-assign]
+
+
+def _after_parsing(fuse: _Fuse) -> None:
+    original = Callbacks.call
+
+    async def call(self: Callbacks, name: str | None, request: Request, *arguments: Any) -> Found:
+        found = await original(self, name, request, *arguments)
+        fuse.burn([request.url])
+        return found
+
+    Callbacks.call = call  # type: ignore[method-assign]
+
+
+def _while_completing(fuse: _Fuse) -> None:
+    """The server is told, and its answer is not waited for: nobody knows whether it happened."""
+    original = Engine._commit
+
+    async def commit(self: Engine, parsed: list[Parsed]) -> None:
+        if fuse.is_last:
+            telling = asyncio.ensure_future(self._frontier.complete([each.completion for each in parsed]))
+            await asyncio.sleep(0.001)
+            fuse.burn(each.completion.lease.request.url for each in parsed)
+            await telling
+        fuse.burn([])
+        await original(self, parsed)
+
+    Engine._commit = commit  # type: ignore[method-assign]
+
+
+def _after_completing(fuse: _Fuse) -> None:
+    original = Engine._commit
+
+    async def commit(self: Engine, parsed: list[Parsed]) -> None:
+        await original(self, parsed)
+        fuse.burn(each.completion.lease.request.url for each in parsed)
+
+    Engine._commit = commit  # type: ignore[method-assign]
+
+
+def _after_draining(fuse: _Fuse, step: str, output: str) -> None:
+    """Between the steps of one output: written to the sink, made durable by it, its cursor saved."""
+    opening, advancing = Drainer._open, Drainer._advance
+
+    async def opened(self: Drainer, claim: Claim) -> None:
+        await opening(self, claim)
+        if output in self._role and step != "saved":
+            name = "write" if step == "written" else "flush"
+            setattr(self._sink, name, _then_burn(getattr(self._sink, name), fuse))
+
+    async def advanced(self: Drainer, position: int, state: bytes) -> None:
+        moves = position > self._position
+        await advancing(self, position, state)
+        if moves and output in self._role and step == "saved":
+            fuse.burn([])
+
+    Drainer._open, Drainer._advance = opened, advanced  # type: ignore[method-assign]
+
+
+def _then_burn(method: Callable[..., Any], fuse: _Fuse) -> Callable[..., Any]:
+    async def wrapped(*args: Any) -> Any:
+        result = await method(*args)
+        fuse.burn([])
+        return result
+
+    return wrapped

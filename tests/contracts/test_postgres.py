@@ -1,0 +1,564 @@
+"""What is particular to the frontier in PostgreSQL: its faults, its schema, many workers at once, its plans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from shoal.errors import FrontierError, RunError, StoreAwayError, StoreError
+from shoal.frontier.postgres import PostgresStore, schema
+from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres.frontier import UNREADABLE
+from shoal.http import Request
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
+from tests.databases import PostgresServer, RedisServer, shared
+
+WIDE = FrontierOptions(concurrency_per_host=10_000)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """One to be harmed."""
+    server = PostgresServer(synchronous_commit="on")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """A schema of its own on the server that the tests share."""
+    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
+    return f"{shared(PostgresServer).url}?schema=t_{name}"
+
+
+@asynccontextmanager
+async def opened(url: str, run_id: str = "run", options: FrontierOptions = WIDE) -> AsyncIterator[Frontier]:
+    """A frontier in a process of its own."""
+    store = await PostgresStore.open(url)
+    try:
+        if await store.get_run(run_id) is None:
+            await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=0.0))
+        yield await store.frontier(run_id, options)
+    finally:
+        await store.close()
+
+
+async def ask(url: str, statement: str, *arguments: Any) -> Any:
+    link = await asyncpg.connect(url.partition("?")[0])
+    try:
+        return await link.fetchval(statement, *arguments)
+    finally:
+        await link.close()
+
+
+def schema_of(url: str) -> str:
+    return Address.of(url).schema
+
+
+def pages(*numbers: int, host: str = "a.example") -> list[Request]:
+    return [Request(f"http://{host}/{number}") for number in numbers]
+
+
+async def check_books(frontier: Frontier) -> None:
+    stats = await frontier.stats()
+    assert stats.balanced
+    assert await frontier.audit() == stats
+
+
+async def until_back(frontier: Frontier) -> None:
+    """It finds its server again by itself."""
+    limit = time.monotonic() + 20
+    while True:
+        try:
+            await frontier.stats()
+            return
+        except StoreAwayError:
+            assert time.monotonic() < limit
+            await asyncio.sleep(0.05)
+
+
+# -- opening
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [("schema=pg_mine", "pg_mine"), ("schema=a-b", "a-b"), ('schema=x";drop', "schema"), ("timeout=soon", "timeout"),
+     ("timeout=-1", "timeout"), ("schema=" + "x" * 64, "schema")],
+)  # fmt: skip
+async def test_a_url_that_cant_be_used(query: str, what: str) -> None:
+    with pytest.raises(StoreError, match=re.escape(what)) as caught:
+        await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1/db?{query}")
+    assert "sesame" not in str(caught.value)
+
+
+async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:
+    with pytest.raises(StoreAwayError, match="can't be reached") as caught:
+        await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{unused_tcp_port}/db")
+    assert "sesame" not in str(caught.value)
+
+
+async def test_a_server_that_is_redis() -> None:
+    port = shared(RedisServer).port
+    with pytest.raises(StoreError, match="no PostgreSQL"):
+        await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
+
+
+async def test_a_server_that_speaks_http() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(StoreError, match="no PostgreSQL"):
+            await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
+
+
+async def test_who_may_not(server: PostgresServer) -> None:
+    await ask(server.url, "CREATE ROLE guarded LOGIN PASSWORD 'sesame'")
+    await ask(server.url, "CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+    rules = server.folder / "data" / "pg_hba.conf"
+    rules.write_text(f"host all guarded 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    server.signal(signal.SIGHUP)
+    url = server.url.replace("shoal@", "guarded:{}@")
+
+    async def refused(url: str, kind: type[Exception] = StoreError) -> str:
+        with pytest.raises(kind) as caught:
+            await PostgresStore.open(url)
+        assert type(caught.value) is kind
+        assert "sesame" not in str(caught.value)
+        assert "wrong-word" not in str(caught.value)
+        return str(caught.value)
+
+    limit = time.monotonic() + 20
+    while True:  # until it has read its rules again
+        try:
+            assert "password" in await refused(url.format("wrong-word"))
+            break
+        except AssertionError:
+            assert time.monotonic() < limit
+    assert "password" in await refused(url.format("").replace(":@", "@"))
+    assert "may not" in await refused(url.format("sesame"))
+    assert "no such database" in await refused(server.url.replace("/postgres", "/nothing"))
+    assert "nobody" in await refused(server.url.replace("shoal@", "nobody@"))
+    assert "too many" in await refused(server.url.replace("shoal@", "crowded@"), StoreAwayError)
+
+
+async def test_a_user_who_may_only_work_on_what_is_there(url: str) -> None:
+    name = schema_of(url)
+    async with opened(url):
+        pass
+    await ask(url, f"CREATE ROLE {name} LOGIN")
+    for right in ("USAGE ON SCHEMA", "ALL ON ALL TABLES IN SCHEMA", "ALL ON ALL SEQUENCES IN SCHEMA"):
+        await ask(url, f"GRANT {right} {name} TO {name}")
+    theirs = url.replace("shoal@", f"{name}@")
+    async with opened(theirs) as frontier:
+        assert await frontier.push(pages(1)) == Pushed(1, 0)
+    await ask(url, f"ALTER ROLE {name} SET default_transaction_read_only = on")
+    async with opened(theirs) as frontier:
+        assert (await frontier.stats()).ready == 1
+        with pytest.raises(FrontierError, match="nothing was changed"):
+            await frontier.push(pages(2))
+    await ask(url, f"REVOKE ALL ON ALL TABLES IN SCHEMA {name} FROM {name}")
+    with pytest.raises(StoreError, match="may not"):
+        await PostgresStore.open(theirs)
+
+
+async def test_fifty_open_it_first(url: str) -> None:
+    stores = await asyncio.gather(*(PostgresStore.open(url) for _ in range(50)))
+    for number, store in enumerate(stores):
+        await store.create_run(Run(run_id=str(number), spider="s", state="queued", created_at=0.0))
+    assert len(await stores[0].list_runs()) == 50
+    for store in stores:
+        await store.close()
+    assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == len(schema.migrations())
+
+
+async def test_a_schema_of_a_newer_version(url: str) -> None:
+    async with opened(url):
+        pass
+    await ask(url, f"INSERT INTO {schema_of(url)}.migration (number, name) VALUES (9999, 'later')")
+    with pytest.raises(StoreError, match="newer Shoal"):
+        await PostgresStore.open(url)
+
+
+async def test_functions_of_another_version_are_replaced(url: str) -> None:
+    name = schema_of(url)
+    async with opened(url):
+        pass
+    await ask(url, f"UPDATE {name}.migration SET functions = 'other'")
+    await ask(url, f"ALTER FUNCTION {name}.push RENAME TO pull")
+    async with opened(url) as frontier:
+        assert await frontier.push(pages(1)) == Pushed(1, 0)
+
+
+async def test_a_schema_of_something_else(url: str) -> None:
+    await ask(url, f"CREATE SCHEMA {schema_of(url)}")
+    await ask(url, f"CREATE TABLE {schema_of(url)}.run (speed integer)")
+    with pytest.raises(StoreError, match="something else"):
+        await PostgresStore.open(url)
+    await ask(url, f"SELECT speed FROM {schema_of(url)}.run")
+
+
+async def test_it_says_when_the_server_may_lose_something(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    schema._warned.clear()
+    with caplog.at_level(logging.WARNING, "shoal"):
+        for _ in range(2):
+            async with opened(url):
+                pass
+    assert [record.getMessage().count("fsync off") for record in caplog.records] == [1]
+
+
+# -- faults
+
+
+async def test_a_server_that_is_killed_loses_nothing(server: PostgresServer) -> None:
+    async with opened(f"{server.url}?timeout=5") as frontier:
+        await frontier.push(pages(*range(300)))
+        told: list[Lease] = []
+        held: list[Lease] = []
+        attempted = asyncio.Event()
+
+        async def work() -> None:
+            while True:
+                leases = (await frontier.lease(3, 600)).leases
+                held.extend(leases)
+                await frontier.complete([Completion(lease=lease, items=[b"x"]) for lease in leases])
+                told.extend(leases)
+                attempted.set()
+
+        workers = [asyncio.create_task(work()) for _ in range(3)]
+        await attempted.wait()
+        server.kill()
+        for ended in await asyncio.gather(*workers, return_exceptions=True):
+            assert isinstance(ended, StoreAwayError)
+        with pytest.raises(StoreAwayError):
+            await frontier.stats()
+        server.start()
+        await until_back(frontier)
+        stats = await frontier.stats()
+        await check_books(frontier)
+        assert stats.pushed == 300
+        assert stats.done == stats.items >= len(told)
+        assert [done for done in await frontier.complete([Completion(lease=lease) for lease in told]) if done] == []
+        tokens = {lease.token for lease in held}
+        rest = (await frontier.lease(1000, 600)).leases
+        assert len(rest) == stats.ready
+        assert not tokens & {lease.token for lease in rest}
+
+
+async def test_a_server_that_does_not_answer(server: PostgresServer) -> None:
+    async with opened(f"{server.url}?timeout=1&schema=frozen") as frontier:
+        await asyncio.gather(*(frontier.push(pages(number)) for number in range(8)))
+        with server.frozen():
+            started = time.monotonic()
+            answers = await asyncio.gather(
+                frontier.lease(1, 60), *(frontier.stats() for _ in range(6)), return_exceptions=True
+            )
+            assert all(isinstance(answer, StoreAwayError) for answer in answers)
+            assert time.monotonic() - started < 4
+            with pytest.raises(StoreAwayError, match="did not answer within 1 s"):
+                await PostgresStore.open(f"{server.url}?timeout=1")
+            assert time.monotonic() - started < 9
+        await until_back(frontier)
+        await check_books(frontier)
+
+
+async def test_a_connection_that_an_administrator_ends(url: str) -> None:
+    async with opened(f"{url}&timeout=5") as frontier:
+        await frontier.push(pages(1))
+        await asyncio.gather(*(frontier.stats() for _ in range(8)))
+        await ask(url, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'shoal'")
+        await until_back(frontier)
+        assert await frontier.push(pages(1, 2)) == Pushed(1, 1)
+
+
+@pytest.fixture
+def small_disk(server: PostgresServer) -> Iterator[Path]:
+    """A folder of the server's with room for 6 MB."""
+    folder = server.folder / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no small disk could be mounted: {mounted.stderr.decode().strip()}")
+    shutil.chown(folder, PostgresServer.user)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_disk_that_is_full(server: PostgresServer, small_disk: Path) -> None:
+    await ask(server.url, f"CREATE TABLESPACE small LOCATION '{small_disk}'")
+    await ask(server.url, "CREATE ROLE tight LOGIN SUPERUSER")
+    await ask(server.url, "ALTER ROLE tight SET default_tablespace = small")
+    async with opened(f"{server.url.replace('shoal@', 'tight@')}?schema=tight") as frontier:
+
+        async def fill() -> None:
+            for start in range(0, 100_000, 1000):
+                seen.append(await frontier.stats())
+                await frontier.push(pages(*range(start, start + 1000)))
+
+        seen: list[Stats] = []
+        with pytest.raises(FrontierError, match="no room on its disk; nothing was changed"):
+            await fill()
+        assert seen[-1].pushed > 1000
+        assert await frontier.stats() == seen[-1]
+        await check_books(frontier)
+    await ask(server.url, "DROP SCHEMA tight CASCADE")
+    await ask(server.url, "DROP TABLESPACE small")
+
+
+# -- what others write
+
+
+async def test_a_request_that_something_else_wrote(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(url) as frontier:
+        await frontier.push(pages(1, 2, 3, 4))
+        name = schema_of(url)
+        await ask(url, f"UPDATE {name}.request SET payload = '\\xc1' WHERE id = (SELECT min(id) FROM {name}.request)")
+        await ask(
+            url, f"UPDATE {name}.request SET payload = '\\x81a161c0' WHERE id = (SELECT max(id) FROM {name}.request)"
+        )
+        assert [lease.request for lease in (await frontier.lease(1, 60)).leases] == pages(2)
+        assert [lease.request for lease in (await frontier.lease(9, 60)).leases] == pages(3)
+        assert await frontier.dead_kinds() == {UNREADABLE: 2}
+        dead = [each async for each in frontier.dead()]
+        assert all("no request" in each.reason for each in dead)
+        found = await frontier.find(pages(1)[0])
+        assert found is not None
+        assert (found.state, found.url) == ("dead", "(unreadable)")
+        await check_books(frontier)
+
+
+async def test_text_that_cant_be_stored(url: str) -> None:
+    odd = "a\0b\ud800c"
+    async with opened(url) as frontier:
+        await frontier.push(pages(1, 2))
+        first, second = (await frontier.lease(2, 60)).leases
+        assert await frontier.fail([Failure(lease=first, kind=odd, reason=odd)]) == ["dead"]
+        await frontier.complete([Completion(lease=second, note=odd)])
+        assert await frontier.retry_dead([odd]) == 1
+        await frontier.update_host("a.example", HostUpdate(block_for=5, block_reason=odd))
+        claim = await frontier.claim(odd, 60)
+        assert claim is not None
+        assert await frontier.relinquish(claim)
+        await frontier.remember(odd, b"v", 60)
+        assert await frontier.recall(odd) == b"v"
+        assert await frontier.recall("a\ufffdb?c") is None
+        assert await frontier.find(Request("http://a.example/\ud800")) is None
+
+
+# -- many at once
+
+
+async def test_clients_that_lease_at_the_same_time(url: str) -> None:
+    async with opened(url) as one, opened(url) as two, opened(url, "other") as other:
+        numbers = range(600)
+        await one.push([Request(f"http://h{number % 9}.example/{number}") for number in numbers])
+        await other.push([Request(f"http://h{number % 9}.example/{number}") for number in numbers])
+        seen: list[tuple[int, str]] = []
+
+        async def work(frontier: Frontier) -> None:
+            while leases := (await frontier.lease(7, 600)).leases:
+                seen.extend((id(frontier) if frontier is other else 0, lease.request.url) for lease in leases)
+                await frontier.complete([Completion(lease=lease) for lease in leases])
+
+        await asyncio.gather(*(work(frontier) for frontier in (one, two, other) * 3))
+        assert len(seen) == len(set(seen)) == 1200
+        for frontier in (one, other):
+            await check_books(frontier)
+        assert all(state.in_flight == 0 for state in await one.host_states())
+
+
+async def test_completions_with_the_same_children_never_block_each_other(url: str) -> None:
+    async with opened(url) as one, opened(url) as two, opened(url) as three:
+        await one.push([Request(f"http://h{number % 5}.example/{number}") for number in range(60)])
+        links = [Request(f"http://h{number % 7}.example/child/{number}") for number in range(400)]
+        added: list[int] = []
+
+        async def work(frontier: Frontier, turn: int) -> None:
+            while leases := (await frontier.lease(3, 600)).leases:
+                shift = turn * 37 % len(links)
+                children = (links[shift:] + links[:shift])[:: 1 if turn % 2 else -1]
+                completions = [
+                    Completion(lease=lease, children=children if "child" not in lease.request.url else ())
+                    for lease in leases
+                ]
+                added.extend(pushed.added for pushed in await frontier.complete(completions) if pushed)
+                turn += 1
+
+        async def renew(frontier: Frontier) -> None:
+            for _ in range(40):
+                leases = (await frontier.lease(2, 600)).leases
+                await frontier.renew(leases, 600)
+                await frontier.release(leases)
+                await frontier.push(links[::9])
+
+        await asyncio.gather(
+            *(work(frontier, turn) for turn, frontier in enumerate((one, two, three) * 2)), renew(two), renew(three)
+        )
+        await work(one, 0)  # what the renewing ones gave back last
+        assert (await one.stats()).done == 460
+        assert sum(added) <= 400
+        await check_books(one)
+
+
+async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -> None:
+    async with opened(url) as one, opened(url) as two, opened(url) as three:
+        await one.push([Request(f"http://h{number % 40}.example/{number}") for number in range(800)])
+        working = 0
+
+        async def work(frontier: Frontier) -> None:
+            nonlocal working
+            working += 1
+            while leases := (await frontier.lease(4, 600)).leases:
+                await frontier.complete([Completion(lease=lease, items=[b"1", b"2"]) for lease in leases])
+            working -= 1
+
+        async def drain() -> list[int]:
+            read: list[int] = []
+            while True:
+                over = not working
+                some = await three.read_items(read[-1] if read else 0, 50)
+                read += [item.seq for item in some]
+                if over and not some:
+                    return read
+                await asyncio.sleep(0)
+
+        workers = [asyncio.create_task(work(frontier)) for frontier in (one, two, three) * 2]
+        await asyncio.sleep(0)
+        read = await drain()
+        await asyncio.gather(*workers)
+        assert read == list(range(1, 1601))
+
+
+async def test_a_lease_that_is_cancelled_is_given_back(url: str) -> None:
+    async with opened(url) as frontier:
+        await frontier.push(pages(*range(20)))
+        await frontier.lease(0, 60)
+        cancelled = 0
+        for _ in range(20):
+            task = asyncio.create_task(frontier.lease(1, 600))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await frontier.release((await task).leases)
+            except asyncio.CancelledError:
+                cancelled += 1
+        assert cancelled
+        stats = await frontier.stats()
+        assert (stats.ready, stats.leased) == (20, 0)
+
+
+async def test_a_run_that_is_deleted_while_others_work_on_it(url: str) -> None:
+    async with opened(url) as frontier, opened(url, "other", FrontierOptions(concurrency_per_host=1)) as other:
+        await frontier.push(pages(*range(200)))
+        await other.push(pages(1))
+
+        async def work() -> None:
+            turn = 0
+            while True:
+                turn += 1
+                leases = (await frontier.lease(3, 600)).leases
+                children = pages(turn, host="b.example")
+                await frontier.complete([Completion(lease=lease, children=children) for lease in leases[:2]])
+                await asyncio.sleep(0)
+
+        workers = [asyncio.create_task(work()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        store = await PostgresStore.open(url)
+        await store.delete_run("run")
+        for ended in await asyncio.gather(*workers, return_exceptions=True):
+            assert isinstance(ended, RunError)
+        name = schema_of(url)
+        for table in ("request", "ready", "held", "outcome", "event", "lane"):
+            rest = await ask(url, f"SELECT count(*) FROM {name}.{table}")
+            assert rest == (1 if table in ("request", "ready", "lane") else 0), table
+        assert await ask(url, f"SELECT max(in_flight) FROM {name}.host") == 0
+        assert len((await other.lease(1, 60)).leases) == 1
+        with pytest.raises(RunError):
+            await frontier.stats()
+        with pytest.raises(RunError):
+            await store.delete_run("run")
+        await store.close()
+
+
+# -- plans
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "grown"])
+async def test_no_index_is_lost(url: str, known: bool) -> None:
+    """Whatever is done often looks its rows up in indexes and passes over few others, also while the planner does not
+    know yet how much the tables have grown."""
+    store = await PostgresStore.open(url)
+    name = schema_of(url)
+    tables = ["request", "ready", "held", "outcome", "item", "lane", "host"]
+    for table in tables:
+        await ask(url, f"ALTER TABLE {name}.{table} SET (autovacuum_enabled = off)")
+    await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+    frontier = await store.frontier("run", WIDE)
+    link = store._database._idle[0]
+
+    async def analyze() -> None:
+        for table in tables:
+            await link.execute(f"VACUUM ANALYZE {name}.{table}")
+
+    await frontier.push(pages(1))
+    await frontier.complete([Completion(lease=lease) for lease in (await frontier.lease(1, 600)).leases])
+    await analyze()
+    for start in range(0, 50_000, 2500):
+        numbers = range(start, start + 2500)
+        await frontier.push([Request(f"http://h{number % 500}.example/{number}") for number in numbers])
+    for _ in range(5):
+        leases = (await frontier.lease(200, 600)).leases
+        await frontier.complete([Completion(lease=lease, items=[b"i"] * 20) for lease in leases])
+    await frontier.lease(2000, 600)
+    if known:
+        await analyze()
+    plans: list[str] = []
+    link.add_log_listener(lambda _, message: plans.append(f"{message}\n{getattr(message, 'context', '')}"))
+    await link.execute(
+        "DISCARD PLANS; LOAD 'auto_explain'; SET client_min_messages = notice; SET auto_explain.log_level = notice;"
+        "SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on; SET auto_explain.log_timing = off;"
+        "SET auto_explain.log_nested_statements = on"
+    )
+    leases = (await frontier.lease(100, 600)).leases
+    assert len(leases) == 100
+    await frontier.renew(leases, 600)
+    links = [Request(f"http://h{number % 600}.example/{number + 49_900}") for number in range(200)]
+    await frontier.complete([Completion(lease=lease, items=[b"i"], children=links) for lease in leases[:5]])
+    await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=0.001) for lease in leases[5:15]])
+    await frontier.release(leases[50:60])
+    await frontier.push(links + pages(*range(50)))
+    await frontier.read_items(100, 50)
+    await asyncio.sleep(0.002)
+    await frontier.lease(10, 600)
+    await store.close()
+
+    seen = "\n".join(plans)
+    for function in (
+        "lease", "near_lanes", "best_requests", "give_back", "finish", "push", "enqueue", "lanes_of", "renew",
+        "release", "fill_lanes", "place_lanes", "free_hosts", "lock_hosts", "lock_lanes",
+    ):  # fmt: skip
+        assert f"function {function}(" in seen, f"no plan of {function} was seen"
+    whole = set(re.findall(r"Seq Scan on (\w+)", seen)) - {"run", "ledger"}
+    assert not whole, f"read whole: {whole}"
+    for plan in plans:
+        for passed in re.findall(r"Rows Removed by .*: (\d+)", plan):
+            assert int(passed) <= 300, plan
+        for rows, loops in re.findall(r"actual rows=(\d+) loops=(\d+)", plan):
+            assert int(rows) * int(loops) <= 3000, plan
