@@ -97,6 +97,8 @@ class DatabaseServer(ABC):
 
     def freeze(self) -> None:
         """It is there, but does not answer."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)  # first it alone: it must start no more while they are looked for
         self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -112,6 +114,7 @@ class DatabaseServer(ABC):
 
     def kill(self) -> None:
         """Like a power cut of the process: no time to write anything."""
+        self.freeze()
         assert self._process is not None
         family = _family(self._process.pid)
         self.signal(signal.SIGKILL)

@@ -249,12 +249,9 @@ class Crawl:
         }
         if not self._new_run:
             for run in await store.list_runs(name):
-                if run.state != "cancelled":
-                    if "seeds" in run.settings:
-                        raise RunError(
-                            f"the newest run of {name!r} was begun for a fleet; work on it with "
-                            f"`shoal worker ... --run-id {run.run_id}`, or begin another one here with --new-run"
-                        )
+                if run.state == "finished" and self._urls is not None:
+                    break  # its URLs were others, or are done
+                if run.state != "cancelled" and "seeds" not in run.settings:  # a fleet's run is its workers' alone
                     if run.settings != start:
                         log.warning(
                             "run %s began with other start URLs or arguments; it goes on with its own", run.run_id

@@ -183,9 +183,10 @@ class Engine:
         if not self._shared:
             return free
         batch = self._config.lease.batch
-        if 2 * len(self._ahead) > batch or time.monotonic() < self._lease_again:
+        ahead = min(batch, self._config.concurrency)  # no more: other workers want something to do too
+        if 2 * len(self._ahead) > ahead or time.monotonic() < self._lease_again:
             return 0
-        return min(batch, free + batch - len(self._ahead))
+        return min(batch, free + ahead - len(self._ahead))
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. How long until there may be more, if time alone can tell."""
@@ -226,7 +227,7 @@ class Engine:
             return wait
         if not short:
             self._lease_again, self._poll = 0.0, _POLL[0]
-            return None
+            return 0.0 if len(self._active) < self._config.concurrency else None
         wait = self._poll if wait is None else min(wait, self._poll)
         self._lease_again = time.monotonic() + wait
         self._poll = min(_POLL[1], 1.5 * self._poll) if empty else _POLL[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from inspect import isawaitable
@@ -25,6 +26,9 @@ _BATCH = 500
 _EVERY = 0.1  # seconds that what a slow start() gave is held back at most
 _FULL_WAIT = 0.05
 _CLAIM_POLL = 1.0
+_ROLE_TTL = 60.0  # seconds after which a seeder that says nothing counts as dead
+_LAST_WORD = 1.0
+_TOLD = 10  # bad start URLs that are told one by one
 
 Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
 """Gives the start requests, always the same ones in the same order. A URL that is none comes as its error."""
@@ -55,7 +59,7 @@ class Seeder:
         self._shared = shared
         self._scope = scheduler.scope
         self._frontier = scheduler.frontier
-        self._ttl = config.lease.ttl
+        self._ttl = min(_ROLE_TTL, config.lease.ttl)
         self._size = min(_BATCH, config.queue.max_size or _BATCH)
         self._counters = counters
         self._pushed = pushed
@@ -78,6 +82,7 @@ class Seeder:
         death; in a store of our own there is no other."""
         if self._source is None:
             return
+        told = False
         while True:
             self._claim = await self._persist(lambda: self._frontier.claim("seed", self._ttl))
             if self._claim is not None:
@@ -89,6 +94,9 @@ class Seeder:
                     self._batch = []
             if not self._shared or not (await self._persist(self._frontier.stats)).seeding:
                 return
+            if not told:
+                told = True
+                log.info("another process pushes the start requests, or has died; looking again for %g s", self._ttl)
             await asyncio.sleep(_CLAIM_POLL)
 
     async def _seed(self, source: Source, claim: Claim) -> None:
@@ -98,8 +106,7 @@ class Seeder:
         try:
             async for request in source():
                 if isinstance(request, RequestError):
-                    self._counters.errors["bad url"] += 1
-                    log.error("start: %s", request)
+                    self._tell(request)
                 elif skip:
                     skip -= 1
                 else:
@@ -108,6 +115,9 @@ class Seeder:
                         await self._flush()
         except SpiderError as error:
             self.failure = error
+        except asyncio.CancelledError:
+            await self._leave(claim)
+            raise
         finally:
             ended.set()
             await timer
@@ -118,13 +128,33 @@ class Seeder:
         await self._persist(lambda: self._frontier.relinquish(claim, finished=self.failure is None))
         self._pushed()
 
+    def _tell(self, error: RequestError) -> None:
+        self._counters.errors["bad url"] += 1
+        count = self._counters.errors["bad url"]
+        if count <= _TOLD:
+            log.error("start: %s", error)
+        elif count == _TOLD + 1:
+            log.error("start: more of them are only counted")
+
+    async def _leave(self, claim: Claim) -> None:
+        """Whoever goes on need not wait for the role to run out."""
+        with suppress(FrontierError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await self._frontier.relinquish(claim)
+
     async def _flush_in_time(self, ended: asyncio.Event) -> None:
-        """What a slow ``start`` gave is not held back."""
+        """What a slow ``start`` gave is not held back, and one that gives nothing for long does not lose its role."""
+        renew_at = time.monotonic() + self._ttl / 3
         while not ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _EVERY)
             if self._batch:
                 await self._flush()
+                renew_at = time.monotonic() + self._ttl / 3
+            elif time.monotonic() >= renew_at and self._claim is not None:
+                async with self._pushing:
+                    await self._advance(self._claim, b"%d" % self._position)
+                renew_at = time.monotonic() + self._ttl / 3
 
     async def _flush(self) -> None:
         """Push what was collected, and wait for room if need be."""

@@ -43,6 +43,10 @@ class ForkedWorker:
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
     def kill(self) -> None:
         """With SIGKILL, and until it is dead."""
         self._process.kill()

@@ -1,7 +1,8 @@
 """A site in a process of its own that writes down who asked for what, and when.
 
 What a page does is in its URL: ``/a?wait=0.5&status=500&link=/b&link=/c``. With ``first=8`` it waits only the first
-time, with ``gate=1`` until `Target.open_gate`. Each port is a host of its own to a crawler.
+time, with ``gate=1`` until `Target.open_gate`, with ``again=1`` the same from the second time on. Each port is a host
+of its own to a crawler.
 """
 
 from __future__ import annotations
@@ -128,12 +129,13 @@ class Site:
         self.asked: set[str] = set()
 
     async def wait(self, target: str, query: dict[str, list[str]]) -> None:
-        if "gate" in query:
+        is_first = target not in self.asked
+        self.asked.add(target)
+        if "gate" in query or ("again" in query and not is_first):
             await self.gate.wait()
         if self.hurries:
             return
-        if "first" in query and target not in self.asked:
-            self.asked.add(target)
+        if "first" in query and is_first:
             await asyncio.sleep(float(query["first"][0]))
         await asyncio.sleep(float(query.get("wait", ["0"])[0]))
 

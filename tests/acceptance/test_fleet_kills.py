@@ -14,12 +14,12 @@ import sqlite3
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -77,6 +77,13 @@ def until(fleet: Fleet, reached: Callable[[Stats], bool], *, timeout: float = 60
         return stats
 
     return ask(fleet, watch)
+
+
+def wait_until(so: Callable[[], bool], *, timeout: float = 60.0) -> None:
+    end = time.monotonic() + timeout
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def histories(fleet: Fleet, urls: list[str]) -> list[History]:
@@ -157,7 +164,7 @@ def state_of(fleet: Fleet) -> str | None:
     return asyncio.run(work())
 
 
-def begin(fleet: Fleet, url: str, settings: dict[str, Any]) -> None:
+def begin(fleet: Fleet, urls: Sequence[str], settings: dict[str, Any]) -> None:
     """Like `shoal start`, without the time that a command of its own takes."""
 
     async def work() -> None:
@@ -165,7 +172,7 @@ def begin(fleet: Fleet, url: str, settings: dict[str, Any]) -> None:
         config = load_config(spider=spider.settings, code={**settings, "frontier": fleet.frontier}).config
         store = await open_store(fleet.frontier)
         try:
-            started = await start_run(store, spider, config, urls=[url], new_run=True)
+            started = await start_run(store, spider, config, urls=urls, new_run=True)
         finally:
             await store.close()
         fleet.run_id = started.run.run_id
@@ -249,7 +256,7 @@ class Crashed:
 
     def start(self, url: str) -> None:
         self.url = url
-        begin(self.fleet, f"{url}/", {"retry.max_attempts": 50, "concurrency_per_host": 1000})
+        begin(self.fleet, [f"{url}/"], {"retry.max_attempts": 50, "concurrency_per_host": 1000})
 
     def fork(self, ttl: float, step: str | None = None) -> ForkedWorker:
         options = [word for output in self.outputs for word in ("-o", output)]
@@ -354,11 +361,65 @@ def test_a_page_that_kills_its_worker_is_dead_after_its_attempts(kind: str, tmp_
 def test_attempts_are_the_runs_and_not_each_workers(kind: str, tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}/"
     with ForkedFleet(tmp_path, frontier_url(kind)) as fleet:
-        begin(fleet, nowhere, {"retry.max_attempts": 5})
+        begin(fleet, [nowhere], {"retry.max_attempts": 5})
         fleet.fork(settings={"retry.base_delay": 0.01})
         fleet.wait()
         (found,) = histories(fleet, [nowhere])
         assert (found.state, found.attempts) == ("dead", 5)
+
+
+# -- not dead, only asleep
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\nConnection: close\r\n\r\n<h1>Page</h1>"
+
+
+def test_a_worker_that_wakes_up_late_disturbs_nobody(kind: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "items.jsonl")
+    with Listener() as server, ForkedFleet(tmp_path, frontier_url(kind)) as fleet:
+        pages = [f"{server.url}/p/{number}" for number in range(8)]
+        begin(fleet, pages, {"concurrency_per_host": 100, "retry.max_attempts": 50})
+        sleeper = fleet.fork("-o", output, settings={"lease.ttl": 2})
+        asked_first = server.requests(8)
+        sleeper.signal(signal.SIGSTOP)
+        successor = fleet.fork("-o", output, settings={"lease.ttl": 60})
+        asked_again = server.requests(8)
+        for connection in asked_first:
+            connection.sendall(ANSWER)
+        sleeper.signal(signal.SIGCONT)
+        wait_until(lambda: sleeper.log.read_text().count("lease lost") >= 8)
+        with pytest.raises(TimeoutError):  # nobody asks a third time: the successor's leases hold
+            server.requests(1, timeout=1.0)
+        for connection in asked_again:
+            connection.sendall(ANSWER)
+        fleet.wait()
+        assert "lease lost" not in successor.log.read_text()
+        assert_exactly([output, exported(fleet, tmp_path / "again.jsonl")], Counter(pages))
+        assert_balanced(fleet)
+        assert [page.attempts for page in histories(fleet, pages)] == [2] * 8
+
+
+class Listener:
+    """A server that answers when the test does."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def requests(self, count: int, *, timeout: float = 30.0) -> list[socket.socket]:
+        """The next connections on which something is asked."""
+        self._socket.settimeout(timeout)
+        found = [self._socket.accept()[0] for _ in range(count)]
+        self._connections += found
+        assert all(connection.recv(1000).startswith(b"GET /p/") for connection in found)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for each in (self._socket, *self._connections):
+            each.close()
 
 
 # -- 4: two runs at the same time
@@ -375,7 +436,7 @@ def two_runs(kind: str, folder: Path, url: str, settings: dict[str, Any]) -> Ite
         for name in ("cod", "eel"):
             fleet = ForkedFleet(folder, frontier, NAMED.replace("NAME", name), name=f"{name}.py")
             fleets.append(stack.enter_context(fleet))
-            begin(fleet, f"{url}/", settings)
+            begin(fleet, [f"{url}/"], settings)
         yield fleets
 
 
@@ -515,22 +576,40 @@ def test_a_worker_takes_over_the_seeding_of_a_spider(kind: str, tmp_path: Path) 
 # -- 6: asked to stop
 
 
+def test_a_task_that_is_cancelled_ends(kind: str, tmp_path: Path) -> None:
+    """Whatever it is waiting for: a worker ends by cancelling its helpers, all of which talk to the server."""
+
+    async def work(frontier: Frontier) -> None:
+        async def talk() -> None:
+            while True:
+                await frontier.stats()
+
+        for moment in range(200):
+            task = asyncio.create_task(talk())
+            for _ in range(moment % 20):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=5.0)
+            task.cancel()
+            assert done, "it lives on"
+
+    fleet = Fleet(tmp_path, frontier_url(kind))
+    begin(fleet, ["http://127.0.0.1:9/"], {})
+    ask(fleet, work)
+
+
 def test_sigterm_gives_everything_back_at_once(kind: str, tmp_path: Path) -> None:
     settings = {"concurrency_per_host": 100, "lease.ttl": 300}
-    with socket.create_server(("127.0.0.1", 0)) as silent, Fleet(tmp_path, frontier_url(kind)) as fleet:
-        silent.settimeout(30.0)
-        urls = [f"http://127.0.0.1:{silent.getsockname()[1]}/p/{number}" for number in range(30)]
+    with Listener() as server, Fleet(tmp_path, frontier_url(kind)) as fleet:
+        urls = [f"{server.url}/p/{number}" for number in range(30)]
         fleet.start(*urls, settings=settings)
         worker = fleet.worker("-o", "items.jsonl", settings=settings)
-        waiting = [silent.accept()[0] for _ in range(8)]  # as many as the spider has in flight
-        assert all(connection.recv(1000).startswith(b"GET /p/") for connection in waiting)
-        assert ledger(fleet).leased == 30  # the others were leased ahead
+        server.requests(8)  # as many as the spider has in flight
+        assert ledger(fleet).leased > 8  # some were leased ahead
         worker.terminate()
         asked = time.monotonic()
         assert worker.wait(30) == 0, log_of(fleet, 0)
         assert time.monotonic() - asked < 3.0
-        for connection in waiting:
-            connection.close()
 
         stats = ledger(fleet)
         assert (stats.ready, stats.leased, stats.waiting, stats.done) == (30, 0, 0, 0)

@@ -143,29 +143,41 @@ def assert_whole(fleet: Fleet, urls: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def test_a_worker_that_slept_past_its_lease_changes_nothing(frontier: str, tmp_path: Path) -> None:
-    """Two of them, in the middle of a page: one of them goes on to complete it, the other to fail it."""
+    """Two of them, each in the middle of a page: one wakes up while its heir works on that page, and completes it; the
+    other when the run is finished, and fails it."""
     with target() as site, QuickFleet(tmp_path, frontier, SPIDER) as fleet:
-        urls = [f"{site.url}/{number}?wait=0.1" for number in range(12)]
-        fleet.start(*urls, settings={"concurrency_per_host": 100})
+        paths = [f"/{number}?again=1" for number in range(12)]
+        fleet.start(*(site.url + path for path in paths), settings={"concurrency_per_host": 100})
         marks = [tmp_path / "completes", tmp_path / "fails"]
         for mark in marks:
             start_worker(fleet, env={"ASLEEP": mark.name}, lease__ttl=2, lease__batch=3, concurrency=2)
-        for mark, zombie in zip(marks, fleet.processes, strict=False):
+        early, late = fleet.processes
+        for mark, zombie in zip(marks, fleet.processes, strict=True):
             wait_until(lambda mark=mark: mark.exists() and mark.read_text(), "a page in its hands")  # type: ignore[misc]
             os.kill(zombie.pid, signal.SIGSTOP)
         heir = start_worker(fleet, lease__ttl=2)
-        assert heir.wait(30) == 0, log_of(fleet, 2)
-        assert_whole(fleet, urls)
-        before, woken = picture(frontier, fleet.run_id), time.monotonic()
-
+        site.wait_until(lambda seen: {visit.path for visit in seen if visit.agent == "worker-2"} == set(paths))
         (tmp_path / "awake").touch()
-        for zombie in fleet.processes[:2]:
-            os.kill(zombie.pid, signal.SIGCONT)
-        fleet.wait(15)
+
+        before, woken = picture(frontier, fleet.run_id), time.monotonic()
+        assert before.stats.leased >= 2
+        os.kill(early.pid, signal.SIGCONT)
+        refused = f"lease lost; its work is not counted url={marks[0].read_text()}"
+        wait_until(lambda: refused in log_of(fleet, 0), "refused")
+        time.sleep(0.5)  # in which it would renew and give back whatever else it had
         assert picture(frontier, fleet.run_id) == before
         assert [visit for visit in site.visits() if visit.start >= woken] == []
-        for number, mark in enumerate(marks):
-            assert f"lease lost; its work is not counted url={mark.read_text()}" in log_of(fleet, number)
+
+        site.open_gate()
+        assert (heir.wait(20), early.wait(20)) == (0, 0), log_of(fleet, 0)
+        assert_whole(fleet, [site.url + path for path in paths])
+        before, woken = picture(frontier, fleet.run_id), time.monotonic()
+        os.kill(late.pid, signal.SIGCONT)
+        fleet.wait(15)
+        assert f"lease lost; its work is not counted url={marks[1].read_text()}" in log_of(fleet, 1)
+        assert picture(frontier, fleet.run_id) == before
+        assert [visit for visit in site.visits() if visit.start >= woken] == []
+        for number in range(3):
             assert "finished: every page that was found is accounted for" in log_of(fleet, number)
 
 
@@ -232,9 +244,9 @@ class PoliteFleet:
         self._fleet = fleet
         self._site = site
         delayed, paired, asking = site.urls
-        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(24)]
-        self.urls += [f"{paired}/{number}?wait=0.08" for number in range(60)]
-        self.urls += [f"{asking}/{number}" for number in range(12)]
+        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(18)]
+        self.urls += [f"{paired}/{number}?wait=0.08" for number in range(44)]
+        self.urls += [f"{asking}/{number}" for number in range(9)]
 
     def start(self, environments: Sequence[dict[str, str]], ttl: float) -> None:
         fleet, hosts = self._fleet, [host_of(url) for url in self._site.urls]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from shoal.errors import FrontierError, RunError, StoreAwayError, StoreError
+from shoal.errors import FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
 from shoal.frontier.postgres import PostgresStore, schema
 from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
@@ -414,6 +415,79 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
         assert (await one.stats()).done == 460
         assert sum(added) <= 400
         await check_books(one)
+
+
+_DISAGREEMENTS = """
+SELECT 'lane', count(*) FROM {0}.lane l CROSS JOIN LATERAL (
+    SELECT count(*) AS n, (array_agg(id ORDER BY rank, id))[1] AS best FROM {0}.ready WHERE lane = l.id) r
+    WHERE l.ready <> r.n OR l.best_id IS DISTINCT FROM r.best OR (l.place = 0) <> (r.n = 0)
+        OR (l.place = 2) <> (l.due IS NOT NULL)
+UNION ALL SELECT 'in flight', count(*) FROM {0}.host h
+    WHERE h.in_flight <> (SELECT count(*) FROM {0}.held WHERE host = h.id AND state = 2)
+UNION ALL SELECT 'full, with room', count(*) FROM {0}.politeness WHERE place = 3 AND room > 0
+UNION ALL SELECT 'waits too long', count(*) FROM {0}.politeness WHERE place = 2 AND room > 0 AND due > due_at + 0.001
+"""
+
+
+async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
+    """Three runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
+    runs = {
+        "a": FrontierOptions(concurrency_per_host=2, max_attempts=2),
+        "b": FrontierOptions(delay=0.02),
+        "c": FrontierOptions(concurrency_per_host=5, max_queue_size=400),
+    }
+    dice = random.Random(7)
+    end = time.monotonic() + 5
+
+    def some_pages() -> list[Request]:
+        return [
+            Request(f"http://h{dice.randrange(9)}.example/{dice.randrange(2000)}", priority=dice.choice([0, 0, 1, -1]))
+            for _ in range(dice.randrange(20))
+        ]
+
+    async def step(frontier: Frontier, mine: list[Lease]) -> None:
+        some = [mine.pop() for _ in range(min(len(mine), dice.randrange(1, 6)))]
+        match dice.choice(
+            ["lease", "lease", "complete", "complete", "fail", "release", "push", "host", "retry", "lose"]
+        ):
+            case "lease":
+                mine.extend((await frontier.lease(dice.randrange(1, 8), dice.choice([0.05, 0.3, 600]))).leases)
+            case "complete":
+                await frontier.complete([Completion(lease=each, children=some_pages()) for each in some])
+            case "fail":
+                retry_in = dice.choice([None, 0.0, 0.05])
+                await frontier.fail([Failure(lease=each, kind="k", reason="r", retry_in=retry_in) for each in some])
+            case "release":
+                await frontier.release(some, contacted=dice.random() < 0.5)
+            case "push":
+                with suppress(QueueFullError):
+                    await frontier.push(some_pages())
+            case "host":
+                host = dice.choice(["*", *(f"h{number}.example" for number in range(9))])
+                value = dice.choice([None, 0.01])
+                update = dice.choice([HostUpdate(delay=value), HostUpdate(block_for=value), HostUpdate(concurrency=3)])
+                await frontier.update_host(host, update)
+            case "retry":
+                await frontier.retry_dead()
+
+    async def work(frontiers: list[Frontier]) -> None:
+        mine: dict[int, list[Lease]] = {number: [] for number in range(len(frontiers))}
+        while time.monotonic() < end:
+            number = dice.randrange(len(frontiers))
+            await step(frontiers[number], mine[number])
+
+    async with AsyncExitStack() as stack:
+        workers = [
+            [await stack.enter_async_context(opened(url, run_id, options)) for run_id, options in runs.items()]
+            for _ in range(3)
+        ]
+        await asyncio.gather(*(work(worker) for worker in workers * 4))
+        link = await asyncpg.connect(url.partition("?")[0])
+        for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url))):
+            assert count == 0, what
+        await link.close()
+        for frontier in workers[0]:
+            await check_books(frontier)
 
 
 async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -> None:

@@ -543,6 +543,24 @@ async def test_a_long_run_is_counted_and_searched_in_portions(
     assert await frontier.dead_kinds() == {"k0": 300}
 
 
+async def test_the_items_of_a_page_are_read_and_trimmed_one_by_one(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    await push(frontier, *range(4))
+    sizes = (2500, 0, 1, 30)
+    for lease, size in zip((await frontier.lease(4, TTL)).leases, sizes, strict=True):
+        await complete(frontier, lease, items=[b"%d" % number for number in range(size)])
+    log = await frontier.read_items(0, 9999)
+    assert [item.seq for item in log] == list(range(1, 2532))
+    assert [item.payload for item in log] == [b"%d" % item.index for item in log]
+    assert len({item.key for item in log}) == 2531
+    for after, limit in ((0, 1), (998, 5), (1999, 501), (2499, 2), (2500, 99), (2531, 9)):
+        assert await frontier.read_items(after, limit) == log[after : after + limit]
+    for through in (10, 5, 1000, 2515, 2531):
+        await frontier.trim_items(through)
+        assert await frontier.read_items(0, 3) == log[max(10, through) :][:3]
+    assert (await frontier.stats()).items == 2531
+
+
 # -- many at the same time
 
 

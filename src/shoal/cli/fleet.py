@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from shoal.runs.registry import Entry
     from shoal.spider import Spider
 
+_OF_THE_RUN = {"download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "items.keep"}
+
 SpiderName = Annotated[
     str, typer.Argument(metavar="SPIDER", help="The spider's file, FILE:Class, or its name in shoal.toml.")
 ]
@@ -128,6 +130,8 @@ async def _start(
         "unreadable": started.unreadable,
         "worker_command": worker_command(name, started.run.run_id, flags, resolved.config.lease.batch),
     }
+    if not (started.enqueued or started.duplicates or started.out_of_scope or started.unreadable):
+        print("nothing was pushed: the run was seeded already, or there is nothing to start with", file=sys.stderr)
     print(json.dumps(answer, indent=2))
 
 
@@ -204,10 +208,17 @@ def _work(
     )
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else config.log_level)
+    for key in sorted(key for key, source in resolved.sources.items() if source.startswith("--") and _is_the_runs(key)):
+        console.print(f"{key} is the run's, as `shoal start` was given it; a worker's own is not used", style="yellow")
     run_blocking(made, None if quiet else progress.show(console))
     assert made.summary is not None
     summary.show(console, made.summary, config)
     sys.exit(1 if made.summary.state == "failed" else 0)
+
+
+def _is_the_runs(key: str) -> bool:
+    """Whether all workers take this setting from the run."""
+    return key.startswith("scope.") or key in _OF_THE_RUN
 
 
 async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -39,10 +40,11 @@ async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> Asyn
     config = resolve(None, given({"frontier": url}), []).config
     if config.frontier.startswith("memory"):
         raise StoreError("a memory frontier is gone with its process; say which one: --frontier sqlite:///file.db")
+    logging.getLogger("shoal.frontier").setLevel(logging.ERROR)  # warnings are for those who work on it
     store = await open_store(config.frontier, readonly=readonly)
     try:
         run = await choose_run(store, run_id)
-        yield run, await store.frontier(run.run_id, _options(run, config))
+        yield run, await store.frontier(run.run_id, run_options(run, config))
     finally:
         await store.close()
 
@@ -59,12 +61,12 @@ async def choose_run(store: Store, run_id: str | None) -> Run:
     raise RunError(f"there is no run {run_id or 'at all'}; the newest ones are: {known}")
 
 
-def _options(run: Run, config: Config) -> FrontierOptions:
+def run_options(run: Run, config: Config) -> FrontierOptions:
     """Those that the run was started with, if it keeps them."""
     from shoal.assembly import frontier_options
     from shoal.runs.starting import RunSettings
 
-    return RunSettings.of(run).options if "max_attempts" in run.settings else frontier_options(config)
+    return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
 
 
 def audit(run_id: RunName = None, frontier: FrontierUrl = None) -> None:
@@ -164,6 +166,8 @@ def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None)
             for spec in output:
                 count = await drain(store, open_sink(spec), on_progress=_progress)
                 print(f"{count} items to {mask(spec)}", file=sys.stderr)
+                if count < (logged := (await store.stats()).items):
+                    print(f"the log had {logged}: the others were forgotten, as items.keep is false", file=sys.stderr)
 
     asyncio.run(work())
 

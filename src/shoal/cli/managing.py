@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.inspecting import RunName, choose_run, opened
+from shoal.cli.inspecting import RunName, choose_run, opened, run_options
 from shoal.cli.running import FrontierUrl, given, resolve
 from shoal.errors import ConfigError, RunError
 
@@ -41,6 +42,7 @@ async def _store(url: str | None, *, readonly: bool = False) -> AsyncIterator[St
     from shoal.frontier import open_store
 
     config = resolve(None, given({"frontier": url}), []).config
+    logging.getLogger("shoal.frontier").setLevel(logging.ERROR)  # warnings are for those who work on it
     store = await open_store(config.frontier, readonly=readonly)
     try:
         yield store
@@ -177,10 +179,26 @@ def hosts(
         return
 
     async def work() -> None:
-        async with opened(frontier, run_id, readonly=True) as (_, found):
-            _print_hosts(await found.host_states(limit))
+        async with _store(frontier, readonly=True) as store:
+            _print_hosts(await _hosts_of(store, run_id, limit))
 
     asyncio.run(work())
+
+
+async def _hosts_of(store: Store, run_id: str | None, limit: int) -> list[HostState]:
+    """The hosts of a run, or of all that are not over: politeness is theirs together."""
+    from msgspec.structs import replace
+
+    from shoal.config import Config
+
+    unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
+    chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
+    found: dict[str, HostState] = {}
+    for run in chosen:
+        for state in await (await store.frontier(run.run_id, run_options(run, Config()))).host_states(limit):
+            known = found.get(state.host)
+            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
+    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
 
 
 def _print_hosts(states: list[HostState]) -> None:
@@ -239,10 +257,23 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
     _update_host(context, host, HostUpdate(block_for=None), frontier)
 
 
-def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
-    outer, run_id = context.obj
+def _normal(host: str) -> str:
+    from shoal.links import host_of, normalize_url
+
+    if host == "*":
+        return host
     if "/" in host or host.split() != [host]:
         raise ConfigError(f"{host!r} is no host; write it as example.com or example.com:8080")
+    return host_of(normalize_url(f"http://{host}/"))
+
+
+def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
+    from msgspec import UNSET
+
+    outer, run_id = context.obj
+    host = _normal(host)
+    if host == "*" and update.block_for is not UNSET:
+        raise ConfigError("'*' is the default of delays and concurrency; `shoal pause RUN` stops all of a run")
 
     async def work() -> None:
         async with opened(frontier or outer, run_id, readonly=False) as (_, found):

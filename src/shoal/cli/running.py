@@ -21,7 +21,7 @@ Output = Annotated[
     list[str],
     typer.Option(
         "-o", "--output", metavar="FILE",
-        help="Where items go, by the ending: .jsonl .csv .parquet .db (SQLite), or - for standard output. Repeatable.",
+        help="Where items go: FILE.jsonl .csv .parquet .db (SQLite), postgresql:// or mysql://, - for standard output.",
     ),
 ]  # fmt: skip
 FrontierUrl = Annotated[

@@ -20,9 +20,9 @@ HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
 """In these states a run gives out no leases."""
 
 _STEPS: dict[RunState, frozenset[RunState]] = {
-    "queued": frozenset({"running", "cancelled"}),
+    "queued": frozenset({"running", "paused", "cancelled"}),
     "running": frozenset({"queued", "paused", "finished", "cancelled"}),
-    "paused": frozenset({"running", "cancelled"}),
+    "paused": frozenset({"running", "finished", "cancelled"}),
     "finished": frozenset({"running"}),
     "cancelled": frozenset({"running"}),
 }

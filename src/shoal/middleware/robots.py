@@ -1,4 +1,4 @@
-"""robots.txt: fetched once for each origin by the whole fleet, its word obeyed, its Crawl-delay kept by the frontier."""
+"""robots.txt: fetched once for each origin by all workers, its word obeyed, its Crawl-delay kept by the frontier."""
 
 from __future__ import annotations
 

@@ -98,6 +98,8 @@ class Orchestrator:
             "spider": started.run.spider,
             "enqueued": started.enqueued,
             "duplicates": started.duplicates,
+            "out_of_scope": started.out_of_scope,
+            "unreadable": started.unreadable,
             "worker_command": worker_command(name, started.run.run_id, flags),
         }
 

@@ -26,6 +26,7 @@ class Processes:
         self._running: dict[subprocess.Popen[bytes], float] = {}
         self._due: list[float] = []
         self._pause = _RESTART_AFTER[0]
+        self._told: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
 
     def run(self) -> int:
@@ -50,6 +51,9 @@ class Processes:
     def _look(self) -> int:
         """Notice who has ended, and start whose time has come. The highest exit code of those who ended in order."""
         now, worst = time.monotonic(), 0
+        if self._stopping:  # also those that were being started when the signal came
+            for process in self._running.keys() - self._told:
+                self._tell(process)
         for process in [process for process in self._running if process.poll() is not None]:
             lived = now - self._running.pop(process)
             if process.returncode >= 0 or self._stopping:
@@ -68,7 +72,11 @@ class Processes:
     def _on_signal(self, number: int, frame: object) -> None:
         self._stopping = True
         for process in self._running:
-            process.send_signal(number)
+            self._tell(process)
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> None:
+        self._told.add(process)
+        process.send_signal(signal.SIGTERM)
 
     def _end(self) -> None:
         until = time.monotonic() + _KILL_AFTER

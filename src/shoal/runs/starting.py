@@ -54,14 +54,26 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     concurrency_per_host: int = 8
     max_queue_size: int | None = None
+    keep_items: bool = True
+    scope: dict[str, Any] = {}
+    """The section of the configuration."""
 
     @classmethod
     def of(cls, run: Run) -> RunSettings:
         """RunError when the run was not begun by ``start``."""
+        if "seeds" not in run.settings:
+            raise RunError(f"run {run.run_id} was begun by `shoal run`; the same command goes on with it, not a worker")
         try:
             return msgspec.convert(dict(run.settings), cls)
         except msgspec.ValidationError as exc:
             raise RunError(f"run {run.run_id} has settings that can't be read: {exc}") from exc
+
+    def shared_settings(self) -> dict[str, Any]:
+        """Settings that every worker takes from the run, whatever its own configuration says."""
+        return {
+            "retry.max_attempts": self.max_attempts,
+            **{f"scope.{name}": value for name, value in self.scope.items()},
+        }
 
     @property
     def options(self) -> FrontierOptions:
@@ -99,13 +111,13 @@ async def start_run(
     file is held in memory, and a line that is no URL costs only itself.
     """
     _check_outputs(outputs)
+    source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
-    settings = _settings(spider, config, seeds, urls_file, outputs)
+    settings = _settings(spider, config, seeds, urls, urls_file, outputs)
     run = await _choose_run(store, spider, settings, run_id, new_run=new_run)
     frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
     counters = Counters()
-    source: Source = _source(spider, urls, urls_file)
     persist = Persistence(shared=store.shared)
     seeder = Seeder(
         source, scheduler, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared
@@ -123,12 +135,13 @@ async def start_run(
 
 
 def _settings(
-    spider: Spider, config: Config, seeds: Seeds, urls_file: str | None, outputs: Sequence[str]
-) -> RunSettings:
+    spider: Spider, config: Config, seeds: Seeds, urls: Sequence[str] | None, urls_file: str | None,
+    outputs: Sequence[str],
+) -> RunSettings:  # fmt: skip
     options = frontier_options(config)
     return RunSettings(
         seeds=seeds,
-        urls_file="" if urls_file is None else os.path.realpath(urls_file),
+        urls_file=_name_of(urls, urls_file),
         arguments=dict(spider.arguments),
         outputs=tuple(outputs),
         code=code_hash(spider),
@@ -136,6 +149,8 @@ def _settings(
         delay=options.delay,
         concurrency_per_host=options.concurrency_per_host,
         max_queue_size=options.max_queue_size,
+        keep_items=config.items.keep,
+        scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope)),
     )
 
 
@@ -161,14 +176,21 @@ async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> b
     """Whether the run was begun with the same words, and its seeding never came to its end."""
     with suppress(RunError):
         begun = RunSettings.of(run)
-        same = (begun.seeds, begun.urls_file, begun.arguments) == (
+        same = begun.code == settings.code and (begun.seeds, begun.urls_file, begun.arguments) == (
             settings.seeds,
             settings.urls_file,
             settings.arguments,
         )
-        if same and settings.seeds != "urls":
+        if same:
             return (await (await store.frontier(run.run_id, begun.options)).stats()).seeding
     return False
+
+
+def _name_of(urls: Sequence[str] | None, urls_file: str | None) -> str:
+    """What a source is known by when the same start is tried again."""
+    if urls is not None:
+        return hashlib.blake2b("\n".join(map(str, urls)).encode(errors="replace"), digest_size=8).hexdigest()
+    return "" if urls_file is None else os.path.realpath(urls_file)
 
 
 def _stored(settings: RunSettings) -> Mapping[str, Any]:

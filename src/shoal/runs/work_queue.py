@@ -4,8 +4,8 @@
 
     queue = UrlWorkQueue("postgresql://db.example/crawl", name="products")
     await queue.enqueue_urls(urls)
-    while batch := await queue.claim_batch(10):
-        for claim in batch:
+    while (await queue.get_queue_stats())["remaining"]:
+        for claim in await queue.claim_batch(10):  # none while all hosts must wait: sleep a little then
             ...
             await queue.complete_url(claim)
 """
@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from shoal.errors import LeaseLostError, RequestError, RunError, StoreError
+from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, StoreError
 from shoal.events import counts
 from shoal.frontier import open_store
 from shoal.http import Request
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 _BATCH = 1000
 _SPIDER = "(work queue)"
+_DEFAULTS = {"max_attempts": 3, "delay": 0.0, "concurrency_per_host": 1000}
 
 
 class UrlClaim(msgspec.Struct, frozen=True):
@@ -64,18 +65,18 @@ class UrlWorkQueue:
         dsn: str,
         name: str = "default",
         *,
-        max_attempts: int = 3,
+        max_attempts: int | None = None,
         lease_seconds: float = 300.0,
-        delay: float = 0.0,
-        concurrency_per_host: int = 1000,
+        delay: float | None = None,
+        concurrency_per_host: int | None = None,
     ) -> None:
-        """``name`` tells queues on one store apart. ``delay`` and ``concurrency_per_host`` hold for all workers."""
+        """``name`` tells queues on one store apart. Attempts (3), ``delay`` (0 s) and ``concurrency_per_host`` (1000)
+        are the queue's: whoever opens it first says what holds for all, and another value is refused later."""
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
-        self._options = FrontierOptions(
-            max_attempts=max_attempts, delay=delay, concurrency_per_host=concurrency_per_host
-        )
+        asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
+        self._asked: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
         self._store: Store | None = None
         self._frontier: Frontier | None = None
         self._opening = asyncio.Lock()
@@ -104,14 +105,18 @@ class UrlWorkQueue:
     async def _prepare(self, store: Store) -> Frontier:
         run = await store.get_run(self._name)
         if run is None:
+            settings = {**_DEFAULTS, **self._asked}
             with suppress(RunError):  # another process was first
                 run = await store.create_run(
-                    Run(run_id=self._name, spider=_SPIDER, state="running", created_at=time.time())
+                    Run(run_id=self._name, spider=_SPIDER, state="running", created_at=time.time(), settings=settings)
                 )
         run = run or await store.get_run(self._name)
         if run is None or run.spider != _SPIDER:
             raise StoreError(f"{self._name!r} is a run of a spider, not a work queue; choose another name")
-        return await store.frontier(self._name, self._options)
+        for key, value in self._asked.items():
+            if run.settings[key] != value:
+                raise ConfigError(f"the queue {self._name!r} has {key} {run.settings[key]:g}, not {value:g}")
+        return await store.frontier(self._name, FrontierOptions(**run.settings))
 
     async def enqueue_urls(
         self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, Any] | None = None
@@ -166,12 +171,13 @@ class UrlWorkQueue:
             raise _lost(claim)
 
     async def release_expired_leases(self) -> int:
-        """How many URLs of dead workers came back just now. Claiming does it too, so nobody has to call this."""
+        """How many URLs came back just now. Claiming does it too, so nobody has to call this. While other workers end
+        theirs at the same moment, those are counted too."""
         frontier = await self._open()
-        before = await frontier.stats()
-        await frontier.lease(0, self._ttl)
-        after = await frontier.stats()
-        return max(0, before.leased - after.leased)
+        before = (await frontier.stats()).leased
+        while (await frontier.lease(0, self._ttl)).wait == 0:  # a server takes them in portions
+            pass
+        return max(0, before - (await frontier.stats()).leased)
 
     async def get_queue_stats(self) -> dict[str, int]:
         """pending, claimed, completed, failed, remaining."""

@@ -32,6 +32,7 @@ log = logging.getLogger("shoal.worker")
 
 GRACE = 0.5  # seconds that what is in flight has when a worker is asked to stop, unless it is told otherwise
 _WATCH_EVERY = 1.0
+_SEED_LOOKS = 10  # of these between two looks at who seeds
 _ROLE_TTL = 60.0
 _LAST_WORD = 1.2  # seconds that outputs have after a stop
 _CLOSING = 0.5
@@ -64,11 +65,11 @@ class Worker:
         self._allow_changed = allow_changed
         self._grace = grace
         self._engine: Engine | None = None
-        self._stop_asked = False
+        self._asked = asyncio.Event()
 
     def stop(self) -> None:
         """Give back what is leased: at once, but for what ends within the grace."""
-        self._stop_asked = True
+        self._asked.set()
         if self._engine is not None and not self._engine.stopping:
             log.warning("stopping: leases are given back")
             self._engine.stop(self._grace)
@@ -87,20 +88,20 @@ class Worker:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
             run, settings = await self._find_run(store)
-            self.config = self.config.with_settings({"retry.max_attempts": settings.max_attempts})  # all alike
+            self.config = self.config.with_settings(settings.shared_settings())
             frontier = await store.frontier(run.run_id, settings.options)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)
             engine = self._engine = make_engine(
                 self.spider, self.config, scheduler, stack, drains,
                 source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
-                shared=store.shared, keep_items=self.config.items.keep, stay=self._keep_alive,
+                shared=store.shared, keep_items=settings.keep_items, stay=self._keep_alive,
             )  # fmt: skip
             await self._begin(store, run, frontier)
             log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)
             watch = asyncio.create_task(self._watch(store, frontier))
             try:
-                if self._stop_asked:
+                if self._asked.is_set():
                     engine.stop(self._grace)
                 await engine.run()
             except ShoalError as exc:
@@ -143,7 +144,7 @@ class Worker:
 
     async def _watch(self, store: Store, frontier: Frontier) -> None:
         """See what others do to the run. A halted one gives no leases anyway: what was leased ahead goes back."""
-        state = "running"
+        state, looks = "running", 0
         while True:
             await asyncio.sleep(_WATCH_EVERY)
             try:
@@ -156,10 +157,18 @@ class Worker:
                     state = run.state
                     if state == "paused" and self._engine is not None:
                         self._engine.give_back()
+                looks += 1
+                if looks % _SEED_LOOKS == 0 and await self._is_unseeded(frontier):
+                    log.warning("waiting: not all start requests are there, and nobody pushes them; start it again")
                 if self._keep_alive and state in ("running", "finished"):
                     await self._show_state(store, state, finished=await frontier.is_finished())
             except FrontierError as exc:
                 log.debug("could not look at the run: %s", exc)
+
+    async def _is_unseeded(self, frontier: Frontier) -> bool:
+        if not (await frontier.stats()).seeding:
+            return False
+        return not any(role.held for role in await frontier.roles() if role.role == "seed")
 
     async def _show_state(self, store: Store, state: str, *, finished: bool) -> None:
         """A worker that stays sees its run end, and go on."""
@@ -170,29 +179,37 @@ class Worker:
     async def _end(
         self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer]
     ) -> None:
-        stopped = self._stop_asked or self.error is not None
+        stopped = self._asked.is_set() or self.error is not None
         work = asyncio.create_task(self._finish(store, frontier, scheduler, drains, stopped=stopped))
+        asked = asyncio.create_task(self._asked.wait())
         try:
-            done, _ = await asyncio.wait({work}, timeout=_LAST_WORD if stopped else None)
+            if not stopped:  # an output that is down is waited for
+                await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({work}, timeout=_LAST_WORD)
             if not done:
-                log.warning("the frontier's server is away: outputs are gone on with by another worker")
+                log.warning("an output or the frontier's server is away: another worker goes on with the outputs")
             elif (exc := work.exception()) is not None:
                 raise exc
         except ShoalError as exc:
             self.error = self.error or exc
         finally:
+            asked.cancel()
             work.cancel()  # and not waited for: it may want to tidy up with a server that does not answer
 
     async def _finish(
         self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer], *, stopped: bool
     ) -> None:
         persist = Persistence(shared=store.shared)
-        ended = not stopped and (scheduler.limit_reached or await persist(frontier.is_finished))
+        ended = not stopped and (await persist(frontier.is_finished) or await self._limit_is_kept(scheduler, persist))
         for drain in drains:
             await drain.finish(finished=ended)
         if ended:
             with suppress(RunError):
                 await persist(lambda: store.transition(self.run_id, "finished"))
+
+    async def _limit_is_kept(self, scheduler: Scheduler, persist: Persistence) -> bool:
+        """Whether the page limit ended the run: not while another worker still has some of the pages."""
+        return scheduler.limit_reached and not (await persist(scheduler.frontier.stats)).leased
 
     async def _summarize(
         self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float, until: float
@@ -202,7 +219,7 @@ class Worker:
         assert self._engine is not None
         state, stats, kinds = "stopped", Stats(), {}
         with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout_at(until if self._stop_asked else None):
+            async with asyncio.timeout_at(until if self._asked.is_set() else None):
                 stats, kinds = await frontier.stats(), await frontier.dead_kinds()
                 finished = not (stats.remaining or stats.seeding)
                 state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"

@@ -6,14 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from shoal.errors import StoreAwayError
+from shoal.errors import SinkError, StoreAwayError
 from shoal.ports import Frontier, Sink
-from shoal.sinks.drainer import Drainer, RoleTakenError, position_of
+from shoal.sinks.drainer import Drainer, RoleTakenError, may_pass, position_of
+from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
 
 _POLL = 1.0  # seconds between looks whether the role is free
 _END_POLL = 0.2
+_LONGEST_PAUSE = 30.0
 
 
 class StandbyDrainer:
@@ -26,6 +28,7 @@ class StandbyDrainer:
         self._role = role
         self._ttl = ttl
         self._current: Drainer | None = None
+        self._setbacks = 0
         self._starting: asyncio.Task[bool] | None = None
 
     def nudge(self) -> None:
@@ -34,16 +37,28 @@ class StandbyDrainer:
             self._current.nudge()
 
     async def run(self) -> None:
-        """Until cancelled. SinkError: the storage failed for good."""
+        """Until cancelled. SinkError: the storage refuses, so that no other try can help.
+
+        One that is down for a while is waited for: the items are safe in the log, and leasing slows down by itself.
+        """
         while True:
-            if await self._try_start():
-                assert self._current is not None
-                try:
+            try:
+                if await self._try_start():
+                    assert self._current is not None
                     await self._current.run()
-                except RoleTakenError as exc:
-                    log.warning("%s; standing by", exc)
-                    await self._leave()
-            await asyncio.sleep(_POLL)
+                pause = _POLL
+            except (SinkError, OSError) as exc:
+                pause = await self._step_back(exc)
+            await asyncio.sleep(pause)
+
+    async def _step_back(self, error: SinkError | OSError) -> float:
+        """Let the role go, and say when to look again. Raises what will not pass."""
+        if not isinstance(error, (RoleTakenError, SinkBusyError)) and not may_pass(error):
+            raise error
+        await self._leave()
+        self._setbacks += 1
+        log.warning("%s; standing by", error)
+        return min(_LONGEST_PAUSE, _POLL * 2.0 ** min(self._setbacks, 10))
 
     async def finish(self, *, finished: bool) -> None:
         """Give the role back after all that is in the log was written. When the run is ``finished``, also wait until
@@ -51,21 +66,30 @@ class StandbyDrainer:
         if self._starting is not None:
             await self._try_start()
         while True:
-            if self._current is not None:
-                try:
-                    return await self._current.finish(finished)
-                except RoleTakenError:
-                    self._current = None
-            if not finished or await self._all_written():
-                return None
-            if not await self._try_start():
-                await asyncio.sleep(_END_POLL)
+            pause = _END_POLL
+            try:
+                if self._current is not None:
+                    drainer, self._current = self._current, None
+                    return await drainer.finish(finished)
+                if not finished or await self._all_written():
+                    return None
+                if await self._try_start():
+                    continue
+            except (SinkError, OSError) as exc:
+                if not finished:
+                    raise
+                pause = await self._step_back(exc)
+            await asyncio.sleep(pause)
 
     async def _try_start(self) -> bool:
         """A start that has begun is not cut off when ``run`` is cancelled: ``finish`` goes on with it."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        started = await asyncio.shield(self._starting)
+        try:
+            started = await asyncio.shield(self._starting)
+        except (SinkError, OSError):
+            self._starting = None
+            raise
         self._starting = None
         return started
 

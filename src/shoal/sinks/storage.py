@@ -73,12 +73,16 @@ def changed(path: str, what: str) -> SinkError:
     )
 
 
+class SinkBusyError(SinkError):
+    """Another process writes to it at this moment."""
+
+
 def lock(descriptor: int, path: str) -> None:
     """Keep other processes away for as long as the descriptor is open."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SinkError(f"{path} is being written by another crawl; choose another output") from None
+        raise SinkBusyError(f"{path} is being written by another crawl; choose another output") from None
     except OSError as exc:
         if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a file system without locks
             raise

@@ -14,9 +14,9 @@ from shoal.testing.harness import Harness
 from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
 
 ALLOWED: set[tuple[RunState, RunState]] = {
-    ("queued", "running"), ("queued", "cancelled"),
+    ("queued", "running"), ("queued", "paused"), ("queued", "cancelled"),
     ("running", "queued"), ("running", "paused"), ("running", "finished"), ("running", "cancelled"),
-    ("paused", "running"), ("paused", "cancelled"),
+    ("paused", "running"), ("paused", "finished"), ("paused", "cancelled"),
     ("finished", "running"), ("cancelled", "running"),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ import asyncpg
 
 from shoal.errors import ShoalError, StoreAwayError, StoreError
 from shoal.frontier.postgres.address import Address
-from shoal.frontier.postgres.failures import explained, may_try_again, timed_out
+from shoal.frontier.postgres.failures import explained, is_refusal, may_try_again, timed_out
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -106,7 +106,7 @@ class Database:
             except BaseException as exc:
                 if given_up:
                     raise timed_out(self.address) from exc
-                if not isinstance(exc, asyncpg.PostgresError):
+                if not is_refusal(exc):
                     link.terminate()
                 raise
             finally:

@@ -34,6 +34,11 @@ def may_try_again(exc: BaseException) -> bool:
     return isinstance(exc, asyncpg.DeadlockDetectedError | asyncpg.SerializationError)
 
 
+def is_refusal(exc: BaseException) -> bool:
+    """The server said no to a statement; the connection is as good as before."""
+    return isinstance(exc, asyncpg.PostgresError) and not (exc.sqlstate or "").startswith(_AWAY)
+
+
 def timed_out(address: Address) -> StoreAwayError:
     return StoreAwayError(f"{address.place} did not answer within {address.timeout:g} s")
 

@@ -77,8 +77,8 @@ async def _is_current(link: Connection, address: Address) -> bool:
     applied = await link.fetchval(f"SELECT max(number) FROM {table}")
     if applied is not None and applied > max(migrations()):
         raise StoreError(
-            f"the schema {address.schema} of {address.place} was made by a newer Shoal (format {applied}, this one knows"
-            f" {max(migrations())}); upgrade"
+            f"the schema {address.schema} of {address.place} was made by a newer Shoal (format {applied},"
+            f" this one knows {max(migrations())}); upgrade"
         )
     made: str | None = await link.fetchval(f"SELECT functions FROM {table} WHERE number = $1", applied)
     return applied == max(migrations()) and made == functions()[1]

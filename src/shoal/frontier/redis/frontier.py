@@ -31,6 +31,7 @@ from shoal.frontier.redis.records import (
 )
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint, push_fingerprint
+from shoal.frontier.servertime import ServerTime
 from shoal.http import Request
 from shoal.links import host_of
 from shoal.ports import (
@@ -64,6 +65,7 @@ class RedisFrontier:
         self._max_queue = options.max_queue_size
         self._options = pack_options(options)
         self._ledger = Ledger(self._run)
+        self._time = ServerTime(server.address.timeout)
         self._joined = False
         self._misplaced: list[bytes] = []
         """Hosts whose lanes stand where other options put them."""
@@ -109,8 +111,14 @@ class RedisFrontier:
             await self._place(self._misplaced)
             self._misplaced = []
         while True:
-            deadline = time.monotonic() + ttl
-            wait, learned, fingerprints, records, buried = await self._run("lease", max(0, limit), min(ttl, _FOREVER))
+            sent, not_after = time.monotonic(), self._time.not_after
+            until = "" if not_after is None else f"{not_after:.6f}"
+            wait, clock, *taken = await self._run("lease", max(0, limit), min(ttl, _FOREVER), until)
+            self._time.heard(sent, float(clock))
+            if not taken:  # the server's clock has jumped: it is known now
+                continue
+            learned, fingerprints, records, buried = taken
+            deadline = sent + ttl
             leases, unreadable = _read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
                 await self._run("settle", *unreadable.arguments())

@@ -5,7 +5,7 @@ What may be long is read in portions, so that the server is never kept from the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -65,11 +65,12 @@ class Ledger:
     async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
         if limit <= 0:
             return []
-        entries = await self._run("items", f"{after + 1}-0", limit)
-        return [_item(*entry) for entry in entries]
+        begin, entries = await self._run("items", "read", after, limit)
+        items = [item for entry in entries for item in _items(*entry) if item.seq > begin]
+        return items[:limit]
 
     async def trim_items(self, through: int) -> None:
-        await self._run("items", "trim", f"{through + 1}-0")
+        await self._run("items", "trim", through)
 
     # -- hosts
 
@@ -145,9 +146,12 @@ class Ledger:
                 return retried
 
 
-def _item(name: bytes, fields: Sequence[bytes]) -> LoggedItem:
-    key, payload = fields[1], fields[3]
-    return LoggedItem(int(name.partition(b"-")[0]), key[:16], int.from_bytes(key[16:], "little"), payload)
+def _items(last: int, _: bytes, key: bytes, *fields: bytes) -> Iterator[LoggedItem]:
+    """The items of one entry of the log."""
+    payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:], "little")
+    first = last - len(payloads) + 1
+    for place, payload in enumerate(payloads):
+        yield LoggedItem(first + place, fingerprint, index + place, payload)
 
 
 def _readable(record: bytes) -> tuple[Head, Request | None]:

@@ -168,13 +168,18 @@ class Server:
         )  # fmt: skip
         if self._closed:
             raise StoreError(f"{self.address.shown} is closed")
+        task = asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         try:
             try:
-                return await self._client.execute_command("EVALSHA", sha, *given)
+                answer = await self._client.execute_command("EVALSHA", sha, *given)
             except NoScriptError:  # it is new, was restarted, or took over
-                return await self._client.execute_command("EVAL", text, *given)
+                answer = await self._client.execute_command("EVAL", text, *given)
         except (RedisError, RedisClusterException, OSError) as exc:
             raise explained(exc, self.address) from exc
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError  # which asyncio.wait_for, in the library, loses before Python 3.12
+        return answer
 
     async def close(self) -> None:
         self._closed = True

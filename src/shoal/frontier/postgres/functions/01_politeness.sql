@@ -6,7 +6,14 @@ $$;
 
 -- In all that follows, a table is asked row by row with LATERAL (... LIMIT 1), which is looked up in its index whatever the
 -- planner believes of its size: a table that was empty when it was last looked at has a million rows a minute later.
--- Rows that were found so, and locked, are changed by their ctid.
+-- Rows that were found so, and locked, are changed by their ctid. One that was not locked could have moved, and would be
+-- passed over; that must not happen, so their number is checked.
+
+CREATE OR REPLACE FUNCTION not_locked() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'a row was changed that was not locked' USING ERRCODE = 'serialization_failure';
+END
+$$;
 
 -- A lane with what is in force for its host.
 CREATE OR REPLACE VIEW politeness AS
@@ -55,10 +62,12 @@ BEGIN
 END
 $$;
 
--- Leases ended on these hosts, one for each entry. The caller has locked them.
+-- Leases ended on these hosts, one for each entry (-1: none). The caller has locked them.
 CREATE OR REPLACE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    _rows integer;
 BEGIN
     UPDATE host SET in_flight = in_flight - s.n, ended_at = CASE WHEN s.contacted THEN _now ELSE ended_at END
         FROM (
@@ -70,6 +79,10 @@ BEGIN
             CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = e.host LIMIT 1) x
         ) s
         WHERE host.ctid = s.tid;
+    GET DIAGNOSTICS _rows = ROW_COUNT;
+    IF _rows <> (SELECT count(DISTINCT u.host) FROM unnest(_hosts) u(host) WHERE u.host > 0) THEN
+        PERFORM not_locked();
+    END IF;
 END
 $$;
 
@@ -77,6 +90,8 @@ $$;
 CREATE OR REPLACE FUNCTION fill_lanes(_lanes integer[], _ranks double precision[], _ids bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    _rows integer;
 BEGIN
     UPDATE lane SET
         ready = ready + s.n,
@@ -92,5 +107,9 @@ BEGIN
             CROSS JOIN LATERAL (SELECT l.ctid AS tid FROM lane l WHERE l.id = f.lane LIMIT 1) x
         ) s
         WHERE lane.ctid = s.tid;
+    GET DIAGNOSTICS _rows = ROW_COUNT;
+    IF _rows <> (SELECT count(DISTINCT u.lane) FROM unnest(_lanes) u(lane)) THEN
+        PERFORM not_locked();
+    END IF;
 END
 $$;

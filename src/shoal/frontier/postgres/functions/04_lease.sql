@@ -64,13 +64,16 @@ DECLARE
     _now double precision;
     _gives boolean;
     _overdue bigint[];
-    _lost integer[];                          -- hosts of leases that ran out
+    _overdue_hosts integer[];
     _back record;
     _near record;
     _lanes integer[];
     _from record;                             -- lanes that are leased from
     _best record;                             -- what is leased, in order
     _count integer := 0;
+    _rows integer;
+    _more_rows integer;
+    _lanes_taken integer;
     _moment double precision;
 BEGIN
     SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled') INTO _gives FROM run r WHERE r.id = _run;
@@ -81,10 +84,10 @@ BEGIN
     PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
     _now := clock(_offset);
 
-    SELECT array_agg(o.token), array_agg(DISTINCT o.host) FILTER (WHERE o.state = 2), array_agg(DISTINCT o.lane)
-        INTO _overdue, _lost, _lanes
+    SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT o.lane)
+        INTO _overdue, _overdue_hosts, _lanes
         FROM ledger g CROSS JOIN LATERAL (
-            SELECT h.token, h.host, h.lane, h.state FROM held h
+            SELECT h.token, h.host, h.lane FROM held h
             WHERE h.run = g.run AND h.due <= _now ORDER BY h.run, h.due LIMIT 500 FOR UPDATE SKIP LOCKED
         ) o
         WHERE g.leased + g.waiting > 0;
@@ -93,13 +96,13 @@ BEGIN
         SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
     END IF;
 
-    PERFORM lock_hosts(_lost || _near.hosts);
+    PERFORM lock_hosts(_overdue_hosts || _near.hosts);
     IF _overdue IS NULL THEN
         _lanes := _near.lanes;
     ELSE
         _lanes := ARRAY(
             SELECT unnest(_lanes || _near.lanes)
-            UNION SELECT l.id FROM lane l WHERE l.host = ANY(_lost) AND l.place = 3);
+            UNION SELECT l.id FROM lane l WHERE l.host = ANY(_overdue_hosts) AND l.place = 3);
     END IF;
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
@@ -163,6 +166,7 @@ BEGIN
                 CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = _from.hosts[t.nth] LIMIT 1) x
             ) s
             WHERE host.ctid = s.tid;
+        GET DIAGNOSTICS _rows = ROW_COUNT;
         UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, due = NULL,
             place = place_of(s.id, (s.room - s.n)::integer, 0, 0)
             FROM (
@@ -179,6 +183,11 @@ BEGIN
                 ) b ON true
             ) s
             WHERE lane.ctid = s.tid;
+        GET DIAGNOSTICS _more_rows = ROW_COUNT;
+        SELECT count(DISTINCT u.nth) INTO _lanes_taken FROM unnest(_best.nths) u(nth);
+        IF _rows <> _lanes_taken OR _more_rows <> _lanes_taken THEN
+            PERFORM not_locked();
+        END IF;
     END IF;
 
     IF _overdue IS NOT NULL THEN

@@ -1,5 +1,24 @@
--- The item log. ARGV: the first number, and how many to return at most; or 'trim', through which number to forget.
+-- The item log. ARGV: 'read', after which number, how many to return at most; or 'trim', through which number to
+-- forget. Returns after which number it really was, and entries: the number of the last item, the request's fingerprint
+-- with the index of its first item, the items. The first entry may begin too early, and the last one end too late.
 
-local key = own.key .. ':items'
-if ARGV[5] == 'trim' then return call('XTRIM', key, 'MINID', '=', ARGV[6]) end
-return call('XRANGE', key, ARGV[5], '+', 'COUNT', ARGV[6])
+local key, number = own.key .. ':items', tonumber(ARGV[6])
+local trimmed = tonumber(call('HGET', own.key, 'trimmed')) or 0
+if ARGV[5] == 'trim' then
+  if number <= trimmed then return 0 end
+  call('HSET', own.key, 'trimmed', number)
+  return call('XTRIM', key, 'MINID', '=', number + 1 .. '-0')
+end
+
+local after, limit, entries = math.max(number, trimmed), tonumber(ARGV[7]), {}
+local from, reach = after, after + limit
+while from < reach do
+  local some = call('XRANGE', key, from + 1 .. '-0', '+', 'COUNT', math.min(50, limit))
+  if #some == 0 then break end
+  for _, entry in ipairs(some) do
+    if from >= reach then break end
+    from = tonumber(string.match(entry[1], '^%d+'))
+    entries[#entries + 1] = {from, unpack(entry[2])}
+  end
+end
+return {after, entries}

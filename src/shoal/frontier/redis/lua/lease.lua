@@ -1,6 +1,8 @@
--- Hand out the best requests whose host is due. ARGV: how many, for how many seconds.
--- Returns the seconds until there may be more ('' if time alone brings nothing), the learned delays of hosts, the
--- fingerprints of the requests, their records, and how many had none.
+-- Hand out the best requests whose host is due. ARGV: how many, for how many seconds, the time after which nobody waits
+-- for it ('' if that is not known).
+-- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
+-- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, and how
+-- many had none.
 
 local limit, ttl = tonumber(ARGV[5]), tonumber(ARGV[6])
 local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
@@ -266,9 +268,15 @@ end
 
 -- -- the step
 
+-- Nobody waits for this call any more: what it took would be nobody's.
+local real = now - tonumber(ARGV[2])
+if ARGV[7] ~= '' and real > tonumber(ARGV[7]) then return {'late', string.format('%.6f', real)} end
+
 local gave, woke = give_back(), wake()
 if open_lanes() or gave or woke then finish() end
-if own.state == 'paused' or own.state == 'cancelled' then return {'', '', '', {}, 0} end
+if own.state == 'paused' or own.state == 'cancelled' then
+  return {'', string.format('%.6f', real), '', '', {}, 0}
+end
 local leased, answer = take(choose())
 
 local soonest = math.huge
@@ -283,4 +291,4 @@ for number in pairs(in_play) do
   if host.learned_delay > 0 then learned[#learned + 1] = pack('<I4d', number, host.learned_delay) end
 end
 local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
-return {wait, table.concat(learned), table.concat(leased), answer, buried}
+return {wait, string.format('%.6f', real), table.concat(learned), table.concat(leased), answer, buried}

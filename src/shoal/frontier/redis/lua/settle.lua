@@ -66,13 +66,20 @@ find_new()
 
 -- -- changing
 
--- First, as it alone can be refused: when something else wrote to the log.
+-- First, as it alone can be refused: when something else wrote to the log. The items of a page are one entry there,
+-- named by the number of the last of them.
 local function log_items(ending)
-  for _, item in ipairs(ending.items) do
-    own.items = own.items + 1
-    local key = ending.fingerprint .. pack('<I4', ending.request.items)
-    call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, 'p', item)
-    ending.request.items = ending.request.items + 1
+  local request, at_once = ending.request, 1000
+  for first = 1, #ending.items, at_once do
+    local fields = {}
+    for i = first, math.min(first + at_once - 1, #ending.items) do
+      fields[#fields + 1] = 'i'
+      fields[#fields + 1] = ending.items[i]
+    end
+    own.items = own.items + #fields / 2
+    local key = ending.fingerprint .. pack('<I4', request.items)
+    call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, unpack(fields))
+    request.items = request.items + #fields / 2
   end
 end
 
