@@ -25,7 +25,7 @@ import pytest
 from shoal.cli.main import main
 from shoal.frontier import open_store
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Run
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run
 from shoal.runs.starting import RunSettings
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
 from tests.acceptance.fleets import KINDS, Fleet, frontier_url
@@ -126,6 +126,10 @@ def wait_for_workers(fleet: Fleet) -> None:
             time.sleep(0.02)
 
 
+def read_items(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def assert_whole(fleet: Fleet, urls: Sequence[str]) -> list[dict[str, Any]]:
     """The run is finished and balanced, and has an item of each of these pages once: in the log, and when exported."""
     found = picture(fleet.frontier, fleet.run_id)
@@ -133,7 +137,7 @@ def assert_whole(fleet: Fleet, urls: Sequence[str]) -> list[dict[str, Any]]:
     assert found.run.state == "finished"
     assert found.stats.done == found.stats.pushed == len(urls), f"{found.stats} {found.dead}"
     fleet.shoal("export", fleet.run_id, "-o", "all.jsonl")
-    items = [json.loads(line) for line in (fleet.folder / "all.jsonl").read_text().splitlines()]
+    items = read_items(fleet.folder / "all.jsonl")
     assert Counter(item["url"] for item in items) == Counter(urls)
     assert len({item.key for item in found.items}) == len(found.items) == len(urls)
     return items
@@ -206,7 +210,7 @@ async def test_a_stale_token_changes_nothing(frontier: str) -> None:
                 assert await mine.release(stale, contacted=contacted) == [False] * 3
             assert await _everything(theirs, urls) == before
 
-        leases = []
+        leases: list[Lease] = []
         while len(leases) < 3:
             leases += (await theirs.lease(3, 60)).leases
             await asyncio.sleep(0.02)
@@ -233,6 +237,7 @@ async def _everything(frontier: Frontier, urls: Sequence[str]) -> object:
 
 
 DELAY, CRAWL_DELAY = 0.1, 0.25
+NOISE = 0.3  # seconds that a busy machine may take from a decision to a request; for moments, not for politeness
 ROBOTS = (None, None, f"User-agent: *\nCrawl-delay: {CRAWL_DELAY}")
 
 
@@ -294,14 +299,14 @@ def test_politeness_and_every_page_survive_a_killed_server(
         server.kill()
         killed = time.monotonic()
         time.sleep(ttl + 0.5)
-        server.start()
         back = time.monotonic()
+        server.start()
         fleet.wait(40)
         polite.assert_polite()
         assert_whole(fleet, polite.urls)
         for url in site.urls:
             seen = site.visits(url)
-            assert not [visit for visit in seen if killed + ttl <= visit.start < back]
+            assert [visit for visit in seen if killed + ttl + NOISE <= visit.start < back] == [], f"killed at {killed}"
             assert any(visit.start < killed for visit in seen)
             assert any(visit.start > back for visit in seen)
 
@@ -313,7 +318,7 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
     server: RedisServer | PostgresServer, tmp_path: Path
 ) -> None:
     """Each worker has leased more than it could fetch in the meantime. One of them is asked to leave."""
-    ttl, noise = 2.0, 0.3
+    ttl = 2.0
     with target() as site, QuickFleet(tmp_path, frontier_on(server), SPIDER) as fleet:
         urls = [f"{site.url}/slow?first=20", *(f"{site.url}/{number}?wait=0.25" for number in range(110))]
         fleet.start(*urls, settings={"concurrency_per_host": 1000})
@@ -335,12 +340,13 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
             assert [process.poll() for process in fleet.processes[:2]] == [None, None]
         site.hurry()
         fleet.wait(40)
-        late = frozen + ttl + noise
+        late = frozen + ttl + NOISE
         assert [visit for visit in seen if visit.start >= late] == [], f"frozen at {frozen}"
         assert [visit for visit in seen if (visit.end or thawed) >= late] == [], f"frozen at {frozen}"
         for number in range(2):
             assert "the frontier's server is away" in log_of(fleet, number)
             assert "the frontier's server is back" in log_of(fleet, number)
+            assert Counter(item["url"] for item in read_items(tmp_path / f"out-{number}.jsonl")) == Counter(urls)
         assert_whole(fleet, urls)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,3 +220,71 @@ def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
         done = fleet.shoal("runs", check=False)
         assert done.returncode == 2
         assert "127.0.0.1:9" in done.stderr
+
+
+# -- what all workers of a run agree on
+
+
+def test_the_scope_is_the_runs(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/", settings={"scope.max_depth": 1})
+    fleet.worker(settings={"scope.max_depth": 5})
+    fleet.wait()
+    assert fleet.stats()["completed"] == 11  # the first page and the ten that it links to
+    assert "scope.max_depth is the run's" in (fleet.folder / "worker-0.log").read_text()
+
+
+def test_a_page_limit_is_the_runs(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/", settings={"scope.max_pages": 20})
+    fleet.worker(settings={"concurrency": 4})
+    fleet.wait()
+    assert fleet.stats()["completed"] == 20
+    assert "finished" in fleet.shoal("runs").stdout
+
+
+def test_a_run_of_a_single_process_is_not_a_workers(fleet: Fleet, url: str) -> None:
+    (fleet.folder / "alone.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
+    fleet.shoal("run", "alone.py", "-q")
+    run_id = json.loads(fleet.shoal("stats", "--json").stdout)["run_id"]
+    done = fleet.shoal("worker", "alone.py", "--run-id", run_id, check=False)
+    assert (done.returncode, "was begun by `shoal run`" in done.stderr) == (2, True)
+    started = json.loads(fleet.shoal("start", "alone.py").stdout)  # and the other way round
+    fleet.shoal("run", "alone.py", "-q")
+    assert json.loads(fleet.shoal("stats", started["run_id"], "--json").stdout)["completed"] == 0
+
+
+def test_a_file_that_is_not_there_makes_no_run(fleet: Fleet) -> None:
+    assert fleet.shoal("start", "spider.py", "--urls-file", "nowhere.txt", check=False).returncode == 2
+    assert len(fleet.shoal("runs").stdout.splitlines()) == 1
+
+
+def test_a_slow_start_keeps_its_role(fleet: Fleet, url: str) -> None:
+    slow = "\n    async def start(self):\n        import asyncio\n        await asyncio.sleep(3)\n"
+    (fleet.folder / "slow.py").write_text(SPIDER + slow + f'        yield "{url}/"\n')
+    fleet.name = "slow.py"
+    start = subprocess.Popen(
+        [*SHOAL, "start", "slow.py", "--frontier", fleet.frontier, "--set", "lease.ttl=1", "--run-id", "slow"],
+        cwd=fleet.folder, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    fleet.run_id = "slow"
+    while fleet.shoal("stats", "slow", check=False).returncode:
+        time.sleep(0.1)
+    for _ in range(2):
+        fleet.worker(settings={"lease.ttl": 1})
+    fleet.wait()
+    assert start.wait(10) == 0
+    assert fleet.stats()["completed"] == PAGES + 1
+
+
+def test_an_interrupted_start_goes_on_at_once(fleet: Fleet) -> None:
+    lines = [f"http://h{number}.example/" for number in range(60_000)]
+    (fleet.folder / "many.txt").write_text("\n".join(lines))
+    command = [*SHOAL, "start", "spider.py", "--urls-file", "many.txt", "--frontier", fleet.frontier, "--run-id", "x"]
+    first = subprocess.Popen(command, cwd=fleet.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while fleet.shoal("stats", "x", check=False).returncode:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=20)
+    done = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=50)
+    assert json.loads(done.stdout)["run_id"] == "x"
+    fleet.run_id = "x"
+    assert fleet.stats()["pending"] == 60_000

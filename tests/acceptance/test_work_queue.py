@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from shoal.errors import LeaseLostError, StoreError
+from shoal.errors import ConfigError, LeaseLostError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import FrontierOptions, Run
@@ -119,3 +119,13 @@ def test_the_sync_front(dsn: str) -> None:
         queue.release_url(three)
         assert queue.release_expired_leases() == 0
         assert queue.get_queue_stats()["remaining"] == 23
+
+
+async def test_politeness_is_the_queues(dsn: str) -> None:
+    async with UrlWorkQueue(dsn, delay=60.0) as one:
+        await one.enqueue_urls(URLS)
+        assert len(await one.claim_batch(10)) == 1
+    async with UrlWorkQueue(dsn) as other:  # whoever says nothing keeps to it too
+        assert await other.claim_batch(10) == []
+    with pytest.raises(ConfigError, match="has delay 60, not 0"):
+        await UrlWorkQueue(dsn, delay=0.0).claim_batch(10)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from shoal import itemlog
-from shoal.errors import FrontierError, QueueFullError, StoreAwayError
+from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.item import encode_item
@@ -21,6 +21,7 @@ from shoal.leases import LeaseKeeper
 from shoal.persistence import Persistence
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
 from shoal.runs.processes import Processes
+from shoal.sinks import standby
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.standby import StandbyDrainer
 
@@ -260,6 +261,42 @@ async def test_at_the_end_somebody_has_written_everything() -> None:
     again: list[dict[str, object]] = []
     await StandbyDrainer(frontier, lambda: CollectSink(again), "x", ttl=60).finish(finished=True)
     assert again == []
+
+
+class Down(CollectSink):
+    """Storage that is down for the first few times."""
+
+    left = 2
+
+    async def open(self, state: bytes) -> None:
+        if Down.left:
+            Down.left -= 1
+            raise SinkError("can't write: no connection") from OSError("refused")
+
+
+async def test_an_output_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_POLL", 0.01)
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    items: list[dict[str, object]] = []
+    drain = StandbyDrainer(frontier, lambda: Down(items), "x", ttl=60)
+    task = asyncio.create_task(drain.run())
+    await asyncio.sleep(0.5)
+    assert len(items) == 3
+    task.cancel()
+    await drain.finish(finished=True)
+
+
+class Refusing(CollectSink):
+    async def open(self, state: bytes) -> None:
+        raise SinkError("wrong password")
+
+
+async def test_an_output_that_refuses_is_an_error() -> None:
+    frontier = await memory_frontier()
+    drain = StandbyDrainer(frontier, lambda: Refusing([]), "x", ttl=60)
+    with pytest.raises(SinkError, match="wrong password"):
+        await drain.run()
 
 
 # -- several processes

@@ -21,6 +21,7 @@ from shoal.errors import FrontierError, QueueFullError, RunError
 from shoal.frontier.postgres.columns import Endings, Offered, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.rules import SPARED_KINDS, STATE_NAMES, push_fingerprint
+from shoal.frontier.servertime import ServerTime
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -59,6 +60,7 @@ class PostgresFrontier:
         self._options = options
         self._offset = offset
         """Seconds to add to the server's clock: 0 but in tests."""
+        self._time = ServerTime(database.address.timeout)
         self._told = False
 
     # -- pushing
@@ -94,14 +96,16 @@ class PostgresFrontier:
             await self._database.call("set_options", self._run, *told)
             self._told = True
         while True:
-            deadline = time.monotonic() + ttl
-            rows = await self._database.call("lease", self._run, self._offset(), limit, ttl)
+            sent, late = time.monotonic(), False
+            deadline = sent + ttl
+            rows = await self._database.call("lease", self._run, self._offset(), limit, ttl, self._time.not_after)
             wait: float | None = None
             leases: list[Lease] = []
             unreadable = Endings()
             for token, fingerprint, payload, attempt, host, learned_delay, moment in rows:
                 if token is None:
-                    wait = moment
+                    wait, late = moment, bool(attempt)
+                    self._time.heard(sent, learned_delay)
                     continue
                 try:
                     request = _decode(payload)
@@ -111,7 +115,7 @@ class PostgresFrontier:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
             if unreadable.places:
                 await self._end(unreadable)
-            if leases or not unreadable.places:
+            if leases or not (unreadable.places or late):  # late: the server's clock has jumped, and is known now
                 return Leased(leases, wait)
 
     def _report(self, unreadable: Endings, token: int, fingerprint: bytes, exc: Exception) -> None:

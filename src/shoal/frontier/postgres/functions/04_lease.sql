@@ -53,8 +53,11 @@ BEGIN
 END
 $$;
 
--- Up to _limit requests in order, and one row more that has only the hint.
-CREATE OR REPLACE FUNCTION lease(_run integer, _offset double precision, _limit integer, _ttl double precision)
+-- Up to _limit requests in order, and one row more: when there may be more, and in place of a learned delay the time
+-- here. After _not_after nobody waits for it: then nothing is leased, and its attempt is 1.
+CREATE OR REPLACE FUNCTION lease(
+    _run integer, _offset double precision, _limit integer, _ttl double precision, _not_after double precision
+)
 RETURNS TABLE (
     token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
     wait double precision
@@ -63,6 +66,7 @@ RETURNS TABLE (
 DECLARE
     _now double precision;
     _gives boolean;
+    _late boolean;
     _overdue bigint[];
     _overdue_hosts integer[];
     _back record;
@@ -83,6 +87,8 @@ BEGIN
     -- One at a time for each run: a second one would only choose the same lanes, and find them empty.
     PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
     _now := clock(_offset);
+    _late := coalesce(clock(0) > _not_after, false);
+    _gives := _gives AND NOT _late;
 
     SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT o.lane)
         INTO _overdue, _overdue_hosts, _lanes
@@ -210,8 +216,8 @@ BEGIN
             (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
             (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1),
             (SELECT _now FROM lane l WHERE l.run = _run AND l.place = 1 LIMIT 1)) END;
-        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, NULL::integer, NULL::text, NULL::double precision,
-            greatest(_moment - _now, 0) WHERE _moment IS NOT NULL;
     END IF;
+    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, _late::integer, NULL::text, clock(0),
+        CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END;
 END
 $$;
