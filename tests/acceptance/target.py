@@ -57,10 +57,6 @@ class Target:
     def open_gate(self) -> None:
         self._ask("open")
 
-    def hurry(self) -> None:
-        """From now on no page waits."""
-        self._ask("hurry")
-
     def mend(self) -> None:
         """From now on no page has a ``status`` of its own."""
         self._ask("mend")
@@ -125,7 +121,7 @@ class Site:
     def __init__(self) -> None:
         self.log: list[list[str | float | None]] = []
         self.gate = asyncio.Event()
-        self.mended = self.hurries = False
+        self.mended = False
         self.asked: set[str] = set()
 
     async def wait(self, target: str, query: dict[str, list[str]]) -> None:
@@ -133,8 +129,6 @@ class Site:
         self.asked.add(target)
         if "gate" in query or ("again" in query and not is_first):
             await self.gate.wait()
-        if self.hurries:
-            return
         if "first" in query and is_first:
             await asyncio.sleep(float(query["first"][0]))
         await asyncio.sleep(float(query.get("wait", ["0"])[0]))
@@ -143,8 +137,6 @@ class Site:
         """What the tests ask for."""
         if word == "open":
             self.gate.set()
-        elif word == "hurry":
-            self.hurries = True
         elif word == "mend":
             self.mended = True
         return answer(json.dumps(self.log), content_type="application/json")

@@ -317,17 +317,18 @@ def test_politeness_and_every_page_survive_a_killed_server(
 def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
     server: RedisServer | PostgresServer, tmp_path: Path
 ) -> None:
-    """Each worker has leased more than it could fetch in the meantime. One of them is asked to leave."""
+    """Each worker is in the middle of some pages and has leased more. One of them is asked to leave."""
     ttl = 2.0
     with target() as site, QuickFleet(tmp_path, frontier_on(server), SPIDER) as fleet:
-        urls = [f"{site.url}/slow?first=20", *(f"{site.url}/{number}?wait=0.25" for number in range(110))]
+        urls = [f"{site.url}/quick/{number}" for number in range(20)]
+        urls += [f"{site.url}/slow/{number}?gate=1" for number in range(40)]
         fleet.start(*urls, settings={"concurrency_per_host": 1000})
         for timeout in ("&timeout=1", "&timeout=1", ""):
             fleet.frontier = fleet.frontier.partition("&")[0] + timeout
             output = f"out-{len(fleet.processes)}.jsonl"
-            start_worker(fleet, "-o", output, lease__ttl=ttl, lease__batch=24, concurrency=2)
-        wait_for_workers(fleet)
-        site.wait_for(8)
+            start_worker(fleet, "-o", output, lease__ttl=ttl, lease__batch=4, concurrency=4)
+        site.wait_until(lambda seen: sum(visit.end is None for visit in seen) == 12)
+        assert picture(fleet.frontier, fleet.run_id).stats.leased > 12
         with server.frozen():
             frozen = time.monotonic()
             time.sleep(0.3)
@@ -335,10 +336,11 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
             leaving.terminate()
             assert seconds_until_exit(leaving, 20) < 4
             assert leaving.returncode == 0, log_of(fleet, 2)
+            time.sleep(max(0.0, frozen + ttl + 1 - time.monotonic()))
+            site.open_gate()  # what was in flight would end now, and what was leased ahead begin
             time.sleep(frozen + 5.5 - time.monotonic())
             seen, thawed = site.visits(), time.monotonic()
             assert [process.poll() for process in fleet.processes[:2]] == [None, None]
-        site.hurry()
         fleet.wait(40)
         late = frozen + ttl + NOISE
         assert [visit for visit in seen if visit.start >= late] == [], f"frozen at {frozen}"
@@ -444,20 +446,23 @@ async def _push(frontier: str, run_id: str, url: str) -> None:
 
 def test_a_run_is_paused_resumed_cancelled_and_removed(frontier: str, tmp_path: Path) -> None:
     with target() as site, QuickFleet(tmp_path, frontier, SPIDER) as fleet:
-        fleet.start(*(f"{site.url}/{number}?wait=0.2" for number in range(400)), settings={"concurrency_per_host": 200})
+        urls = [f"{site.url}/quick/{number}" for number in range(20)]
+        urls += [f"{site.url}/slow/{number}?gate=1&wait=0.05" for number in range(500)]
+        fleet.start(*urls, settings={"concurrency_per_host": 200})
         for _ in range(2):
-            start_worker(fleet, concurrency=2)
-        wait_for_workers(fleet)
-        site.wait_for(10)
+            start_worker(fleet, concurrency=4)
+        site.wait_until(lambda seen: sum(visit.end is None for visit in seen) == 8)
+        assert picture(frontier, fleet.run_id).stats.leased > 8
 
         fleet.shoal("pause", fleet.run_id)
-        paused = time.monotonic()
         refused = fleet.shoal("rm", fleet.run_id, check=False)
         assert (refused.returncode, "cancel it first" in refused.stderr) == (2, True)
-        time.sleep(3)
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 8, "what was leased ahead is given back")
         seen = site.visits()
-        assert max(visit.start for visit in seen) < paused + 2.5, "what was leased ahead was fetched all the same"
-        assert picture(frontier, fleet.run_id).stats.leased == 0
+        site.open_gate()
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 0, "what was in flight is ended")
+        time.sleep(1)
+        assert len(site.visits()) == len(seen)
         assert [process.poll() for process in fleet.processes] == [None, None]
 
         fleet.shoal("resume", fleet.run_id)
