@@ -58,6 +58,17 @@ ENVIRONMENTS = {
         Environment("crawlo", ("crawlo",), ("crawlo", "aiohttp", "parsel", "lxml")),
         Environment("bare", BARE, BARE),
         Environment("shoal", (str(REPOSITORY),), ("shoal", "aiohttp", "turbohtml", "uvloop", "msgspec")),
+        Environment(
+            "shoal-fleet",
+            (f"{REPOSITORY}[redis,postgres]",),
+            ("shoal", "aiohttp", "turbohtml", "uvloop", "msgspec", "redis", "hiredis", "asyncpg"),
+        ),
+        Environment(
+            "scrapy-redis",
+            ("scrapy>=2.19", "scrapy-redis==0.9.*", "hiredis"),
+            ("Scrapy", "scrapy-redis", "redis", "hiredis", "Twisted", "parsel", "lxml"),
+        ),
+        Environment("pgqueuer", ("pgqueuer[asyncpg]", "tqdm"), ("pgqueuer", "asyncpg", "uvloop")),
     )
 }
 
@@ -160,7 +171,7 @@ def install(environment: Environment, venvs: Path) -> str | None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     commands = [[*pip, "--upgrade", *environment.requirements]]
-    if str(REPOSITORY) in environment.requirements:  # the same version with other contents is not an upgrade to pip
+    if holds_repository(environment):  # the same version with other contents is not an upgrade to pip
         commands.append([*pip, "--force-reinstall", "--no-deps", str(REPOSITORY)])
     for command in commands:
         result = subprocess.run(command, capture_output=True, text=True)
@@ -171,9 +182,13 @@ def install(environment: Environment, venvs: Path) -> str | None:
     return None
 
 
+def holds_repository(environment: Environment) -> bool:
+    return any(requirement.partition("[")[0] == str(REPOSITORY) for requirement in environment.requirements)
+
+
 def source_digest(environment: Environment) -> str:
     """Changes whenever the repository's own source does; empty for environments that do not hold it."""
-    if str(REPOSITORY) not in environment.requirements:
+    if not holds_repository(environment):
         return ""
     digest = hashlib.blake2b(digest_size=16)
     files = [path for path in (REPOSITORY / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]

@@ -110,7 +110,11 @@ def run(contender: Contender, site: str, root: Path, round_: int, setup: Setup) 
         result.problems.append(f"stopped after {setup.timeout:.0f} s")
     elif exit_code:
         result.problems.append(f"exit code {exit_code}: {last_line(scratch / 'log.txt')}")
-    result.problems += check(result, found, setup, serving)
+    result.problems += check_pages(found, result.expected, setup, serving)
+    if result.other_seconds > max(0.2, 0.1 * result.seconds):
+        result.problems.append("too slow: other programs used the crawler's core")
+    if serving.cpu_seconds > 0.85 * result.seconds:
+        result.problems.append("the server's core was full")
     return result
 
 
@@ -167,28 +171,24 @@ def read_output(output: Path) -> dict[str, int]:
     return found
 
 
-def check(result: Run, found: dict[str, int], setup: Setup, serving: Serving) -> list[str]:
-    """What keeps the figures of a run from being comparable."""
+def check_pages(found: dict[str, int], expected: int, setup: Setup, serving: Serving) -> list[str]:
+    """What keeps the figures of a run from being comparable: work that was not done, or was done twice."""
     problems = []
     everything = {path_of(number) for number in range(setup.pages)}
     if strange := found.keys() - everything:
         problems.append(f"{len(strange)} pages that the site does not have")
-    if result.pages < result.expected:
-        problems.append(f"{result.expected - result.pages} of {result.expected} pages not in the output")
+    if len(found) < expected:
+        problems.append(f"{expected - len(found)} of {expected} pages not in the output")
     if empty := sum(1 for count in found.values() if count == 0):
         problems.append(f"{empty} items without their title, h1 or links")
     if repeated := sum(1 for count in found.values() if count > 1):
         problems.append(f"{repeated} pages more than once in the output")
     if setup.log:
         fetched = sum(1 for path in serving.pages if path in everything)
-        if fetched < result.expected:
-            problems.append(f"{result.expected - fetched} of {result.expected} pages never asked of the server")
+        if fetched < expected:
+            problems.append(f"{expected - fetched} of {expected} pages never asked of the server")
         if (again := serving.pages.total() - len(serving.pages)) > 0:
             problems.append(f"{again} pages fetched again")
         if failed := sum(count for status, count in serving.statuses.items() if status >= 400):
             problems.append(f"{failed} requests answered with an error")
-    if result.other_seconds > max(0.2, 0.1 * result.seconds):
-        problems.append("too slow: other programs used the crawler's core")
-    if serving.cpu_seconds > 0.85 * result.seconds:
-        problems.append("the server's core was full")
     return problems

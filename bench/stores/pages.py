@@ -1,0 +1,87 @@
+"""The figures of the shared frontiers as sections of a page, with what has to be known of them."""
+
+from __future__ import annotations
+
+import textwrap
+
+from crawl import table
+from stores import tables
+
+NAMES = {"redis": "Redis", "postgresql": "PostgreSQL"}
+
+
+def queue(results: table.Results) -> str:
+    return section(
+        "## The queue alone",
+        f"""`bench/queue`: one client process on one core, the server on another, medians of {results["rounds"]} rounds.
+        Of each push half is known already. A lease is completed in the next call, without items or links. "Four
+        callers" are tasks of the one client that work at the same time. URLs of 60 characters, on 100 hosts as a
+        broad crawl has them, or on one.""",
+        table.markdown(tables.queue(results), left=(0,)),
+        """On the same PostgreSQL, in the same run, pgqueuer: its own benchmark (`tools/benchmark.py`, strategy drain,
+        an entrypoint that does nothing), the best of several numbers of consumers and batch sizes; and its `enqueue`,
+        given the same URLs with the URL as `dedupe_key`. It knows no hosts, and a key is free again when its job is
+        done. `balanced` and `volatile` give up durability for speed.""",
+        table.markdown(tables.peers(results), left=(0, 5)),
+        tables.disturbed(results["figures"]),
+        conditions(results),
+    )
+
+
+def fleet(results: table.Results) -> str:
+    parts = [
+        "## A crawl on a shared frontier",
+        f"""`bench/fleet`: the sites and the spider of above, with the frontier on a server; medians of
+        {results["rounds"]} rounds of {results["pages"]:,} pages, {results["concurrency"]} requests at a time in each
+        worker. One worker has a core, nginx and the database share another. Two workers have a core each;
+        {two_workers(results)}. In every run each page was fetched once (by nginx's log), written once, and the ledger
+        balances, or the notes say otherwise.""",
+    ]
+    for key, title in results["sites"].items():
+        parts += [f"### {title}, on a server", table.markdown(tables.fleet(results, key), left=(0, 9))]
+    return section(*parts, conditions(results))
+
+
+def two_workers(results: table.Results) -> str:
+    several = [run["cores"] for run in results["runs"] if len(run["cores"]["workers"]) > 1]
+    if several and set(several[0]["site and store"]) & set(several[0]["workers"]):
+        return "on this machine that is all of them, so nginx and the database share them with the workers"
+    return "nginx and the database share a third"
+
+
+def growth(results: table.Results) -> str:
+    return section(
+        "## How a shared frontier grows",
+        f"""`bench/fleet-growth`: one client fills an empty server with URLs of 60 characters on {results["hosts"]}
+        hosts. At each size it pushes a sample in batches of {tables.PUSHED} (half of it known, from all over the
+        frontier), and leases and completes one in batches of {tables.WORKED}. Times are by the wall, with the round
+        trip.""",
+        table.markdown(tables.growth(results["figures"], results["labels"]), left=(0,)),
+        tables.disturbed([figure[act] for figure in results["figures"] for act in ("push", "work")]),
+        conditions(results),
+    )
+
+
+def conditions(results: table.Results) -> str:
+    """The machine, the servers and how durable they were, and what ran on them."""
+    machine, versions = results["machine"], results["versions"]
+    servers = []
+    for kind, server in results["servers"].items():
+        settings = ", ".join(f"{key} {value}" for key, value in server["settings"].items())
+        servers.append(f"{NAMES[kind]} {server['version']} ({settings})")
+    each = [versions] if "shoal" in versions else versions.values()
+    packages = {f"{name} {version}" for some in each for name, version in some.items()}
+    return (
+        f"Measured {results['measured'][:10]}: {machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
+        f"{'; '.join(servers)}. To write 8 KB to this disk for good took {results['sync_us']:,} us. "
+        f"{', '.join(sorted(packages, key=str.lower))}."
+    )
+
+
+def section(*parts: str) -> str:
+    """Prose is wrapped; tables and headings stay as they are."""
+    return "\n\n".join(part if part.startswith(("|", "#")) else wrapped(part) for part in parts if part)
+
+
+def wrapped(prose: str) -> str:
+    return textwrap.fill(" ".join(prose.split()), 120, break_on_hyphens=False, break_long_words=False)
