@@ -1,8 +1,7 @@
 """A site in a process of its own that writes down who asked for what, and when.
 
-What a page does is in its URL: ``/a?wait=0.5&status=500&link=/b&link=/c``. With ``first=8`` it waits only the first
-time, with ``gate=1`` until `Target.open_gate`, with ``again=1`` the same from the second time on. Each port is a host
-of its own to a crawler.
+What a page does is in its URL: ``/a?wait=0.5&status=500&link=/b&link=/c``. With ``gate=1`` it is not answered before
+`Target.open_gate`, with ``again=1`` not from the second time on. Each port is a host of its own to a crawler.
 """
 
 from __future__ import annotations
@@ -129,8 +128,6 @@ class Site:
         self.asked.add(target)
         if "gate" in query or ("again" in query and not is_first):
             await self.gate.wait()
-        if "first" in query and is_first:
-            await asyncio.sleep(float(query["first"][0]))
         await asyncio.sleep(float(query.get("wait", ["0"])[0]))
 
     def order(self, word: str) -> bytes:

@@ -326,9 +326,10 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
         for timeout in ("&timeout=1", "&timeout=1", ""):
             fleet.frontier = fleet.frontier.partition("&")[0] + timeout
             output = f"out-{len(fleet.processes)}.jsonl"
-            start_worker(fleet, "-o", output, lease__ttl=ttl, lease__batch=4, concurrency=4)
+            start_worker(fleet, "-o", output, lease__ttl=ttl, concurrency=4)
         site.wait_until(lambda seen: sum(visit.end is None for visit in seen) == 12)
-        assert picture(fleet.frontier, fleet.run_id).stats.leased > 12
+        wait_until(lambda: picture(fleet.frontier, fleet.run_id).stats.leased > 12, "more is leased")
+        time.sleep(ttl / 2)  # in which all of them are renewed
         with server.frozen():
             frozen = time.monotonic()
             time.sleep(0.3)
@@ -452,12 +453,12 @@ def test_a_run_is_paused_resumed_cancelled_and_removed(frontier: str, tmp_path: 
         for _ in range(2):
             start_worker(fleet, concurrency=4)
         site.wait_until(lambda seen: sum(visit.end is None for visit in seen) == 8)
-        assert picture(frontier, fleet.run_id).stats.leased > 8
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased > 8, "more is leased")
 
         fleet.shoal("pause", fleet.run_id)
         refused = fleet.shoal("rm", fleet.run_id, check=False)
         assert (refused.returncode, "cancel it first" in refused.stderr) == (2, True)
-        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 8, "what was leased ahead is given back")
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 8, "what was leased ahead is given back", 6)
         seen = site.visits()
         site.open_gate()
         wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 0, "what was in flight is ended")
