@@ -251,9 +251,22 @@ class MariaServer(DatabaseServer):
         return f"mysql://shoal:secret@127.0.0.1:{self.port}/shoal"
 
 
+_SHARED: list[DatabaseServer] = []
+
+
 @cache
 def shared(kind: type[Server]) -> Server:
     """The one server of its kind that the tests which do it no harm share, each with a name of its own on it."""
     server = kind()
-    atexit.register(server.close)
+    _SHARED.append(server)
     return server
+
+
+def close_shared() -> None:
+    """At the end of all tests."""
+    while _SHARED:
+        _SHARED.pop().close()
+    shared.cache_clear()
+
+
+atexit.register(close_shared)  # for programs that are no tests

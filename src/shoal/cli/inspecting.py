@@ -6,8 +6,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +32,18 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Warnings of how a server is set up are for those who work on it, not for each look."""
+    logger = logging.getLogger("shoal.frontier")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 @asynccontextmanager
 async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
     """The run that a command speaks of, and its frontier."""
@@ -40,8 +52,8 @@ async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> Asyn
     config = resolve(None, given({"frontier": url}), []).config
     if config.frontier.startswith("memory"):
         raise StoreError("a memory frontier is gone with its process; say which one: --frontier sqlite:///file.db")
-    logging.getLogger("shoal.frontier").setLevel(logging.ERROR)  # warnings are for those who work on it
-    store = await open_store(config.frontier, readonly=readonly)
+    with quietly():
+        store = await open_store(config.frontier, readonly=readonly)
     try:
         run = await choose_run(store, run_id)
         yield run, await store.frontier(run.run_id, run_options(run, config))

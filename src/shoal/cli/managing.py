@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.inspecting import RunName, choose_run, opened, run_options
+from shoal.cli.inspecting import RunName, choose_run, opened, quietly, run_options
 from shoal.cli.running import FrontierUrl, given, resolve
 from shoal.errors import ConfigError, RunError
 
@@ -42,8 +41,8 @@ async def _store(url: str | None, *, readonly: bool = False) -> AsyncIterator[St
     from shoal.frontier import open_store
 
     config = resolve(None, given({"frontier": url}), []).config
-    logging.getLogger("shoal.frontier").setLevel(logging.ERROR)  # warnings are for those who work on it
-    store = await open_store(config.frontier, readonly=readonly)
+    with quietly():
+        store = await open_store(config.frontier, readonly=readonly)
     try:
         yield store
     finally:
