@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shoal.errors import RequestError, SelectorError
 from shoal.http import LinkBatch, Request, Response
 from shoal.spider import Spider
+from tests.names import steady
 from tests.servers import BROKEN_HTML, CHARSETS
 
 URL = "http://ex.com/a/b?x=1"
@@ -114,7 +115,7 @@ def test_bodies(options: dict[str, Any], method: str, body: bytes, kind: str | N
         {"callback": 5},
         {"errback": lambda request, error: None},
     ],
-    ids=repr,
+    ids=steady,
 )
 def test_what_no_request_can_be_made_of(options: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
@@ -365,7 +366,7 @@ def test_follow_an_element_without_a_link(query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "link", [None, 5, page(LINKS).css("a"), page("<!--c-->").xpath("//comment()")[0], ["/x"]], ids=repr
+    "link", [None, 5, page(LINKS).css("a"), page("<!--c-->").xpath("//comment()")[0], ["/x"]], ids=steady
 )
 def test_follow_what_is_no_link(link: Any) -> None:
     with pytest.raises(RequestError, match="can't follow"):

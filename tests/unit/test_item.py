@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ItemError
 from shoal.item import as_text, decode_item, encode_item, is_item
+from tests.names import steady
 
 
 class Colour(enum.Enum):
@@ -168,7 +169,7 @@ def test_what_is_wrong_is_named(item: Any, words: list[str]) -> None:
         assert word in str(caught.value), str(caught.value)
 
 
-@pytest.mark.parametrize("thing", ["text", 3, None, [{"a": 1}], ("a",), Book, object(), b"x"], ids=str)
+@pytest.mark.parametrize("thing", ["text", 3, None, [{"a": 1}], ("a",), Book, object(), b"x"], ids=steady)
 def test_not_an_item(thing: object) -> None:
     assert not is_item(thing)
     with pytest.raises(ItemError, match=f"an item is a dict.* not (an? )?{type(thing).__name__.removesuffix('Type')}"):

@@ -17,6 +17,7 @@ from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run
 from shoal.scheduler import Admitted, Scheduler
 from shoal.scope import Scope
 from shoal.testing import FakeClock
+from tests.names import steady
 
 URL = "http://ex.com/"
 
@@ -295,7 +296,7 @@ def test_a_known_link_is_still_found_by_a_batch_that_is_not_filtered(scheduler: 
         batch("/1", headers={"a": "b\r\nc"}),
         batch("/1", priority="high"),
     ],
-    ids=repr,
+    ids=steady,
 )
 def test_what_could_not_be_stored_is_refused_for_its_page_alone(scheduler: Scheduler, found: Any) -> None:
     with pytest.raises(RequestError):
