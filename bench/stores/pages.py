@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
-from crawl import table
+from crawl import chart, table
 from stores import tables
 
 NAMES = {"redis": "Redis", "postgresql": "PostgreSQL"}
@@ -28,7 +29,8 @@ def queue(results: table.Results) -> str:
     )
 
 
-def fleet(results: table.Results) -> str:
+def fleet(results: table.Results, out: Path) -> str:
+    """``out`` gets a chart for each site."""
     parts = [
         "## A crawl on a shared frontier",
         f"""`bench/fleet`: the sites and the spider of above, with the frontier on a server; medians of
@@ -38,7 +40,10 @@ def fleet(results: table.Results) -> str:
         balances, or the notes say otherwise.""",
     ]
     for key, title in results["sites"].items():
-        parts += [f"### {title}, on a server", table.markdown(tables.fleet(results, key), left=(0, 9))]
+        subtitle = f"pages/s, {results['pages']:,} pages, concurrency {results['concurrency']}; peak memory of a worker"
+        (out / f"fleet-{key}.svg").write_text(chart.svg(tables.fleet_rows(results, key), title, subtitle))
+        picture = f"![Pages per second on a shared frontier: {title}](figures/fleet-{key}.svg)"
+        parts += [f"### {title}, on a server", picture, table.markdown(tables.fleet(results, key), left=(0, 9))]
     return section(*parts, conditions(results))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from crawl.table import Row, row
+
 Figure = dict[str, Any]
 
 PUSHED, WORKED = 500, 100
@@ -88,13 +90,28 @@ FLEET_HEADER = [
 ]
 
 
-def fleet(results: Figure, site: str) -> list[list[str]]:
-    """A line for each kind of crawl on this site, medians of the rounds."""
+def fleet_runs(results: Figure, site: str) -> tuple[dict[str, list[Figure]], dict[str, float]]:
+    """The runs of each kind of crawl on this site, and the median of their rates."""
     by_key: dict[str, list[Figure]] = {}
     for run in results["runs"]:
         if run["site"] == site:
             by_key.setdefault(run["contender"], []).append(run)
-    rates = {key: median(pace(run) for run in runs) for key, runs in by_key.items()}
+    return by_key, {key: median(pace(run) for run in runs) for key, runs in by_key.items()}
+
+
+def fleet_rows(results: Figure, site: str) -> list[Row]:
+    """The bars of a chart."""
+    rows = []
+    for key, runs in fleet_runs(results, site)[0].items():
+        name = key if key == "scrapy-redis" else f"shoal-{key}"  # which colour it has
+        whole = [{**run, "limited": False, "robots_requests": 1} for run in runs]
+        rows.append(row(name, results["labels"][key], whole, {name: median(map(pace, runs))}))
+    return rows
+
+
+def fleet(results: Figure, site: str) -> list[list[str]]:
+    """A line for each kind of crawl on this site, medians of the rounds."""
+    by_key, rates = fleet_runs(results, site)
     lines = [FLEET_HEADER]
     for key, runs in by_key.items():
         paces = [pace(run) for run in runs]

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from shoal.errors import FrontierError
+from shoal.frontier.rules import LOST_EVENT
 from shoal.ports import Frontier, Lease
 
 log = logging.getLogger("shoal.engine")
-
-_LOST = "lease lost"  # what a frontier notes when a worker was lost
 
 
 class LeaseKeeper:
@@ -88,6 +87,6 @@ async def lost_before(frontier: Frontier, leases: Sequence[Lease]) -> list[Lease
     for lease in leases:
         if lease.fingerprint == lease.request.fingerprint():
             history = await frontier.find(lease.request)
-            if history is not None and any(event.what == _LOST for event in history.events):
+            if history is not None and any(event.what == LOST_EVENT for event in history.events):
                 found.append(lease)
     return found

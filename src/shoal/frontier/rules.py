@@ -13,6 +13,8 @@ READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
 
 LOST_KIND = "worker lost"
+LOST_EVENT = "lease lost"
+"""What the history of a request says when its worker was lost."""
 SPARED_KINDS = frozenset({"robots", "scope"})
 """Kinds of death that a retry does not change unless it is asked for by name."""
 

@@ -7,7 +7,7 @@ import time
 
 from msgspec.structs import replace
 
-from shoal.frontier.rules import LOST_KIND
+from shoal.frontier.rules import LOST_EVENT, LOST_KIND
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed
 from shoal.testing.harness import Harness
 from shoal.testing.steps import (
@@ -338,3 +338,12 @@ class LeasingContract(ContractTests):
         assert (await frontier.lease(0, TTL)).leases == []
         stats = await frontier.stats()
         assert (stats.leased, stats.ready) == (0, 2)
+
+    async def test_a_lost_worker_is_in_the_history(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a")
+        await lease_one(frontier, ttl=5)
+        await harness.advance(5)
+        await frontier.lease(0, TTL)
+        history = await frontier.find(page("a"))
+        assert history is not None
+        assert [event.what for event in history.events] == [LOST_EVENT, "ready"]

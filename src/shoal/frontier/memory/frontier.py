@@ -28,6 +28,7 @@ from shoal.frontier.rules import (
     DEAD,
     DONE,
     LEASED,
+    LOST_EVENT,
     LOST_KIND,
     READY,
     SPARED_KINDS,
@@ -233,7 +234,7 @@ class MemoryFrontier:
         assert record is not None
         head = head_of(record)
         reason = lost_reason(head.attempts)
-        self._note(number, now, "lease lost", reason)
+        self._note(number, now, LOST_EVENT, reason)
         if head.attempts >= self._options.max_attempts:
             self._causes[number] = (LOST_KIND, reason)
             self._set(number, head._replace(state=DEAD, at=now), record)

@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.errors import FrontierError, QueueFullError, RequestError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
-from shoal.frontier.rules import HALTED, LEASED, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
+from shoal.frontier.rules import HALTED, LEASED, LOST_EVENT, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
 from shoal.frontier.sqlite.records import Ledger, Records, storable
@@ -238,7 +238,7 @@ class SQLiteFrontier:
         ready, dead = [], []
         for held in lost:
             reason = lost_reason(held.attempts)
-            self._records.note(held.number, now, "lease lost", reason)
+            self._records.note(held.number, now, LOST_EVENT, reason)
             if held.attempts >= self._options.max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
