@@ -251,6 +251,37 @@ class MariaServer(DatabaseServer):
         return f"mysql://shoal:secret@127.0.0.1:{self.port}/shoal"
 
 
+class ZookeeperServer(DatabaseServer):
+    """ZooKeeper without an ensemble. Sessions survive a kill of it."""
+
+    def _prepare(self) -> None:
+        defaults = {
+            "tickTime": "200", "minSessionTimeout": "400", "maxSessionTimeout": "60000", "clientPort": str(self.port),
+            "clientPortAddress": "127.0.0.1", "dataDir": str(self.folder / "data"), "admin.enableServer": "false",
+            "4lw.commands.whitelist": "*", "maxClientCnxns": "0",
+        }  # fmt: skip
+        lines = [f"{name}={value}\n" for name, value in (defaults | self.settings).items()]
+        (self.folder / "zoo.cfg").write_text("".join(lines))
+
+    def _command(self) -> list[str]:
+        return [
+            "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no",
+            "-Dzookeeper.jmx.log4j.disable=true", "-cp", "/usr/share/java/zookeeper.jar",
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self.folder / "zoo.cfg"),
+        ]  # fmt: skip
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0) as client:
+            client.settimeout(1.0)
+            client.sendall(b"srvr")
+            return client.recv(64).startswith(b"Zookeeper version")
+        return False
+
+    @property
+    def url(self) -> str:
+        return f"zookeeper://127.0.0.1:{self.port}"
+
+
 _SHARED: list[DatabaseServer] = []
 
 

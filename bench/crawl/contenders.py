@@ -64,6 +64,11 @@ ENVIRONMENTS = {
             ("shoal", "aiohttp", "turbohtml", "uvloop", "msgspec", "redis", "hiredis", "asyncpg"),
         ),
         Environment(
+            "shoal-cluster",
+            (f"{REPOSITORY}[redis,postgres,zookeeper]",),
+            ("shoal", "aiohttp", "uvloop", "msgspec", "redis", "hiredis", "asyncpg", "kazoo"),
+        ),
+        Environment(
             "scrapy-redis",
             ("scrapy>=2.19", "scrapy-redis==0.9.*", "hiredis"),
             ("Scrapy", "scrapy-redis", "redis", "hiredis", "Twisted", "parsel", "lxml"),

@@ -1,4 +1,4 @@
-"""The figures of the shared frontiers as sections of a page, with what has to be known of them."""
+"""The figures of shared frontiers and clusters as sections of a page, with what has to be known of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import textwrap
 from pathlib import Path
 
 from crawl import chart, table
+from nodes import tables as nodes
 from stores import tables
 
-NAMES = {"redis": "Redis", "postgresql": "PostgreSQL"}
+NAMES = {"redis": "Redis", "postgresql": "PostgreSQL", "zookeeper": "ZooKeeper"}
 
 
 def queue(results: table.Results) -> str:
@@ -63,6 +64,24 @@ def growth(results: table.Results) -> str:
         trip.""",
         table.markdown(tables.growth(results["figures"], results["labels"]), left=(0,)),
         tables.disturbed([figure[act] for figure in results["figures"] for act in ("push", "work")]),
+        conditions(results),
+    )
+
+
+def cluster(results: table.Results) -> str:
+    return section(
+        "## Clusters",
+        """`bench/cluster`: nodes as processes, forked from one that has imported everything; they share the cores with
+        the servers and the site. A Runner is killed with SIGKILL at any moment between two heartbeats, and its Backup
+        works instead; "lost" is when the coordinator has noticed, "first page" when the Backup's first request arrives
+        at the site. By the machine's clock, median and (worst).""",
+        table.markdown(nodes.takeovers(results), left=(0,)),
+        f"""A cluster of a run that is paused, four of five nodes Runners, with the default session: from the first fork
+        until all are members and every slot is held; then the CPU time of {nodes.seconds(results)} seconds, as per
+        cent of one core, and the memory of a node (all of it, and its share when what it has together with the others
+        is divided among them).""",
+        table.markdown(nodes.idle(results), left=(0,)),
+        nodes.disturbed(results["figures"]),
         conditions(results),
     )
 

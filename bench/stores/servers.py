@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL for a benchmark: fresh ones, as durable as one would run them, on chosen cores."""
+"""Redis, PostgreSQL and ZooKeeper for a benchmark: fresh ones, as durable as one would run them, on chosen cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests start the same servers
 
-from tests.databases import DatabaseServer, PostgresServer, RedisServer
+from tests.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
 
 REDIS = {"appendonly": "yes", "appendfsync": "everysec"}
 POSTGRES = {
@@ -29,7 +29,13 @@ POSTGRES = {
     "checkpoint_timeout": "30min",
     "wal_compression": "on",
 }
-SETTINGS = {"redis": REDIS, "postgresql": POSTGRES}
+ZOOKEEPER = {"tickTime": "200", "forceSync": "yes"}
+SETTINGS = {"redis": REDIS, "postgresql": POSTGRES, "zookeeper": ZOOKEEPER}
+SERVERS: dict[str, type[DatabaseServer]] = {
+    "redis": RedisServer,
+    "postgresql": PostgresServer,
+    "zookeeper": ZookeeperServer,
+}
 PROGRAMS = {"redis": "redis-server", "postgresql": "postgres"}
 
 
@@ -39,7 +45,7 @@ def server(kind: str, cores: set[int] | None) -> Iterator[DatabaseServer]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:  # its processes keep the cores of the one that starts it
-        running = RedisServer(**REDIS) if kind == "redis" else PostgresServer(**POSTGRES)
+        running = SERVERS[kind](**SETTINGS[kind])
     finally:
         os.sched_setaffinity(0, before)
     try:
@@ -76,6 +82,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def version(kind: str) -> str:
+    if kind == "zookeeper":  # it has no program that would say so
+        return next(Path("/usr/share/java").glob("zookeeper-[0-9]*.jar")).stem.partition("-")[2]
     program = shutil.which(PROGRAMS[kind]) or PostgresServer._binary(PROGRAMS[kind])
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"\d+\.\d+(\.\d+)?", said)

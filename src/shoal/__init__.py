@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.cluster.node import Node as Node
+    from shoal.cluster.node import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
     from shoal.crawler import Crawl as Crawl
     from shoal.crawler import crawl as crawl
@@ -23,11 +25,13 @@ _HOMES = {
     "Config": "shoal.config",
     "Crawl": "shoal.crawler",
     "DropItem": "shoal.errors",
+    "Node": "shoal.cluster.node",
     "Request": "shoal.http",
     "Response": "shoal.http",
     "Selector": "shoal.selector",
     "ShoalError": "shoal.errors",
     "Spider": "shoal.spider",
+    "ZookeeperCrawler": "shoal.cluster.node",
     "crawl": "shoal.crawler",
 }
 
@@ -40,6 +44,8 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "Config",
     "crawl",
     "Crawl",
+    "Node",
+    "ZookeeperCrawler",
     "DropItem",
     "ShoalError",
     "__version__",

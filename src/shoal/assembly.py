@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from contextlib import AsyncExitStack
 
 from shoal.config import Config
 from shoal.engine import Drain, Engine
-from shoal.middleware import wrap
+from shoal.http import Request, Response
+from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Frontier, FrontierOptions, Lease, Middleware
 from shoal.scheduler import Scheduler
 from shoal.scope import Scope
@@ -49,17 +51,24 @@ def make_engine(
     shared: bool,
     keep_items: bool,
     stay: bool = False,
+    may_work: Callable[[], bool] = lambda: True,
 ) -> Engine:
     """The engine with the onion around its fetcher, which the stack closes."""
-    fetch, on_lease = _onion(spider, config, scheduler.frontier, stack)
+    fetch, on_lease = _onion(spider, config, scheduler.frontier, stack, may_work)
     return Engine(
         spider, config, scheduler, fetch, drains, source=source, shared=shared, keep_items=keep_items, stay=stay,
-        on_lease=on_lease,
+        on_lease=on_lease, may_work=may_work,
     )  # fmt: skip
 
 
+def preload() -> None:
+    """Import what a crawl needs, for one who may have to begin at once: it takes a good part of a second."""
+    for name in ("fetch.http", "middleware.cache", "middleware.cookies", "middleware.robots", "middleware.throttle"):
+        importlib.import_module(f"shoal.{name}")
+
+
 def _onion(
-    spider: Spider, config: Config, frontier: Frontier, stack: AsyncExitStack
+    spider: Spider, config: Config, frontier: Frontier, stack: AsyncExitStack, may_work: Callable[[], bool]
 ) -> tuple[Fetch, Callable[[Lease], None]]:
     """The layers around the fetcher, outermost first, and who wants to hear of each lease."""
     from shoal.fetch.http import HttpFetcher
@@ -84,7 +93,18 @@ def _onion(
     layers.append(StatusCheck(config.retry.statuses, spider.handle_statuses))
     if config.cache.enabled:
         layers.append(Cache(config.cache))
-    return wrap(fetcher.fetch, layers), on_lease
+    return wrap(_guarded(fetcher.fetch, may_work), layers), on_lease
+
+
+def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
+    """Nothing is sent by a process that has lost the right to it, not even what had to wait for a robots.txt."""
+
+    async def guarded(request: Request) -> Response:
+        if not may_work():
+            raise Postponed("this process may not work any more", contacted=False)
+        return await fetch(request)
+
+    return guarded
 
 
 def _ignore(lease: Lease) -> None:

@@ -106,6 +106,15 @@ def _check_frontier(frontier: str) -> str | None:
     return None if good else _bad_frontier(frontier)
 
 
+def _check_coordinator(coordinator: str | None) -> str | None:
+    if coordinator is None or re.match("zookeeper://[^/?]", coordinator):
+        return None
+    if _kind(coordinator) in ("redis", "postgresql"):
+        return _check_frontier(coordinator)
+    known = "zookeeper://host:2181, redis://host:port/number or postgresql://host/database"
+    return f"must be {known}, not {mask(coordinator)!r}"
+
+
 def _bad_frontier(frontier: str) -> str:
     known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
     return f"must be {known}, not {mask(frontier)!r}"
@@ -197,6 +206,18 @@ class Items(Section, frozen=True, kw_only=True):
     keep: bool = True  # also after all sinks have it
 
 
+class ClusterConfig(Section, frozen=True, kw_only=True):
+    """Runners and Backup Runners."""
+
+    checks = {"coordinator": _check_coordinator}
+    masks = {"coordinator": mask}
+
+    coordinator: str | None = None  # zookeeper://, redis:// or postgresql://; none: the frontier's own server
+    runner: Count = 1  # how many nodes work
+    backup: CountFromZero = 0  # how many stand by
+    session: Timeout = 10.0  # a node that is not heard of for so long is dead, and its slot is taken
+
+
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. Their keys are dotted: ``concurrency``, ``http.proxy``."""
 
@@ -224,6 +245,7 @@ class Config(Section, frozen=True, kw_only=True):
     lease: LeaseConfig = LeaseConfig()
     queue: Queue = Queue()
     items: Items = Items()
+    cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -85,10 +85,12 @@ class Engine:
         keep_items: bool = True,
         stay: bool = False,
         on_lease: Callable[[Lease], None] = lambda lease: None,
+        may_work: Callable[[], bool] = lambda: True,
     ) -> None:
         """``source`` gives the start requests; None: somebody else pushes them. ``shared``: the frontier is a server's,
         and others work on it too. ``keep_items``: the item log stays after all drains have passed it. ``stay``: also
-        when the run is finished, as it may get more to do."""
+        when the run is finished, as it may get more to do. ``may_work``: whether this process still has its slot in a
+        cluster; asked before each page."""
         self.counters = Counters()
         self._config = config
         self._scheduler = scheduler
@@ -100,7 +102,7 @@ class Engine:
         self._callbacks = Callbacks(spider, self.counters)
         self._persist = Persistence(shared=shared)
         self._seeder = Seeder(source, scheduler, config, self.counters, self._persist, self._wake, shared=shared)
-        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop)
+        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, may_work)
         self._log = ItemLogKeeper(self._frontier, self._persist, keep=keep_items, every=1.0 if shared else 0.2)
         self._shared = shared
         self._stay = stay
@@ -252,6 +254,20 @@ class Engine:
                 loop.call_later(grace + _LAST_WORD, self._give_up)
                 loop.call_later(grace + 2 * _LAST_WORD, self._persist.give_up)
             self.give_back()
+
+    def abort(self) -> None:
+        """Stop in this moment: what is in flight is dropped, and given back if the frontier still takes it."""
+        self.stop(0.0)
+        self._cancel_active()
+
+    @property
+    def away(self) -> bool:
+        """The frontier's server could not be reached the last time."""
+        return self._persist.away
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._active)
 
     def give_back(self) -> None:
         """What was leased ahead and has not begun: the run was halted."""

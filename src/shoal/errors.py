@@ -12,9 +12,14 @@
     │   └── DropItem         raised by a pipeline to drop an item on purpose
     ├── SinkError            an output that can't be opened or written
     ├── RunError             a run that does not exist, or is not in the right state
+    ├── CoordinatorError     the members and slots of a cluster
+    │   ├── NameTakenError   a living member of the cluster has this name
+    │   ├── SessionLostError this member was taken for dead; others may have its slot
+    │   └── CoordinatorAwayError   its server can't be reached or does not answer now
     └── FrontierError        the store of URLs
         ├── QueueFullError   an explicit push past the maximum; nothing was recorded
         ├── LeaseLostError   the lease's token is no longer current; nothing was changed
+        ├── FencedError      a slot of a cluster has another holder now; nothing was given to the old one
         ├── StoreBusyError   another process works on this store
         ├── StoreAwayError   its server can't be reached or does not answer now; it may be back in a moment
         └── StoreError       the store can't be opened, is corrupt, or is something else
@@ -89,6 +94,22 @@ class RunError(ShoalError):
     """A run does not exist, or is not in the state that this needs."""
 
 
+class CoordinatorError(ShoalError):
+    """The coordinator of a cluster could not do what was asked, or is something else."""
+
+
+class NameTakenError(CoordinatorError):
+    """A living member of the cluster has this name."""
+
+
+class SessionLostError(CoordinatorError):
+    """This member was not heard of for too long, and was taken for dead: others may have its slot by now."""
+
+
+class CoordinatorAwayError(CoordinatorError):
+    """The coordinator's server can't be reached, or does not answer. It may be back in a moment."""
+
+
 class FrontierError(ShoalError):
     """The store of URLs could not do what was asked."""
 
@@ -99,6 +120,10 @@ class QueueFullError(FrontierError):
 
 class LeaseLostError(FrontierError):
     """The lease's token is no longer current: someone else has the request now. Nothing was changed."""
+
+
+class FencedError(FrontierError):
+    """A slot of a cluster is held under a later epoch: what this one asked for was not given."""
 
 
 class StoreBusyError(FrontierError):

@@ -25,6 +25,13 @@ class Counters:
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
 
+    def add(self, other: Counters) -> None:
+        """What another part of the same process did."""
+        for name in self.__slots__:
+            if name not in ("errors", "started"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.errors.update(other.errors)
+
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started

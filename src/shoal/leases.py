@@ -17,11 +17,19 @@ log = logging.getLogger("shoal.engine")
 class LeaseKeeper:
     """Self-fencing: whoever can't renew stops working before another may begin, whether or not the store answers."""
 
-    def __init__(self, frontier: Frontier, ttl: float, drop: Callable[[Lease], None]) -> None:
-        """``drop`` is told of each lease that is lost, or is about to end without a renewal."""
+    def __init__(
+        self,
+        frontier: Frontier,
+        ttl: float,
+        drop: Callable[[Lease], None],
+        may_work: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``drop`` is told of each lease that is lost, or is about to end without a renewal. ``may_work``: a member of
+        a cluster has a slot besides, without which no lease is good."""
         self._frontier = frontier
         self._ttl = ttl
         self._drop = drop
+        self._may_work = may_work
         self._held: dict[bytes, Lease] = {}
 
     def add(self, lease: Lease) -> None:
@@ -36,7 +44,8 @@ class LeaseKeeper:
     def is_good(self, lease: Lease) -> bool:
         """Whether work on it may begin: a process that was stopped for a while may come here before the fence does."""
         held = self._held.get(lease.fingerprint)
-        return held is not None and held.token == lease.token and held.deadline > time.monotonic()
+        good = held is not None and held.token == lease.token and held.deadline > time.monotonic()
+        return good and self._may_work()
 
     async def run(self) -> None:
         fencing = asyncio.create_task(self._fence())

@@ -8,7 +8,15 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from shoal.errors import FrontierError, QueueFullError, RunError, StoreAwayError, StoreBusyError, StoreError
+from shoal.errors import (
+    FencedError,
+    FrontierError,
+    QueueFullError,
+    RunError,
+    StoreAwayError,
+    StoreBusyError,
+    StoreError,
+)
 
 T = TypeVar("T")
 
@@ -16,7 +24,7 @@ log = logging.getLogger("shoal.frontier")
 
 _TRIES = 5
 _LONGEST_PAUSE = 2.0
-_FOR_GOOD = (QueueFullError, StoreError, StoreBusyError, RunError)
+_FOR_GOOD = (QueueFullError, FencedError, StoreError, StoreBusyError, RunError)
 """Another try does not help."""
 
 

@@ -44,6 +44,13 @@ class Lease(Struct, frozen=True):
     """What the fleet had learned of the host when it was leased."""
 
 
+class Holder(Struct, frozen=True):
+    """Whoever works under a slot of a cluster. Of two epochs of a slot the later one counts."""
+
+    slot: str
+    epoch: int
+
+
 class Leased(Struct, frozen=True):
     """An answer to ``lease``."""
 
@@ -234,6 +241,11 @@ class Frontier(Protocol):
         """Give back unused: ready again in its old place, and the attempt does not count."""
         ...
 
+    async def fence(self, slot: str, epoch: int) -> int:
+        """Take from a slot what it was given under earlier epochs: leases are lost as if they had run out, roles are
+        free. From then on ``lease`` and ``claim`` give nothing to an earlier epoch: FencedError. How many leases."""
+        ...
+
     async def claim(self, role: str, ttl: float) -> Claim | None:
         """Take a role; None while another holds it, or when it is finished."""
         ...
@@ -328,7 +340,9 @@ class Store(Protocol):
         """Forget a run and all that belongs to it; what is known of the hosts stays. RunError if there is none."""
         ...
 
-    async def frontier(self, run_id: str, options: FrontierOptions) -> Frontier: ...
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+        """What is leased and claimed through it is the holder's, if there is one: see ``fence``."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -365,3 +379,104 @@ class Sink(Protocol):
     async def close(self, *, finished: bool) -> None:
         """``finished``: the run is over and everything was written."""
         ...
+
+
+class Counts(Struct, frozen=True):
+    """How many members of a cluster work, and how many stand by."""
+
+    runner: int
+    backup: int
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """A living member of a cluster."""
+
+    name: str
+    age: float
+    """Seconds since it was last heard of, by the coordinator's clock."""
+    fit: bool = True
+    """Whether it could work: it reaches the frontier."""
+    doing: str = ""
+    where: str = ""
+    """Its machine and process."""
+
+
+class Slot(Struct, frozen=True):
+    """The right to work. ``epoch`` is that of its holder; without one, that of the last who had it."""
+
+    index: int
+    holder: str
+    """A member's name, or nothing."""
+    epoch: int
+
+
+class ClusterView(Struct, frozen=True, kw_only=True):
+    """A cluster at one moment: who lives, and every slot that somebody has or had, by index."""
+
+    counts: Counts
+    members: tuple[Member, ...]
+    slots: tuple[Slot, ...]
+
+
+ClusterStep: TypeAlias = Literal["joined", "left", "lost", "elected", "took over", "retired", "scaled"]
+
+
+class ClusterEvent(Struct, frozen=True, kw_only=True):
+    """Something that happened in a cluster: ``took over`` a slot from the lost member in ``detail``."""
+
+    at: float
+    what: ClusterStep
+    member: str
+    slot: int | None = None
+    epoch: int = 0
+    detail: str = ""
+
+
+class Coordinator(Protocol):
+    """The members of one cluster and their slots, as one of them sees it. Only the server's clock counts.
+
+    Any method may raise CoordinatorAwayError, and then nobody knows whether it happened: each can be repeated.
+    """
+
+    ttl: float
+    """Seconds after which a member that is not heard of is lost, with its slot; as the server granted it."""
+
+    async def join(self, name: str, counts: Counts, where: str = "") -> None:
+        """Become a member. NameTakenError while another of that name lives. A cluster without members gets these
+        counts; another keeps its own."""
+        ...
+
+    async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
+        """Be heard of, and see the cluster. SessionLostError if this member was lost meanwhile."""
+        ...
+
+    async def take(self, index: int) -> int | None:
+        """Hold a slot, under an epoch later than every one before; None if somebody has it. Again by the same member:
+        the same epoch. SessionLostError if this member was lost meanwhile."""
+        ...
+
+    async def retire(self) -> None:
+        """Give the slot back that this member has, if it has one."""
+        ...
+
+    async def leave(self) -> None:
+        """Be no member any more, and hold nothing."""
+        ...
+
+    async def scale(self, counts: Counts) -> None:
+        """Change how many there are to be; members see to it."""
+        ...
+
+    async def look(self) -> ClusterView:
+        """The same as ``beat`` sees, for anyone. CoordinatorError if there never was such a cluster."""
+        ...
+
+    async def events(self, limit: int = 20) -> list[ClusterEvent]:
+        """The last ones, oldest first."""
+        ...
+
+    async def wait(self, seconds: float) -> None:
+        """Until something happens in the cluster, or for so long. It may return for no reason."""
+        ...
+
+    async def close(self) -> None: ...

@@ -25,6 +25,7 @@ _context.set_forkserver_preload(
         *("shoal.cli.main", "shoal.cli.progress", "shoal.cli.summary", "shoal.crawler", "shoal.runs.worker"),
         *("shoal.fetch.http", "shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
         *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.runs.orchestrator"),
+        *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
         *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),
     ]
 )
@@ -33,19 +34,26 @@ _context.set_forkserver_preload(
 class ForkedWorker:
     """One worker process."""
 
-    def __init__(self, fleet: Fleet, log: Path, arguments: list[str], crash: Crash | None) -> None:
-        command = ["worker", fleet.name, "--run-id", fleet.run_id, "--frontier", fleet.frontier, *arguments]
+    def __init__(
+        self, fleet: Fleet, log: Path, arguments: list[str], crash: Crash | None, *, command: str = "worker"
+    ) -> None:
+        run = ["--run-id", fleet.run_id] if fleet.run_id else []
+        words = [command, fleet.name, *run, "--frontier", fleet.frontier, *arguments]
         self.log = log
-        self._process = _context.Process(target=_work, args=(str(fleet.folder), str(log), command, crash))
+        self._process = _context.Process(target=_work, args=(str(fleet.folder), str(log), words, crash))
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """With SIGKILL, and until it is dead."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.clusters import coordinator_url
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.test_cli import ROOT, shop
 
@@ -17,6 +18,7 @@ __all__ = ["shop"]
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
+ZOOKEEPER = "127.0.0.1:2181"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -27,6 +29,8 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: str(d.relative_to(ROOT)))
 def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) -> None:
     servers = {url: frontier_url(kind) for url, kind in FRONTIERS.items() if url in document.read_text()}
+    if ZOOKEEPER in document.read_text():
+        servers[ZOOKEEPER] = coordinator_url("zookeeper").removeprefix("zookeeper://")
     host = shop.removeprefix("http://").rstrip("/")
     for kind, text in blocks(document):
         text = text.replace("http://127.0.0.1:8000/", shop).replace("127.0.0.1:8000", host)
@@ -38,14 +42,15 @@ def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) 
         elif kind == "python":
             run([sys.executable, "-c", text], tmp_path)
         elif kind == "console":
-            run_all(re.findall(r"^\$ (shoal .*)$", text, re.MULTILINE), tmp_path)
+            run_all(re.findall(r"^\$ ((?:shoal|python) .*)$", text, re.MULTILINE), tmp_path)
 
 
 def run_all(commands: list[str], folder: Path) -> None:
     """In order; those with an & at the end beside each other, to the end of their block."""
     beside = []
     for command in commands:
-        words = [sys.executable, "-m", "shoal.cli.main", *shlex.split(command.removesuffix("&"))[1:]]
+        program, *arguments = shlex.split(command.removesuffix("&"))
+        words = [sys.executable, *(["-m", "shoal.cli.main"] if program == "shoal" else []), *arguments]
         if command.endswith("&"):
             beside.append(subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True))
         else:

@@ -15,7 +15,7 @@ DELETE FROM {SCHEMA}.run; DELETE FROM {SCHEMA}.ledger; DELETE FROM {SCHEMA}.lane
 DELETE FROM {SCHEMA}.host WHERE id <> 0;
 UPDATE {SCHEMA}.host SET delay = NULL, concurrency = NULL, crawl_delay = NULL, learned_delay = NULL, blocked_until = 0;
 DELETE FROM {SCHEMA}.ready; DELETE FROM {SCHEMA}.held; DELETE FROM {SCHEMA}.outcome; DELETE FROM {SCHEMA}.item;
-DELETE FROM {SCHEMA}.event; DELETE FROM {SCHEMA}.role; DELETE FROM {SCHEMA}.note;
+DELETE FROM {SCHEMA}.event; DELETE FROM {SCHEMA}.role; DELETE FROM {SCHEMA}.note; DELETE FROM {SCHEMA}.fence;
 """
 
 

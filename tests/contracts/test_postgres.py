@@ -19,12 +19,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from shoal.errors import FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
 from shoal.frontier.postgres import PostgresStore, connection, schema
 from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from tests.databases import PostgresServer, RedisServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
@@ -211,6 +211,36 @@ async def test_functions_of_another_version_are_replaced(url: str) -> None:
     await ask(url, f"ALTER FUNCTION {name}.push RENAME TO pull")
     async with opened(url) as frontier:
         assert await frontier.push(pages(1)) == Pushed(1, 0)
+
+
+async def test_a_schema_of_the_first_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is at work in it."""
+    name = schema_of(url)
+    first = {1: schema.migrations()[1]}
+    old_lease = """CREATE FUNCTION lease(integer, double precision, integer, double precision, double precision)
+                   RETURNS boolean LANGUAGE sql AS 'SELECT true'"""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: first)
+        patch.setattr(schema, "functions", lambda: (old_lease, "old"))
+        await (await PostgresStore.open(url)).close()
+    await ask(
+        url,
+        f"""WITH run AS (
+                INSERT INTO {name}.run (run_id, spider, state, created_at, settings)
+                    VALUES ('run', 's', 'running', 0, '\\x80') RETURNING id
+            ), role AS (
+                INSERT INTO {name}.role (run, role, token, until, cursor, finished)
+                    SELECT id, 'drain', 7, 0, 'there', false FROM run
+            )
+            INSERT INTO {name}.ledger (run) SELECT id FROM run""",
+    )
+    async with opened(url) as frontier:
+        await frontier.push(pages(1, 2))
+        assert await ask(url, f"SELECT count(*) FROM {name}.lease(1, 0, 1, 600, NULL)") == 2  # as the old ones call it
+        assert await ask(url, f"SELECT cursor FROM {name}.claim(1, 0, 'drain', 600)") == b"there"
+        assert await frontier.fence("s", 1) == 0
+        assert (await frontier.stats()).leased == 1
+    assert await ask(url, f"SELECT count(*) FROM {name}.migration") == len(schema.migrations())
 
 
 async def test_a_schema_of_something_else(url: str) -> None:
@@ -437,6 +467,13 @@ UNION ALL SELECT 'waits too long', count(*) FROM {0}.politeness WHERE place = 2 
 """
 
 
+async def check_tables(url: str) -> None:
+    link = await asyncpg.connect(url.partition("?")[0])
+    for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url))):
+        assert count == 0, what
+    await link.close()
+
+
 async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
     """Three runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
     runs = {
@@ -490,10 +527,7 @@ async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -
             for _ in range(3)
         ]
         await asyncio.gather(*(work(worker) for worker in workers * 4))
-        link = await asyncpg.connect(url.partition("?")[0])
-        for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url))):
-            assert count == 0, what
-        await link.close()
+        await check_tables(url)
         for frontier in workers[0]:
             await check_books(frontier)
 
@@ -579,6 +613,55 @@ async def test_a_run_that_is_deleted_while_others_work_on_it(url: str) -> None:
         await store.close()
 
 
+async def test_no_lease_slips_through_a_fence(url: str) -> None:
+    """Holders of one slot follow each other, each while the one before goes on leasing and completing."""
+    patient = FrontierOptions(concurrency_per_host=10_000, max_attempts=1000)
+    earlier = f"SELECT count(*) FROM {schema_of(url)}.held WHERE slot = 's' AND epoch < $1"
+
+    async def work(frontier: Frontier, busy: asyncio.Event) -> None:
+        with suppress(FencedError):
+            while True:
+                leases = (await frontier.lease(5, 600)).leases
+                await frontier.complete([Completion(lease=lease) for lease in leases[:1]])
+                busy.set()
+
+    async with opened(url, options=patient) as frontier, AsyncExitStack() as stack:
+        await frontier.push([Request(f"http://h{number % 9}.example/{number}") for number in range(5000)])
+        stores = [await PostgresStore.open(url) for _ in range(3)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        workers = []
+        lost = 0
+        for epoch in range(1, 31):
+            lost += await frontier.fence("s", epoch)
+            assert await ask(url, earlier, epoch) == 0
+            busy = asyncio.Event()
+            for store in stores:
+                holder = await store.frontier("run", patient, Holder("s", epoch))
+                workers.append(asyncio.create_task(work(holder, busy)))
+            await busy.wait()
+        lost += await frontier.fence("s", 31)
+        await asyncio.gather(*workers)
+        stats = await frontier.stats()
+        assert (stats.leased, stats.dead) == (0, 0)
+        assert lost > 100
+        assert stats.done > 30
+        await check_books(frontier)
+        await check_tables(url)
+
+
+async def test_a_fence_goes_with_its_run(url: str) -> None:
+    async with opened(url) as frontier:
+        await frontier.fence("s", 5)
+        store = await PostgresStore.open(url)
+        await store.delete_run("run")
+        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.fence") == 0
+        with pytest.raises(RunError):
+            await frontier.fence("s", 6)
+        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.fence") == 0
+        await store.close()
+
+
 # -- plans
 
 
@@ -593,6 +676,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
         await ask(url, f"ALTER TABLE {name}.{table} SET (autovacuum_enabled = off)")
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
     frontier = await store.frontier("run", WIDE)
+    holder = await store.frontier("run", WIDE, Holder("s", 1))
     link = store._database._idle[0]
 
     async def analyze() -> None:
@@ -629,12 +713,16 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
     await frontier.read_items(100, 50)
     await asyncio.sleep(0.002)
     await frontier.lease(10, 600)
+    await holder.claim("drain", 600)
+    assert len((await holder.lease(50, 600)).leases) == 50
+    assert await frontier.fence("s", 2) == 50
     await store.close()
 
     seen = "\n".join(plans)
     for function in (
         "lease", "near_lanes", "best_requests", "give_back", "finish", "push", "enqueue", "lanes_of", "renew",
-        "release", "fill_lanes", "place_lanes", "free_hosts", "lock_hosts", "lock_lanes",
+        "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts", "lock_hosts",
+        "lock_lanes",
     ):  # fmt: skip
         assert f"function {function}(" in seen, f"no plan of {function} was seen"
     whole = set(re.findall(r"Seq Scan on (\w+)", seen)) - {"run", "ledger"}

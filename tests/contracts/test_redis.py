@@ -20,12 +20,12 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shoal.errors import FrontierError, RunError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.failures import explained
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Pushed, Run, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
 from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
@@ -246,6 +246,7 @@ async def test_a_store_of_a_newer_version_is_not_touched(store: RedisStore, pref
         ("MOVED 3999 127.0.0.1:6381", StoreError),
         ("NOPERM this user has no permissions to run the 'evalsha' command", StoreError),
         ("NOAUTH Authentication required.", StoreError),
+        ("FENCED slot c/0 is held under epoch 7 by now", FencedError),
         ("ERR something new", StoreError),
     ],
 )
@@ -484,6 +485,10 @@ async def test_a_deleted_run_leaves_nothing_and_its_workers_are_told(store: Redi
     await frontier.fail([Failure(lease=held[1], kind="k", reason="r")])
     await frontier.fail([Failure(lease=held[2], kind="k", reason="r", retry_in=5)])
     await frontier.claim("seed", TTL)
+    held_by = await store.frontier("gone", options, Holder("c/0", 2))
+    assert await held_by.fence("c/0", 1) == 0
+    assert await held_by.claim("drain", TTL)
+    await lease_one(held_by)
     await store.delete_run("gone")
     assert [name for name in await keys(prefix) if b":run:1" in name or b"deleted" in name] == []
     for step in (frontier.stats(), frontier.lease(1, TTL), frontier.push([page(1)]), frontier.claim("seed", 1)):
@@ -493,6 +498,31 @@ async def test_a_deleted_run_leaves_nothing_and_its_workers_are_told(store: Redi
     assert names(await neighbour.lease(5, TTL)) == ["n"]
     assert [(state.host, state.in_flight) for state in await neighbour.host_states()] == [("0.example", 1)]
     await new_run(store, "gone")
+
+
+async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: str) -> None:
+    ahead = [0.0]
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}", lambda: ahead[0]) as store:
+        frontier = await new_run(store)
+        await push(frontier, *range(9))
+        await complete(frontier, await lease_one(frontier))
+        slots = f"{{{prefix}}}:run:1:slot"
+        assert slots.encode() not in await keys(prefix)  # nothing of the kind for plain workers
+        held_by = await store.frontier("run", FrontierOptions(concurrency_per_host=1000), Holder("c/0", 1))
+        done, failed, released, renewed, *_ = (await held_by.lease(8, 5)).leases
+        async with raw(shared(RedisServer)) as client:
+            assert await client.hlen(slots) == 8
+            await complete(frontier, done)  # by whomever
+            await held_by.fail([Failure(lease=failed, kind="k", reason="r")])
+            await held_by.release([released])
+            assert await held_by.renew([renewed], TTL)
+            assert await client.hlen(slots) == 5
+            ahead[0] += 5
+            await frontier.lease(0, TTL)
+            assert await client.hkeys(slots) == [renewed.fingerprint]
+            assert await frontier.fence("c/0", 2) == 1
+            assert await client.exists(slots) == 0
+        await check_books(frontier)
 
 
 async def test_a_worker_with_other_options_changes_what_is_in_force(store: RedisStore) -> None:

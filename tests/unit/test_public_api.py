@@ -27,6 +27,7 @@ LAYERS = [
     {"assembly"},
     {"crawler"},
     {"runs"},
+    {"cluster"},
     {"cli"},
 ]
 
@@ -57,8 +58,8 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_all_is_exact() -> None:
     assert set(shoal.__all__) == {
-        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "DropItem", "ShoalError",
-        "__version__",
+        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Node", "ZookeeperCrawler", "DropItem",
+        "ShoalError", "__version__",
     }  # fmt: skip
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None

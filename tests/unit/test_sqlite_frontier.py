@@ -18,9 +18,8 @@ from shoal.errors import FrontierError, QueueFullError, RequestError, RunError, 
 from shoal.frontier import open_store
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.frontier.sqlite import seen as sqlite_seen
-from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Run
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run
 from shoal.testing import FakeClock
 
 OPTIONS = FrontierOptions(max_attempts=3, concurrency_per_host=100)
@@ -41,7 +40,7 @@ async def store(path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 @pytest.fixture
-async def frontier(store: SQLiteStore) -> SQLiteFrontier:
+async def frontier(store: SQLiteStore) -> Frontier:
     return await store.frontier("r", OPTIONS)
 
 
@@ -229,7 +228,7 @@ async def test_a_second_store_in_the_same_process_is_refused_too(store: SQLiteSt
 
 
 async def test_a_file_is_looked_at_while_another_works_on_it(
-    store: SQLiteStore, frontier: SQLiteFrontier, path: Path
+    store: SQLiteStore, frontier: Frontier, path: Path
 ) -> None:
     looking = await open_store(f"sqlite:///{path}", readonly=True)
     seen = await looking.frontier("r", OPTIONS)
@@ -255,7 +254,7 @@ async def test_a_file_is_looked_at_while_another_works_on_it(
     await looking.close()
 
 
-async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: SQLiteFrontier, path: Path) -> None:
+async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
     await frontier.push([page(1)])
     (lease,) = await lease_all(frontier)
     looking = await SQLiteStore.open(path, readonly=True)
@@ -354,7 +353,7 @@ async def test_a_damaged_file_is_not_worked_on(path: Path) -> None:
         await (await SQLiteStore.open(path.with_name("broken.db"))).frontier("r", OPTIONS)
 
 
-async def test_a_closed_store_says_so(store: SQLiteStore, frontier: SQLiteFrontier) -> None:
+async def test_a_closed_store_says_so(store: SQLiteStore, frontier: Frontier) -> None:
     await store.close()
     await store.close()
     with pytest.raises(StoreError, match="is closed"):
@@ -379,7 +378,7 @@ async def set_room(store: SQLiteStore, pages: int | None) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 3, 6])
 async def test_without_room_nothing_changes_and_with_room_it_goes_on(
-    store: SQLiteStore, frontier: SQLiteFrontier, room: int, monkeypatch: pytest.MonkeyPatch
+    store: SQLiteStore, frontier: Frontier, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_seen, "_MOST", 50)
     await frontier.push([page(number, f"h{number % 3}.com", priority=number % 2) for number in range(100)])
@@ -409,6 +408,20 @@ async def test_without_room_nothing_changes_and_with_room_it_goes_on(
         (lease.request.priority for lease in rest), reverse=True
     )
     assert len({lease.fingerprint for lease in rest}) == 390
+    await check_books(frontier)
+
+
+async def test_after_a_full_disk_it_is_still_known_which_slot_has_what(store: SQLiteStore, frontier: Frontier) -> None:
+    await frontier.push([page(number) for number in range(3)])
+    held_by = await store.frontier("r", OPTIONS, Holder("c/0", 1))
+    leases = await lease_all(held_by, 2)
+    plain = await lease_all(frontier)
+    await set_room(store, 0)
+    with pytest.raises(FrontierError, match="no room on the disk"):
+        await held_by.complete([Completion(lease=lease, items=[b"x" * 90_000]) for lease in leases])
+    await set_room(store, None)
+    assert await frontier.fence("c/0", 2) == 2
+    assert None not in await frontier.complete([Completion(lease=lease) for lease in plain])
     await check_books(frontier)
 
 
@@ -490,7 +503,7 @@ async def test_a_refusal_leaves_everything_as_it_was(store: SQLiteStore) -> None
     await check_books(frontier)
 
 
-async def test_a_lease_that_nobody_waits_for_is_given_back(store: SQLiteStore, frontier: SQLiteFrontier) -> None:
+async def test_a_lease_that_nobody_waits_for_is_given_back(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(10)])
     waiting = asyncio.create_task(frontier.lease(5, 60))
     await asyncio.sleep(0)
@@ -531,7 +544,7 @@ async def test_urls_are_known_whether_indexed_or_not(path: Path, monkeypatch: py
     await store.close()
 
 
-async def test_text_that_cant_be_stored_does_not_stop_the_crawl(frontier: SQLiteFrontier) -> None:
+async def test_text_that_cant_be_stored_does_not_stop_the_crawl(frontier: Frontier) -> None:
     await frontier.push([page(1)])
     (lease,) = await lease_all(frontier)
     assert await frontier.fail([Failure(lease=lease, kind="odd", reason="sent \udcff and \0")]) == ["dead"]
@@ -540,7 +553,7 @@ async def test_text_that_cant_be_stored_does_not_stop_the_crawl(frontier: SQLite
     assert history.reason == "sent ? and \0"
 
 
-async def test_many_dead_are_told_and_retried(frontier: SQLiteFrontier) -> None:
+async def test_many_dead_are_told_and_retried(frontier: Frontier) -> None:
     await frontier.push([page(number, priority=number % 3) for number in range(250)])
     while leases := await lease_all(frontier):
         await frontier.fail([Failure(lease=lease, kind="dns", reason="no such host") for lease in leases])

@@ -7,8 +7,8 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
 import typer
 
@@ -30,6 +30,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
+    from shoal.events import Snapshot, Summary
     from shoal.runs.registry import Entry
     from shoal.spider import Spider
 
@@ -189,23 +190,55 @@ def _work(
     reference: str, entry: Entry | None, options: Mapping[str, Any], setting: list[str], run_id: str,
     output: list[str], keep_alive: bool, allow_changed: bool, *, quiet: bool,
 ) -> None:  # fmt: skip
+    from shoal.runs.orchestrator import check_fleet
+    from shoal.runs.worker import Worker
+
+    check_fleet(resolve(None, options, setting).config)
+    spider, resolved = prepare(reference, entry, options, setting, run_id)
+    made = Worker(
+        spider, resolved.config, run_id, outputs=output, keep_alive=keep_alive, allow_changed=allow_changed,
+        grace=grace_of(resolved),
+    )  # fmt: skip
+    work_to_the_end(made, resolved, quiet=quiet)
+
+
+class Working(Protocol):
+    """A worker or a node."""
+
+    summary: Summary | None
+
+    def stop(self) -> None: ...
+
+    async def snapshot(self) -> Snapshot | None: ...
+
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+
+def prepare(
+    reference: str, entry: Entry | None, options: Mapping[str, Any], setting: list[str], run_id: str | None
+) -> tuple[Spider, Resolved]:
+    """The spider as it was when the run began, if it has, and the configuration of who works on it."""
+    plain = resolve(None, options, setting)
+    arguments = {} if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
+    spider = make_spider(reference, {**(entry.arguments if entry else {}), **arguments})
+    return spider, resolve(spider, options, setting)
+
+
+def grace_of(resolved: Resolved) -> float:
+    """A worker of a fleet gives back sooner than a crawl that is alone, unless it was told."""
+    from shoal.runs.worker import GRACE
+
+    return GRACE if resolved.sources["shutdown_grace"] == "default" else resolved.config.shutdown_grace
+
+
+def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool) -> NoReturn:
+    """Run it, show how it goes on, and exit."""
     from shoal.cli import progress, summary
     from shoal.crawler import run_blocking
-    from shoal.runs.orchestrator import check_fleet
-    from shoal.runs.worker import GRACE, Worker
 
-    plain = resolve(None, options, setting)
-    check_fleet(plain.config)
-    arguments = asyncio.run(_run_arguments(plain.config, run_id))
-    spider = make_spider(reference, {**(entry.arguments if entry else {}), **arguments})
-    resolved = resolve(spider, options, setting)
     config = resolved.config
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    grace = GRACE if resolved.sources["shutdown_grace"] == "default" else config.shutdown_grace
-    made = Worker(
-        spider, config, run_id, outputs=output, keep_alive=keep_alive, allow_changed=allow_changed, grace=grace
-    )
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else config.log_level)
     for key in sorted(key for key, source in resolved.sources.items() if source.startswith("--") and _is_the_runs(key)):
@@ -225,7 +258,7 @@ async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
     """The spider is made as it was when the run began."""
     from shoal.frontier import open_store
 
-    store = await open_store(config.frontier)
+    store = await open_store(config.frontier, readonly=True)
     try:
         run = await store.get_run(run_id)
         found = run.settings.get("arguments", {}) if run is not None else {}

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from shoal import __version__
-from shoal.cli import developing, fleet, inspecting, managing, running
+from shoal.cli import cluster, developing, fleet, inspecting, managing, running
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ def _root(
 
 running.register(app)
 fleet.register(app)
+cluster.register(app)
 managing.register(app)
 inspecting.register(app)
 developing.register(app)

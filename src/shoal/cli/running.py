@@ -159,6 +159,7 @@ _OPTION_NAMES = {
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
     "lease.batch": "--batch-size",
+    **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
 }
 
 

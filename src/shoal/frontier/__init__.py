@@ -24,11 +24,11 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 
         return await SQLiteStore.open(_sqlite_path(url, rest), readonly=readonly)
     if scheme.partition("+")[0] in ("redis", "rediss"):
-        with _extra("redis", scheme):
+        with needs_extra("redis", scheme):
             from shoal.frontier.redis import RedisStore
         return await RedisStore.open(url)
     if scheme == "postgresql":
-        with _extra("postgres", scheme):
+        with needs_extra("postgres", scheme):
             from shoal.frontier.postgres import PostgresStore
         return await PostgresStore.open(url)
     raise StoreError(
@@ -37,14 +37,12 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 
 
 @contextmanager
-def _extra(name: str, scheme: str) -> Iterator[None]:
+def needs_extra(name: str, scheme: str) -> Iterator[None]:
     """The libraries of a server are installed only where they are wanted."""
     try:
         yield
     except ModuleNotFoundError as exc:
-        raise StoreError(
-            f"a frontier in {scheme}:// needs {exc.name}; install it with: pip install 'shoal[{name}]'"
-        ) from exc
+        raise StoreError(f"{scheme}:// needs {exc.name}; install it with: pip install 'shoal[{name}]'") from exc
 
 
 def _sqlite_path(url: str, rest: str) -> str:

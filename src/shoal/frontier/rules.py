@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from shoal.errors import RunError
+from shoal.errors import FencedError, RunError
 from shoal.http import Request
 from shoal.links import derived_fingerprint
-from shoal.ports import Claim, RequestState, Run, RunState
+from shoal.ports import Claim, Holder, RequestState, Run, RunState
 
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
@@ -56,7 +56,18 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
 
+def check_fence(slot: str, epoch: int, latest: int | None) -> None:
+    """FencedError when the slot was fenced under a later epoch; ``latest`` is the one that is remembered."""
+    if latest is not None and latest > epoch:
+        raise FencedError(f"slot {slot} is held under epoch {latest} by now; nothing is given to epoch {epoch}")
+
+
+def is_fenced(holder: Holder | None, slot: str, epoch: int) -> bool:
+    """Whether a fence takes away what was given to this holder."""
+    return holder is not None and holder.slot == slot and holder.epoch < epoch
+
+
 def lost_reason(attempts: int) -> str:
-    """Why a request whose lease ran out failed."""
+    """Why a request whose worker was lost failed."""
     times = "once" if attempts == 1 else f"{attempts} times"
     return f"its worker was lost while working on it, {times}"

@@ -202,6 +202,38 @@ def _stored(settings: RunSettings) -> Mapping[str, Any]:
     return plain
 
 
+async def find_run(store: Store, run_id: str, spider: Spider, *, allow_changed: bool) -> tuple[Run, RunSettings]:
+    """A run that a worker may work on. RunError says why it may not."""
+    run = await store.get_run(run_id)
+    if run is None:
+        known = ", ".join(each.run_id for each in (await store.list_runs())[:5]) or "none"
+        raise RunError(f"there is no run {run_id}; the newest ones are: {known}")
+    if run.state == "cancelled":
+        raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` lets it go on")
+    check_spider(run, spider)
+    settings = RunSettings.of(run)
+    if settings.code and settings.code != code_hash(spider) and not allow_changed:
+        raise RunError(
+            f"the file of {run.spider!r} has changed since run {run.run_id} began; start a new run, "
+            "or go on with the changed one by --allow-changed"
+        )
+    return run, settings
+
+
+async def begin_run(store: Store, spider: Spider, config: Config, run_id: str, outputs: Sequence[str] = ()) -> Run:
+    """The run of that name, made if nobody has made it yet. Whoever works on it first pushes the spider's start
+    requests."""
+    _check_outputs(outputs)
+    settings = _settings(spider, config, "spider", None, None, outputs)
+    try:
+        return await _choose_run(store, spider, settings, run_id, new_run=False)
+    except RunError:
+        if (run := await store.get_run(run_id)) is not None:  # another was first, in the same moment
+            check_spider(run, spider)
+            return run
+        raise
+
+
 def check_spider(run: Run, spider: Spider) -> None:
     """RunError when the run is another spider's."""
     if run.spider != spider.spider_name():

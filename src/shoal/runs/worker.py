@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.events import Snapshot, Summary
 from shoal.frontier import open_store
 from shoal.persistence import Persistence
-from shoal.ports import Frontier, Run, Store
-from shoal.runs.starting import RunSettings, check_spider, code_hash
+from shoal.ports import Frontier, Holder, Run, Store
+from shoal.runs.starting import RunSettings, find_run
 from shoal.scheduler import Scheduler
 from shoal.seeder import start_requests
 from shoal.sinks import open_sink, sink_id
@@ -51,9 +51,12 @@ class Worker:
         keep_alive: bool = False,
         allow_changed: bool = False,
         grace: float = GRACE,
+        holder: Holder | None = None,
+        may_work: Callable[[], bool] = lambda: True,
     ) -> None:
         """``outputs`` are written by this worker, beside those that the run was started with. ``keep_alive``: stay when
-        the run is finished. ``allow_changed``: also when the spider's file is not the one that the run began with."""
+        the run is finished. ``allow_changed``: also when the spider's file is not the one that the run began with.
+        A node of a cluster works as ``holder`` of a slot, as long as ``may_work``."""
         self.spider = spider
         self.config = config
         self.run_id = run_id
@@ -64,6 +67,8 @@ class Worker:
         self._keep_alive = keep_alive
         self._allow_changed = allow_changed
         self._grace = grace
+        self._holder = holder
+        self._may_work = may_work
         self._engine: Engine | None = None
         self._asked = asyncio.Event()
 
@@ -73,6 +78,17 @@ class Worker:
         if self._engine is not None and not self._engine.stopping:
             log.warning("stopping: leases are given back")
             self._engine.stop(self._grace)
+
+    def abort(self) -> None:
+        """Stop in this moment: the slot is lost."""
+        self._asked.set()
+        if self._engine is not None:
+            self._engine.abort()
+
+    @property
+    def engine(self) -> Engine | None:
+        """What does the work, once it has begun."""
+        return self._engine
 
     async def snapshot(self) -> Snapshot | None:
         """The worker at this moment; None before it has begun."""
@@ -87,15 +103,17 @@ class Worker:
         async with AsyncExitStack() as stack:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
-            run, settings = await self._find_run(store)
+            run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
             self.config = self.config.with_settings(settings.shared_settings())
-            frontier = await store.frontier(run.run_id, settings.options)
+            frontier = await store.frontier(run.run_id, settings.options, self._holder)
+            await self._succeed(frontier)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)
             engine = self._engine = make_engine(
                 self.spider, self.config, scheduler, stack, drains,
                 source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
                 shared=store.shared, keep_items=settings.keep_items, stay=self._keep_alive,
+                may_work=self._may_work,
             )  # fmt: skip
             await self._begin(store, run, frontier)
             log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)
@@ -114,21 +132,11 @@ class Worker:
             self.summary = await self._summarize(run, frontier, scheduler, started, until)
         return self.summary
 
-    async def _find_run(self, store: Store) -> tuple[Run, RunSettings]:
-        run = await store.get_run(self.run_id)
-        if run is None:
-            known = ", ".join(each.run_id for each in (await store.list_runs())[:5]) or "none"
-            raise RunError(f"there is no run {self.run_id}; the newest ones are: {known}")
-        if run.state == "cancelled":
-            raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` lets it go on")
-        check_spider(run, self.spider)
-        settings = RunSettings.of(run)
-        if settings.code and settings.code != code_hash(self.spider) and not self._allow_changed:
-            raise RunError(
-                f"the file of {run.spider!r} has changed since run {run.run_id} began; start a new run, "
-                "or go on with the changed one by --allow-changed"
-            )
-        return run, settings
+    async def _succeed(self, frontier: Frontier) -> None:
+        """Take what the slot's last holder had: it may be dead, or believe that it still has it."""
+        if self._holder is not None:
+            count = await frontier.fence(self._holder.slot, self._holder.epoch)
+            log.log(logging.WARNING if count else logging.DEBUG, "%d leases of the last holder were given back", count)
 
     def _drains(self, frontier: Frontier, settings: RunSettings) -> list[StandbyDrainer]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}

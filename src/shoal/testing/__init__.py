@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import pytest
 
-for _module in ("steps", "pushing", "leasing", "politeness", "ledger", "roles", "machine"):
+for _module in ("steps", "pushing", "leasing", "politeness", "ledger", "roles", "fencing", "machine", "coordination"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from shoal.testing.contract import FrontierContract  # noqa: E402 - what it imports has to be registered before
+from shoal.testing.coordination import CoordinatorContract, CoordinatorHarness  # noqa: E402
 from shoal.testing.harness import FakeClock, Harness  # noqa: E402
 
-__all__ = ["FakeClock", "FrontierContract", "Harness"]
+__all__ = ["CoordinatorContract", "CoordinatorHarness", "FakeClock", "FrontierContract", "Harness"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.testing.fencing import FencingContract
 from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
 from shoal.testing.politeness import PolitenessContract
@@ -9,7 +10,9 @@ from shoal.testing.pushing import PushingContract
 from shoal.testing.roles import RolesContract
 
 
-class FrontierContract(PushingContract, LeasingContract, PolitenessContract, LedgerContract, RolesContract):
+class FrontierContract(
+    PushingContract, LeasingContract, PolitenessContract, LedgerContract, RolesContract, FencingContract
+):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
 
     All durations are whole seconds and each is missed or met by one at least, so a store's clock may go on by itself a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from shoal.ports import Frontier, FrontierOptions, Run, Store
+from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 
 
 class FakeClock:
@@ -62,13 +62,15 @@ class Harness(ABC):
         self._is_open = True
         return await self.open_run("run", options)
 
-    async def open_run(self, run_id: str, options: FrontierOptions | None = None) -> Frontier:
+    async def open_run(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         """A frontier of a run on the store that is open: of a new run, or one more worker of an old one."""
         options = options or self._options.get(run_id) or FrontierOptions()
         if await self.store.get_run(run_id) is None:
             run = Run(run_id=run_id, spider="spider", state="running", created_at=len(self._options))
             await self.store.create_run(run)
-        frontier = await self.store.frontier(run_id, options)
+        frontier = await self.store.frontier(run_id, options, holder)
         self._options[run_id] = options
         self.frontiers[run_id] = frontier
         return frontier

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,12 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shoal.errors import QueueFullError
+from shoal.errors import FencedError, QueueFullError
 from shoal.http import Request
-from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Stats
+from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Stats
 from shoal.testing.harness import Harness
 from shoal.testing.model import Held, Model, World
 from shoal.testing.strategies import (
+    AHEAD,
     CURSORS,
     HOSTS,
     ITEMS,
@@ -34,6 +36,7 @@ from shoal.testing.strategies import (
     PAGES,
     PICKS,
     RECENT,
+    SLOTS,
     TTLS,
     UPDATES,
     Page,
@@ -101,6 +104,8 @@ class FrontierMachine(RuleBasedStateMachine):
         self._spent: list[Taken] = []
         self._neighbours: list[Taken] = []
         self._roles: list[Role] = []
+        self._held: dict[Holder, Frontier] = {}
+        """The run as those see it who have slots of a cluster."""
         self._fingerprints: dict[int, bytes] = {}
 
     def _do(self, step: Coroutine[Any, Any, Result]) -> Result:
@@ -119,16 +124,16 @@ class FrontierMachine(RuleBasedStateMachine):
             for place, page in enumerate(pages)
         ]
 
-    @initialize(options=OPTIONS, pages=st.lists(PAGE, max_size=6), seeded=st.booleans())
-    def open(self, options: FrontierOptions, pages: list[Page], seeded: bool) -> None:
+    @initialize(options=OPTIONS, pages=st.lists(PAGE, max_size=6), seeded=st.booleans(), slot=SLOTS)
+    def open(self, options: FrontierOptions, pages: list[Page], seeded: bool, slot: str | None) -> None:
         self.world = World()
         self.model, self.neighbour_model = Model(options, self.world), Model(options, self.world)
         self.frontier = self._do(self._harness.open(options))
         self.neighbour = self._do(self._harness.open_run("neighbour", options))
-        self.use_a_role("claim", "seed", 0, b"", 100.0)
+        self.use_a_role("claim", "seed", 0, b"", 100.0, slot)
         self.push(pages, None, b"")
         if seeded:
-            self.use_a_role("finish", "seed", 0, b"", 0.0)
+            self.use_a_role("finish", "seed", 0, b"", 0.0, None)
 
     # -- pushing
 
@@ -156,9 +161,25 @@ class FrontierMachine(RuleBasedStateMachine):
 
     # -- leasing
 
-    def _lease(self, frontier: Frontier, model: Model, limit: int, ttl: float) -> list[Taken]:
+    def _holder(self, slot: str | None, ahead: int) -> Holder | None:
+        return None if slot is None else Holder(slot, max(0, self.model.fences[slot] + ahead))
+
+    def _frontier(self, holder: Holder | None) -> Frontier:
+        if holder is None:
+            return self.frontier
+        if holder not in self._held:
+            self._held[holder] = self._do(self._harness.open_run("run", holder=holder))
+        return self._held[holder]
+
+    def _lease(
+        self, frontier: Frontier, model: Model, limit: int, ttl: float, holder: Holder | None = None
+    ) -> list[Taken]:
+        if model.is_refused(holder):
+            with pytest.raises(FencedError):
+                self._do(frontier.lease(limit, ttl))
+            return []
         leased = self._do(frontier.lease(limit, ttl))
-        expected, wait = model.lease(limit, ttl)
+        expected, wait = model.lease(limit, ttl, holder)
         assert [(lease.request, lease.attempt) for lease in leased.leases] == [
             (held.entry.request, held.attempt) for held in expected
         ]
@@ -172,10 +193,33 @@ class FrontierMachine(RuleBasedStateMachine):
             assert lease.fingerprint == self._fingerprints.setdefault(id(held.entry), name)
         return taken
 
-    @rule(limit=st.integers(0, 5), ttl=TTLS, seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]))
-    def lease(self, limit: int, ttl: float, seconds: float) -> None:
+    @rule(
+        limit=st.integers(0, 5),
+        ttl=TTLS,
+        seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
+        slot=SLOTS,
+        ahead=AHEAD,
+    )
+    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int) -> None:
         self.advance(seconds)
-        self._leases += self._lease(self.frontier, self.model, limit, ttl)
+        holder = self._holder(slot, ahead)
+        self._leases += self._lease(self._frontier(holder), self.model, limit, ttl, holder)
+
+    @precondition(lambda self: self.model.holders() and not self.model.overdue())  # it may give those back first
+    @rule(pick=RECENT, ahead=st.sampled_from([1, 1, 0, -1]))
+    def fence(self, pick: int, ahead: int) -> None:
+        holders = self.model.holders()
+        held = holders[pick % len(holders)]
+        holder = Holder(held.slot, max(0, held.epoch + ahead))
+        if self.model.is_refused(holder):
+            with pytest.raises(FencedError):
+                self._do(self.frontier.fence(holder.slot, holder.epoch))
+        else:
+            assert self._do(self.frontier.fence(holder.slot, holder.epoch)) == self.model.fence(holder)
+        for role in self._do(self.frontier.roles()):
+            known = self.model.roles[role.role]
+            assert (role.cursor, role.finished) == (known.cursor, known.finished)
+            assert role.held == (known.until > self.world.now)
 
     def _renew(self, batch: list[Taken], ttl: float) -> None:
         renewed = self._do(self.frontier.renew([taken.lease for taken in batch], ttl))
@@ -327,11 +371,13 @@ class FrontierMachine(RuleBasedStateMachine):
         pick=RECENT,
         cursor=CURSORS,
         ttl=TTLS,
+        slot=SLOTS,
     )
     @aside
-    def use_a_role(self, how: str, name: str, pick: int, cursor: bytes, ttl: float) -> None:
+    def use_a_role(self, how: str, name: str, pick: int, cursor: bytes, ttl: float, slot: str | None) -> None:
         if how == "claim" or not self._roles:
-            made, expected = self._do(self.frontier.claim(name, ttl)), self.model.claim(name, ttl)
+            holder = self._holder(slot, 0)
+            made, expected = self._do(self._frontier(holder).claim(name, ttl)), self.model.claim(name, ttl, holder)
             assert (made and made.cursor) == (expected and expected[1])
             if made and expected:
                 self._roles.append(Role(made, expected[0]))
@@ -403,6 +449,7 @@ class FrontierMachine(RuleBasedStateMachine):
     @aside
     def the_process_dies(self) -> None:
         self._deaths += 1
+        self._held.clear()
         self.frontier = self._do(self._harness.reopen())
         self.neighbour = self._do(self._harness.open_run("neighbour"))
         if not self._harness.keeps_leases:

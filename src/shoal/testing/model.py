@@ -14,7 +14,7 @@ from shoal.errors import QueueFullError
 from shoal.frontier.rules import LOST_KIND, SPARED_KINDS
 from shoal.http import Request
 from shoal.links import host_of
-from shoal.ports import FrontierOptions, HostUpdate, Pushed, RequestState, Stats
+from shoal.ports import FrontierOptions, Holder, HostUpdate, Pushed, RequestState, Stats
 
 
 @dataclass(eq=False)
@@ -30,6 +30,7 @@ class Entry:
     token: int = 0
     until: float = 0.0
     """When it is due again, or when its lease runs out."""
+    holder: Holder | None = None
     items: int = 0
     status: int = 0
     kind: str = ""
@@ -68,6 +69,7 @@ class Role:
     until: float = 0.0
     cursor: bytes = b""
     finished: bool = False
+    holder: Holder | None = None
 
 
 @dataclass
@@ -93,6 +95,7 @@ class Model:
         self.logged = 0
         self.duplicates = 0
         self.roles: dict[str, Role] = defaultdict(Role)
+        self.fences: dict[str, int] = defaultdict(int)
         self._tokens = 0
         world.runs.append(self)
 
@@ -146,7 +149,7 @@ class Model:
 
     # -- leasing
 
-    def lease(self, limit: int, ttl: float) -> tuple[list[Held], float | None]:
+    def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> tuple[list[Held], float | None]:
         now = self.world.now
         for entry in self.overdue():
             self.lose(entry)
@@ -159,6 +162,7 @@ class Model:
             self._tokens += 1
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
             best.attempts += 1
+            best.holder = holder
             leases.append(Held(best, best.token, best.attempts))
         held_back = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
@@ -269,6 +273,28 @@ class Model:
         self._ended(held.entry, contacted=contacted)
         return True
 
+    # -- slots
+
+    def is_refused(self, holder: Holder | None) -> bool:
+        return holder is not None and holder.epoch < self.fences[holder.slot]
+
+    def holders(self) -> list[Holder]:
+        """Of what is leased, and of roles."""
+        found = [entry.holder for entry in self.in_state("leased")] + [role.holder for role in self.roles.values()]
+        return [holder for holder in found if holder is not None]
+
+    def fence(self, holder: Holder) -> int:
+        self.fences[holder.slot] = holder.epoch
+        lost = [entry for entry in self.in_state("leased") if self.is_refused(entry.holder)]
+        for entry in lost:
+            self.lose(entry)
+        for name, role in self.roles.items():
+            if self.is_refused(role.holder):
+                self.roles[name] = Role(cursor=role.cursor, finished=role.finished)
+        return len(lost)
+
+    # -- items and the dead
+
     def _log_items(self, entry: Entry, items: Sequence[bytes]) -> None:
         for payload in items:
             self.log.append((entry, entry.items, payload))
@@ -287,13 +313,13 @@ class Model:
     def _holds(self, role: str, token: int) -> bool:
         return token != 0 and self.roles[role].token == token
 
-    def claim(self, role: str, ttl: float) -> tuple[int, bytes] | None:
+    def claim(self, role: str, ttl: float, holder: Holder | None = None) -> tuple[int, bytes] | None:
         """The token and the cursor."""
         held = self.roles[role]
         if held.finished or held.until > self.world.now:
             return None
         self._tokens += 1
-        held.token, held.until = self._tokens, self.world.now + ttl
+        held.token, held.until, held.holder = self._tokens, self.world.now + ttl, holder
         return held.token, held.cursor
 
     def advance(self, role: str, token: int, cursor: bytes, ttl: float) -> bool:

@@ -32,6 +32,10 @@ RECENT = st.sampled_from([0, 0, 0, 1, 2, 5])
 """Which of those that are there, counted from the last one."""
 CURSORS = st.sampled_from([b"", b"1", b"2"])
 TTLS = st.sampled_from([20.0, 50.0, 100.0])
+SLOTS = st.sampled_from([None, "s", "s", "t"])
+"""Of a cluster, or none."""
+AHEAD = st.sampled_from([0, 0, 0, 1, -1])
+"""How far the epoch of a holder is ahead of the one that its slot is fenced under."""
 DELAYS = st.sampled_from([None, 0.0, 10.0, 20.0])
 UPDATES: SearchStrategy[HostUpdate] = st.one_of(
     st.builds(HostUpdate, delay=DELAYS),

@@ -34,7 +34,9 @@ from shoal.frontier.rules import (
     SPARED_KINDS,
     STATE_NAMES,
     WAITING,
+    check_fence,
     child_fingerprint,
+    is_fenced,
     lost_reason,
     push_fingerprint,
 )
@@ -47,6 +49,7 @@ from shoal.ports import (
     Failure,
     FrontierOptions,
     History,
+    Holder,
     HostState,
     HostUpdate,
     Lease,
@@ -70,6 +73,7 @@ class _Held(msgspec.Struct):
     until: float
     lane: Lane[Backlog]
     rank: float
+    holder: Holder | None
 
 
 class MemoryFrontier:
@@ -96,6 +100,8 @@ class MemoryFrontier:
         self._expiries: list[tuple[float, int, int]] = []
         self._waiting: list[tuple[float, int, int]] = []
         self._roles = Roles(self._next_token)
+        self._fences: dict[str, int] = {}
+        """By slot, the epoch before which nothing is given to it."""
         self._log = ItemLog()
         self._causes: dict[int, tuple[str, str]] = {}
         self._events: dict[int, list[Event]] = {}
@@ -188,7 +194,12 @@ class MemoryFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
+    def _check_holder(self, holder: Holder | None) -> None:
+        if holder is not None:
+            check_fence(holder.slot, holder.epoch, self._fences.get(holder.slot))
+
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased:
+        self._check_holder(holder)
         started = time.monotonic()
         now = self._clock()
         for frontier in self._runs.values():
@@ -197,7 +208,7 @@ class MemoryFrontier:
             return Leased([], None)
         leases: list[Lease] = []
         while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:
-            leases.append(self._take(lane, now, ttl, started + ttl))
+            leases.append(self._take(lane, now, ttl, started + ttl, holder))
             self._lanes.place(lane, now)
         due_again = self._waiting[0][0] if self._waiting else None
         moments = [at for at in (due_again, self._next_expiry(), self._lanes.next_due()) if at is not None]
@@ -219,7 +230,7 @@ class MemoryFrontier:
             _, token, number = heappop(self._expiries)
             held = self._held.get(number)
             if held is not None and held.token == token and held.until <= now:
-                self._expire(number, held, now)
+                self._lose(number, held, now)
         while self._waiting and self._waiting[0][0] <= now:
             _, _, number = heappop(self._waiting)
             record = self._records[number]
@@ -228,7 +239,8 @@ class MemoryFrontier:
             self._set(number, head._replace(state=READY), record)
             self._requeue(self._lanes.by_name[host_of(request.url)], -request.priority, head.sequence, number, now)
 
-    def _expire(self, number: int, held: _Held, now: float) -> None:
+    def _lose(self, number: int, held: _Held, now: float) -> None:
+        """End a lease whose worker is gone."""
         del self._held[number]
         record = self._records[number]
         assert record is not None
@@ -243,7 +255,7 @@ class MemoryFrontier:
             self._requeue(held.lane, held.rank, head.sequence, number, now)
         held.lane.host.returned(now, contacted=True)
 
-    def _take(self, lane: Lane[Backlog], now: float, ttl: float, deadline: float) -> Lease:
+    def _take(self, lane: Lane[Backlog], now: float, ttl: float, deadline: float, holder: Holder | None) -> Lease:
         found = lane.queue.best()
         assert found is not None
         rank, bucket = found
@@ -265,7 +277,7 @@ class MemoryFrontier:
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
         token = self._next_token()
-        self._held[number] = _Held(token, now + ttl, lane, rank)
+        self._held[number] = _Held(token, now + ttl, lane, rank, holder)
         heappush(self._expiries, (now + ttl, token, number))
         lane.host.in_flight += 1
         lane.ready -= 1
@@ -406,10 +418,21 @@ class MemoryFrontier:
             held.lane.host.returned(now, contacted=contacted)
         return released
 
+    async def fence(self, slot: str, epoch: int) -> int:
+        check_fence(slot, epoch, self._fences.get(slot))
+        self._fences[slot] = epoch
+        now = self._clock()
+        lost = [(number, held) for number, held in self._held.items() if is_fenced(held.holder, slot, epoch)]
+        for number, held in lost:
+            self._lose(number, held, now)
+        self._roles.fence(slot, epoch)
+        return len(lost)
+
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        return self._roles.claim(role, self._clock(), ttl)
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None:
+        self._check_holder(holder)
+        return self._roles.claim(role, self._clock(), ttl, holder)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
         return self._roles.advance(claim, cursor, self._clock() + ttl)

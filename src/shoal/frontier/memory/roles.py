@@ -8,7 +8,8 @@ from itertools import islice
 
 from msgspec import Struct
 
-from shoal.ports import Claim, LoggedItem, RoleState
+from shoal.frontier.rules import is_fenced
+from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 
 class _Role(Struct):
@@ -16,6 +17,7 @@ class _Role(Struct):
     until: float = 0.0
     cursor: bytes = b""
     finished: bool = False
+    holder: Holder | None = None
 
 
 class Roles:
@@ -25,11 +27,11 @@ class Roles:
         self._next_token = next_token
         self._roles: dict[str, _Role] = {}
 
-    def claim(self, role: str, now: float, ttl: float) -> Claim | None:
+    def claim(self, role: str, now: float, ttl: float, holder: Holder | None) -> Claim | None:
         held = self._roles.setdefault(role, _Role())
         if held.finished or held.until > now:
             return None
-        held.token, held.until = self._next_token(), now + ttl
+        held.token, held.until, held.holder = self._next_token(), now + ttl, holder
         return Claim(role, held.token, held.cursor)
 
     def holds(self, claim: Claim) -> bool:
@@ -50,8 +52,14 @@ class Roles:
         if not self.holds(claim):
             return False
         held = self._roles[claim.role]
-        held.token, held.until, held.finished = 0, 0.0, finished
+        held.token, held.until, held.holder, held.finished = 0, 0.0, None, finished
         return True
+
+    def fence(self, slot: str, epoch: int) -> None:
+        """Free what the slot holds under earlier epochs."""
+        for held in self._roles.values():
+            if is_fenced(held.holder, slot, epoch):
+                held.token, held.until, held.holder = 0, 0.0, None
 
     def states(self, now: float) -> list[RoleState]:
         return [

@@ -9,10 +9,11 @@ from typing import ClassVar
 import msgspec
 
 from shoal.errors import RunError
+from shoal.frontier.held import HeldFrontier
 from shoal.frontier.hosts import Host
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.rules import HALTED, check_transition
-from shoal.ports import FrontierOptions, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -61,14 +62,15 @@ class MemoryStore:
         if frontier is not None:
             frontier.discard()
 
-    async def frontier(self, run_id: str, options: FrontierOptions) -> MemoryFrontier:
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
         if run_id not in self._runs:
             raise RunError(f"there is no run {run_id}")
         if run_id not in self._frontiers:
             frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._notes)
             frontier.halted = self._runs[run_id].state in HALTED
             self._frontiers[run_id] = frontier
-        return self._frontiers[run_id]
+        found = self._frontiers[run_id]
+        return found if holder is None else HeldFrontier(found, holder)
 
     async def close(self) -> None:
         for frontier in self._frontiers.values():

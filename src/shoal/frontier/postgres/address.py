@@ -1,4 +1,4 @@
-"""Where a database is, as the URL of a frontier says it."""
+"""Where a database is, as the URL of a frontier or a coordinator says it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Address(Struct, frozen=True):
             host, port = (None, 0) if several else (parts.hostname, parts.port or 5432)
             query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as exc:
-            raise StoreError(f"the URL of the frontier can't be read; {_FORM}") from exc
+            raise StoreError(f"the URL can't be read; {_FORM}") from exc
         ours = {key: value for key, value in query if key in ("schema", "timeout")}
         schema = ours.get("schema", "shoal")
         if not _NAME.fullmatch(schema) or schema.startswith("pg_"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -34,10 +34,18 @@ SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalive
 class Database:
     """Connections that are made when they are needed, and again after they were lost. All errors are ours."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        connections: int = _CONNECTIONS,
+        greet: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        """``greet`` is what comes first on every new connection."""
         self.address = address
+        self._greet = greet
         self._idle: list[Connection] = []
-        self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._places = asyncio.Semaphore(connections)
         self._calls: set[asyncio.Task[list[asyncpg.Record]]] = set()
         self._statements: dict[str, str] = {}
         self._closed = False
@@ -156,6 +164,8 @@ class Database:
                     version = ".".join(map(str, link.get_server_version()[:2]))
                     raise StoreError(f"{address.place} has version {version}; Shoal needs {OLDEST} or later")
                 await link.fetch(_SESSION)
+                if self._greet is not None:
+                    await self._greet(link)
             except BaseException:
                 link.terminate()
                 raise
@@ -169,8 +179,10 @@ class Database:
             if not first.done() or isinstance(first.exception(), StoreAwayError):
                 await self._check_kind()
             await first
-        finally:
+        except BaseException:
             first.cancel()
+            await self.close()
+            raise
 
     async def _first(self, prepare: Callable[[Connection], Any]) -> None:
         try:
@@ -191,11 +203,11 @@ class Database:
                             f"what answers at {address.host}:{address.port} is no PostgreSQL; check the URL"
                         )
 
-    async def close(self) -> None:
-        """What was asked for before is done first, if the server answers in time."""
+    async def close(self, grace: float | None = None) -> None:
+        """What was asked for before is done first, if the server answers in time: that of a call, or ``grace``."""
         self._closed = True
         if self._calls:
-            _, late = await asyncio.wait(set(self._calls), timeout=self.address.timeout)
+            _, late = await asyncio.wait(set(self._calls), timeout=self.address.timeout if grace is None else grace)
             for call in late:
                 call.cancel()
         for link in self._idle:

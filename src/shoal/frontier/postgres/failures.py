@@ -6,19 +6,19 @@ import ssl
 
 import asyncpg
 
-from shoal.errors import FrontierError, QueueFullError, RunError, ShoalError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, ShoalError, StoreAwayError, StoreError
 from shoal.frontier.postgres.address import Address
 
-NO_RUN, QUEUE_FULL = "SH001", "SH002"
+NO_RUN, QUEUE_FULL, FENCED = "SH001", "SH002", "SH003"
 """Raised by the functions in the database."""
 
 _AWAY = ("08", "57P", "53300", "25P03", "57014")
 """Connections, shutting down and starting, too many clients, cancelled by an administrator."""
 _REFUSED = {
     "28000": "this user may not connect (pg_hba.conf); check the user, and whether TLS is asked for (?sslmode=require)",
-    "28P01": "the password is wrong, or none was given; check it in the URL of the frontier",
+    "28P01": "the password is wrong, or none was given; check it in the URL",
     "3D000": "there is no such database; make it (createdb NAME), or name another in the URL",
-    "42704": "check what stands behind the ? in the URL of the frontier",
+    "42704": "check what stands behind the ? in the URL",
     "42501": "this user may not do that; GRANT CREATE ON DATABASE to it, or name a schema of its own",
 }
 _TROUBLE = {
@@ -53,7 +53,7 @@ def explained(exc: BaseException, address: Address) -> ShoalError:
     if isinstance(exc, asyncpg.PostgresError):
         return _explained(exc, exc.sqlstate or "", place)
     if isinstance(exc, asyncpg.ClientConfigurationError):
-        return StoreError(f"the URL of the frontier can't be used: {exc}")
+        return StoreError(f"the URL can't be used: {exc}")
     if isinstance(exc, ssl.SSLError) or (isinstance(exc, ConnectionError) and "SSL" in str(exc)):
         return StoreError(f"{place}: no connection with TLS ({exc}); check its certificate and ?sslmode=")
     if isinstance(exc, OSError | EOFError):
@@ -72,6 +72,8 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
         return RunError("the run was deleted; nothing was changed")
     if code == QUEUE_FULL:
         return QueueFullError("the queue holds its maximum; nothing was pushed")
+    if code == FENCED:
+        return FencedError(said)
     if code.startswith(_AWAY):
         return StoreAwayError(f"{place} is not there now: {said}")
     if code in _REFUSED:
@@ -79,9 +81,7 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
     if code in _TROUBLE:
         return FrontierError(f"{place}: {_TROUBLE[code]} ({said})")
     if code.startswith(("42", "3F")):
-        return StoreError(
-            f"{place}: the tables of the frontier are not as they should be ({said}); name another schema"
-        )
+        return StoreError(f"{place}: its tables are not as they should be ({said}); name another schema")
     if code.startswith("XX"):
         return StoreError(f"{place} is damaged or has a bug ({said}); look at its log")
     return FrontierError(f"{place}: {said}; nothing was changed")

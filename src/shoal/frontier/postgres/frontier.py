@@ -30,6 +30,7 @@ from shoal.ports import (
     Failure,
     FrontierOptions,
     History,
+    Holder,
     HostState,
     HostUpdate,
     Lease,
@@ -54,12 +55,20 @@ _pack = msgspec.msgpack.Encoder().encode
 class PostgresFrontier:
     """See `shoal.ports.Frontier`."""
 
-    def __init__(self, database: Database, run: int, options: FrontierOptions, offset: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        run: int,
+        options: FrontierOptions,
+        offset: Callable[[], float],
+        holder: Holder | None = None,
+    ) -> None:
         self._database = database
         self._run = run
         self._options = options
         self._offset = offset
         """Seconds to add to the server's clock: 0 but in tests."""
+        self._holder = (None, None) if holder is None else (storable(holder.slot), holder.epoch)
         self._time = ServerTime(database.address.timeout)
         self._told = False
 
@@ -98,7 +107,9 @@ class PostgresFrontier:
         while True:
             sent, late = time.monotonic(), False
             deadline = sent + ttl
-            rows = await self._database.call("lease", self._run, self._offset(), limit, ttl, self._time.not_after)
+            rows = await self._database.call(
+                "lease", self._run, self._offset(), limit, ttl, self._time.not_after, *self._holder
+            )
             wait: float | None = None
             leases: list[Lease] = []
             unreadable = Endings()
@@ -169,6 +180,10 @@ class PostgresFrontier:
         given = {firsts[row[0] - 1] for row in rows}
         return [place in given for place in range(len(leases))]
 
+    async def fence(self, slot: str, epoch: int) -> int:
+        count: int = await self._database.value("fence", self._run, self._offset(), storable(slot), epoch)
+        return count
+
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         chosen = [storable(kind) for kind in (SPARED_KINDS if kinds is None else kinds)]
         count: int = await self._database.value(
@@ -179,7 +194,7 @@ class PostgresFrontier:
     # -- roles and items
 
     async def claim(self, role: str, ttl: float) -> Claim | None:
-        rows = await self._database.call("claim", self._run, self._offset(), storable(role), ttl)
+        rows = await self._database.call("claim", self._run, self._offset(), storable(role), ttl, *self._holder)
         return Claim(role, rows[0][0], rows[0][1]) if rows else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:

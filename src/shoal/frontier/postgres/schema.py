@@ -1,4 +1,4 @@
-"""The tables and functions of a frontier: made by whoever comes first, once, whoever comes at the same time."""
+"""The tables and functions in a database: made by whoever comes first, once, whoever comes at the same time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from shoal.frontier.postgres.columns import storable
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.rules import check_transition
-from shoal.ports import FrontierOptions, Run, RunState
+from shoal.ports import FrontierOptions, Holder, Run, RunState
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -43,11 +43,7 @@ class PostgresStore:
         """
         address = Address.of(url)
         database = Database(address)
-        try:
-            await database.open(partial(schema.prepare, address=address))
-        except BaseException:
-            await database.close()
-            raise
+        await database.open(partial(schema.prepare, address=address))
         return cls(database, offset)
 
     async def create_run(self, run: Run) -> Run:
@@ -83,11 +79,11 @@ class PostgresStore:
         if not await self._database.value("delete_run", storable(run_id), self._offset(), patient=True):
             raise RunError(f"there is no run {run_id}")
 
-    async def frontier(self, run_id: str, options: FrontierOptions) -> PostgresFrontier:
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> PostgresFrontier:
         found = await self._find(run_id)
         if found is None:
             raise RunError(f"there is no run {run_id}")
-        return PostgresFrontier(self._database, found[0], options, self._offset)
+        return PostgresFrontier(self._database, found[0], options, self._offset, holder)
 
     async def close(self) -> None:
         """Leases that are still out stay so until they run out."""

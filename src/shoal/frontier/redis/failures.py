@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from redis import exceptions
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError
 from shoal.frontier.redis.address import Address
 
 _CODE = re.compile(
-    r"\b(NORUN|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM|NOAUTH"
-    r"|WRONGPASS|MOVED|ASK|CROSSSLOT|DENIED)\b"
+    r"\b(NORUN|FENCED|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
+    r"|NOAUTH|WRONGPASS|MOVED|ASK|CROSSSLOT|DENIED)\b"
 )
 _PASSING = frozenset({"READONLY", "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "ASK"})
 
@@ -29,10 +29,12 @@ def explained(exc: Exception, address: Address) -> ShoalError:
     code, text = _code_of(exc), _text_of(exc)
     if code == "NORUN":
         return RunError("there is no such run any more: it was deleted, or the server has lost its data")
+    if code == "FENCED":
+        return FencedError(f"{text.removeprefix('FENCED ')}; nothing is given to an earlier one")
     if isinstance(exc, exceptions.AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):
         return StoreError(f"{where} refuses the login ({text}); give user and password as redis://user:password@host")
     if code == "NOPERM":
-        return StoreError(f"the Redis user of {where} may not do what a frontier needs ({text}); {_acl(address)}")
+        return StoreError(f"the Redis user of {where} may not do what Shoal needs ({text}); {_acl(address)}")
     if code in _PASSING:
         return StoreAwayError(f"{where} can't work now ({text}); it may be back in a moment")
     if code == "OOM":

@@ -40,6 +40,7 @@ from shoal.ports import (
     Failure,
     FrontierOptions,
     History,
+    Holder,
     HostState,
     HostUpdate,
     Lease,
@@ -58,12 +59,15 @@ _FOREVER = 1e9
 class RedisFrontier:
     """See `shoal.ports.Frontier`. Nothing of it is kept in the process."""
 
-    def __init__(self, server: Server, run_id: str, number: int, options: FrontierOptions) -> None:
+    def __init__(
+        self, server: Server, run_id: str, number: int, options: FrontierOptions, holder: Holder | None
+    ) -> None:
         self._server = server
         self._run_id = run_id
         self._number = number
         self._max_queue = options.max_queue_size
         self._options = pack_options(options)
+        self._slot = () if holder is None else (storable(holder.slot), holder.epoch)
         self._ledger = Ledger(self._run)
         self._time = ServerTime(server.address.timeout)
         self._joined = False
@@ -113,7 +117,7 @@ class RedisFrontier:
         while True:
             sent, not_after = time.monotonic(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, clock, *taken = await self._run("lease", max(0, limit), min(ttl, _FOREVER), until)
+            wait, clock, *taken = await self._run("lease", max(0, limit), min(ttl, _FOREVER), until, *self._slot)
             self._time.heard(sent, float(clock))
             if not taken:  # the server's clock has jumped: it is known now
                 continue
@@ -187,13 +191,17 @@ class RedisFrontier:
             parcel.add_ending(lease, READY, contacted=contacted)
         return [state >= 0 for state, _, _ in await self._settle(parcel)]
 
+    async def fence(self, slot: str, epoch: int) -> int:
+        lost: int = await self._run("fence", storable(slot), epoch)
+        return lost
+
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         return await self._ledger.retry_dead(kinds)
 
     # -- roles
 
     async def claim(self, role: str, ttl: float) -> Claim | None:
-        answer = await self._run("role", "claim", storable(role), min(ttl, _FOREVER))
+        answer = await self._run("role", "claim", storable(role), min(ttl, _FOREVER), *self._slot)
         return Claim(role, *answer) if answer else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:

@@ -22,7 +22,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisClusterExcep
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shoal.errors import ShoalError, StoreError
-from shoal.frontier.redis.address import Address, parse_url
+from shoal.frontier.redis.address import Address
 from shoal.frontier.redis.failures import explained
 
 log = logging.getLogger("shoal.frontier")
@@ -30,7 +30,16 @@ log = logging.getLogger("shoal.frontier")
 OLDEST = (6, 2)
 _CONNECTIONS = 32
 _IDLE_SECONDS = 30.0
-_LIBRARY = ("base", "hosts", "requests")
+
+
+class Scripts(NamedTuple):
+    """A package with scripts in its folder ``lua``, and those of them that stand in front of all others."""
+
+    package: str
+    library: tuple[str, ...]
+
+
+_FRONTIER = Scripts("shoal.frontier.redis", ("base", "hosts", "requests", "slots"))
 
 
 class Script(NamedTuple):
@@ -41,10 +50,10 @@ class Script(NamedTuple):
 
 
 @cache
-def script(name: str) -> Script:
+def _script(scripts: Scripts, name: str) -> Script:
     """The file of that name, with what all scripts share in front of it."""
-    folder = files("shoal.frontier.redis") / "lua"
-    text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*_LIBRARY, name))
+    folder = files(scripts.package) / "lua"
+    text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*scripts.library, name))
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -59,11 +68,16 @@ class Server:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, offset: Callable[[], float]) -> Server:
-        """StoreAwayError if it can't be reached now, StoreError if it is not for us."""
-        server = cls(parse_url(url), offset)
+    async def open(cls, address: Address, *, offset: Callable[[], float] = lambda: 0.0, warns: bool = True) -> Server:
+        """StoreAwayError if it can't be reached now, StoreError if it is not for us.
+
+        ``warns`` of settings by which it may lose what it is given.
+        """
+        server = cls(address, offset)
         try:
-            await server._check()
+            info = await server._check()
+            if warns:
+                server._warn(info)
         except BaseException:
             await server.close()
             raise
@@ -97,20 +111,21 @@ class Server:
 
     # -- what is there
 
-    async def _check(self) -> None:
+    async def _check(self) -> dict[str, Any]:
+        """What the server says of itself, if it does."""
         try:
             info = await self._client.execute_command("INFO")
         except NoPermissionError:
             log.debug("the Redis user may not ask for INFO: its version and settings are not checked")
-            return
+            return {}
         except (RedisError, RedisClusterException, OSError) as exc:
             raise await self._seen_closer(exc) from exc
-        self._check_version(info)
-        self._warn(info)
-
-    def _check_version(self, info: Any) -> None:
-        where = self.address.shown
         known = info if isinstance(info, dict) else {}
+        self._check_version(known)
+        return known
+
+    def _check_version(self, known: dict[str, Any]) -> None:
+        where = self.address.shown
         version = str(known.get("redis_version", ""))
         if known.get("redis_mode") == "sentinel":
             raise StoreError(f"{where} is a sentinel; write redis+sentinel://host:26379/name-of-the-master/0")
@@ -118,7 +133,7 @@ class Server:
         if found is None:
             raise StoreError(f"what answers at {where} is not Redis; look at host and port")
         if (int(found[1]), int(found[2])) < OLDEST:
-            raise StoreError(f"{where} is Redis {version}; a frontier needs 6.2 or later: upgrade it")
+            raise StoreError(f"{where} is Redis {version}; Shoal needs 6.2 or later: upgrade it")
 
     def _warn(self, info: dict[str, Any]) -> None:
         where, policy = self.address.shown, info.get("maxmemory_policy", "noeviction")
@@ -129,7 +144,7 @@ class Server:
                 where,
                 policy,
             )
-        if not info.get("aof_enabled"):
+        if not info.get("aof_enabled", True):
             log.warning(
                 "%s does not write each change to its disk (appendonly no): when it stops, what came after its last "
                 "snapshot is lost. Set appendonly yes",
@@ -160,21 +175,36 @@ class Server:
     # -- asking
 
     async def run(self, name: str, run: int | None, options: bytes, *arguments: Any) -> Any:
-        """Take the step of that name as a whole."""
-        text, sha = script(name)
-        given = (
-            1, f"{self.address.prefix}store", self.address.prefix, repr(self._offset()), "" if run is None else run,
-            options, *arguments,
-        )  # fmt: skip
+        """Take a frontier's step of that name as a whole."""
+        number = "" if run is None else run
+        return await self.run_script(_FRONTIER, name, repr(self._offset()), number, options, *arguments)
+
+    async def run_script(self, scripts: Scripts, name: str, *arguments: Any) -> Any:
+        """Take the step of that name as a whole. It is given the prefix of the keys, then the arguments."""
+        text, sha = _script(scripts, name)
+        given = (1, f"{self.address.prefix}store", self.address.prefix, *arguments)
+        try:
+            return await self._ask("EVALSHA", sha, *given)
+        except NoScriptError:  # it is new, was restarted, or took over
+            return await self._ask("EVAL", text, *given)
+
+    async def follow(self, stream: str, after: str) -> str:
+        """Wait for what comes into a stream behind an entry, on a connection that does nothing else meanwhile. Returns
+        the last entry then, or the same one after half of the time in which the server has to answer."""
+        most = max(1, round(500 * self.address.timeout))  # 0 would be for ever
+        found = await self._ask("XREAD", "BLOCK", most, "STREAMS", f"{self.address.prefix}{stream}", after)
+        return found[0][1][-1][0].decode() if found else after
+
+    async def _ask(self, *words: Any) -> Any:
+        """What the server answers. NoScriptError is for `run_script`; all else is an error of ours."""
         if self._closed:
             raise StoreError(f"{self.address.shown} is closed")
         task = asyncio.current_task()
         cancels = 0 if task is None else task.cancelling()
         try:
-            try:
-                answer = await self._client.execute_command("EVALSHA", sha, *given)
-            except NoScriptError:  # it is new, was restarted, or took over
-                answer = await self._client.execute_command("EVAL", text, *given)
+            answer = await self._client.execute_command(*words)
+        except NoScriptError:
+            raise
         except (RedisError, RedisClusterException, OSError) as exc:
             raise explained(exc, self.address) from exc
         if task is not None and task.cancelling() > cancels:

@@ -12,6 +12,8 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 - ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
 - ``run:N:role``, ``run:N:items``: its roles, and its item log.
+- ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: what was leased and claimed under slots of clusters, and the
+  epoch before which each slot gets nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from shoal.errors import RunError, StoreError
+from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.records import pack_options, storable
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import check_transition
-from shoal.ports import FrontierOptions, Run, RunState
+from shoal.ports import FrontierOptions, Holder, Run, RunState
 
 FORMAT = 1
 """Of what is stored; a newer one is not touched."""
@@ -50,7 +53,7 @@ class RedisStore:
 
         ``offset`` is for tests: how many seconds the server's clock is to be ahead of itself.
         """
-        server = await Server.open(url, offset)
+        server = await Server.open(parse_url(url), offset=offset)
         store = cls(server)
         try:
             await store._check_format()
@@ -109,11 +112,11 @@ class RedisStore:
         while await self._run("sweep"):
             pass
 
-    async def frontier(self, run_id: str, options: FrontierOptions) -> RedisFrontier:
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
         found = await self._find(run_id)
         if found is None:
             raise RunError(f"there is no run {run_id}")
-        return RedisFrontier(self._server, run_id, found[0], options)
+        return RedisFrontier(self._server, run_id, found[0], options, holder)
 
     async def close(self) -> None:
         """Leases that are still out end when their time is over."""

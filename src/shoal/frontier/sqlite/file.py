@@ -24,9 +24,9 @@ from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 T = TypeVar("T")
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 2
+VERSION = 3
 _MAGIC = b"SQLite format 3\0"
-_TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role", "note"})
+_TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role", "fence", "note"})
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;

@@ -19,10 +19,19 @@ import msgspec
 
 from shoal.errors import FrontierError, QueueFullError, RequestError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
-from shoal.frontier.rules import HALTED, LEASED, LOST_EVENT, LOST_KIND, child_fingerprint, lost_reason, push_fingerprint
+from shoal.frontier.rules import (
+    HALTED,
+    LEASED,
+    LOST_EVENT,
+    LOST_KIND,
+    child_fingerprint,
+    is_fenced,
+    lost_reason,
+    push_fingerprint,
+)
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
-from shoal.frontier.sqlite.records import Ledger, Records, storable
+from shoal.frontier.sqlite.records import Ledger, Records, slot_of, storable
 from shoal.frontier.sqlite.seen import Seen
 from shoal.http import Request
 from shoal.ports import (
@@ -31,6 +40,7 @@ from shoal.ports import (
     Failure,
     FrontierOptions,
     History,
+    Holder,
     HostState,
     HostUpdate,
     Lease,
@@ -58,6 +68,7 @@ class _Held(msgspec.Struct, frozen=True):
     items: int
     lane: Lane[int]
     rank: float
+    holder: Holder | None
 
 
 class SQLiteFrontier:
@@ -101,14 +112,15 @@ class SQLiteFrontier:
         self._queue.load()
         self._held = {}
         leased = self._db.execute(
-            "SELECT id, fingerprint, token, attempts, items, lane, rank FROM request"
+            "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch FROM request"
             " WHERE run = ? AND due IS NOT NULL AND state = 2",
             (self._run,),
         )
-        for number, fingerprint, token, attempts, items, lane_number, rank in leased:
+        for number, fingerprint, token, attempts, items, lane_number, rank, slot, epoch in leased:
             lane = self._queue[lane_number]
             lane.host.in_flight += 1
-            self._held[fingerprint] = _Held(number, fingerprint, token, attempts, items, lane, rank)
+            holder = None if slot is None else Holder(slot, epoch)
+            self._held[fingerprint] = _Held(number, fingerprint, token, attempts, items, lane, rank, holder)
 
     def recover(self) -> None:
         """End what a process that is gone held. Each of its leases was an attempt."""
@@ -182,9 +194,9 @@ class SQLiteFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased:
         deadline = time.monotonic() + ttl
-        job = asyncio.ensure_future(self._change(partial(self._lease, limit, ttl, deadline)))
+        job = asyncio.ensure_future(self._change(partial(self._lease, limit, ttl, deadline, holder)))
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -192,14 +204,17 @@ class SQLiteFrontier:
                 await self.release((await job).leases)
             raise
 
-    def _lease(self, limit: int, ttl: float, deadline: float, ledger: Ledger, now: float) -> Leased:
+    def _lease(
+        self, limit: int, ttl: float, deadline: float, holder: Holder | None, ledger: Ledger, now: float
+    ) -> Leased:
+        self._records.check_holder(holder)
         for frontier in list(self._runs.values()):
             if frontier is not self:  # what another run lost must not keep a host from this one
                 frontier._wake(now)
         moment = self._wake(now, ledger)
         if self.halted:
             return Leased([], None)
-        leases = self._take(self._queue.choose(limit, now), ledger, now, now + ttl, deadline)
+        leases = self._take(self._queue.choose(limit, now), holder, ledger, now, now + ttl, deadline)
         moments = [moment, now + ttl if leases else None, self._queue.next_due()]
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
@@ -253,14 +268,20 @@ class SQLiteFrontier:
         self._end([(held, True) for held in lost], ledger, now)
 
     def _take(
-        self, chosen: Sequence[tuple[Lane[int], Key]], ledger: Ledger, now: float, until: float, deadline: float
+        self,
+        chosen: Sequence[tuple[Lane[int], Key]],
+        holder: Holder | None,
+        ledger: Ledger,
+        now: float,
+        until: float,
+        deadline: float,
     ) -> list[Lease]:
         sql = (
             "SELECT id, fingerprint, attempts, items, payload FROM request WHERE id IN (SELECT value FROM json_each(?))"
         )
         numbers = msgspec.json.encode([number for _, (_, number) in chosen]).decode()
         rows = {row[0]: row for row in self._db.execute(sql, (numbers,))}
-        leases, changes = [], []
+        leases, changes, slot = [], [], slot_of(holder)
         for lane, (rank, number) in chosen:
             try:
                 _, fingerprint, attempts, items, payload = rows[number]
@@ -269,12 +290,13 @@ class SQLiteFrontier:
                 raise self._file.damaged(f"request {number} can't be read: {exc!r}") from exc
             ledger.token += 1
             token, attempt = ledger.token, attempts + 1
-            self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank)
+            self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank, holder)
             learned = lane.host.learned_delay or 0.0
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline, learned))
-            changes.append((token, attempt, until, now, number))
+            changes.append((token, *slot, attempt, until, now, number))
         self._db.executemany(
-            "UPDATE request SET state = 2, token = ?, attempts = ?, due = ?, at = ? WHERE id = ?", changes
+            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, attempts = ?, due = ?, at = ? WHERE id = ?",
+            changes,
         )
         ledger.ready -= len(leases)
         ledger.leased += len(leases)
@@ -413,6 +435,15 @@ class SQLiteFrontier:
 
         return await self._change(step)
 
+    async def fence(self, slot: str, epoch: int) -> int:
+        def step(ledger: Ledger, now: float) -> int:
+            self._records.fence(slot, epoch)
+            lost = [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]
+            self._lose(lost, ledger, now)
+            return len(lost)
+
+        return await self._change(step)
+
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         def step(ledger: Ledger, now: float) -> int:
             count = self._queue.revive(kinds, now)
@@ -424,8 +455,8 @@ class SQLiteFrontier:
 
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        return await self._change(lambda ledger, now: self._records.claim(role, now, now + ttl, ledger))
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None:
+        return await self._change(lambda ledger, now: self._records.claim(role, now, now + ttl, holder, ledger))
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
         return await self._change(lambda _, now: self._records.advance(claim, cursor, now + ttl))

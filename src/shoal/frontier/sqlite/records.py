@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.rules import STATE_NAMES, check_fence
 from shoal.http import Request
-from shoal.ports import Claim, Event, History, LoggedItem, RoleState, Stats
+from shoal.ports import Claim, Event, History, Holder, LoggedItem, RoleState, Stats
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, token, newest"
@@ -39,6 +39,11 @@ class Ledger(msgspec.Struct):
 def storable(text: str) -> str:
     """Text without what UTF-8 can't say: a server may have sent anything."""
     return text.encode(errors="replace").decode()
+
+
+def slot_of(holder: Holder | None) -> tuple[str | None, int | None]:
+    """What the columns slot and epoch have of a holder."""
+    return (None, None) if holder is None else (holder.slot, holder.epoch)
 
 
 class Records:
@@ -77,7 +82,8 @@ class Records:
 
     # -- roles
 
-    def claim(self, role: str, now: float, until: float, ledger: Ledger) -> Claim | None:
+    def claim(self, role: str, now: float, until: float, holder: Holder | None, ledger: Ledger) -> Claim | None:
+        self.check_holder(holder)
         row = self._db.execute(
             "SELECT cursor, until, finished FROM role WHERE run = ? AND role = ?", (self._run, role)
         ).fetchone()
@@ -86,7 +92,8 @@ class Records:
             return None
         ledger.token += 1
         self._db.execute(
-            "INSERT OR REPLACE INTO role VALUES (?, ?, ?, ?, ?, 0)", (self._run, role, ledger.token, until, cursor)
+            "INSERT OR REPLACE INTO role VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
+            (self._run, role, ledger.token, until, cursor, *slot_of(holder)),
         )
         return Claim(role, ledger.token, cursor)
 
@@ -108,6 +115,22 @@ class Records:
     def free_roles(self) -> None:
         """Whoever held them is gone."""
         self._db.execute("UPDATE role SET token = 0, until = 0 WHERE run = ?", (self._run,))
+
+    def fence(self, slot: str, epoch: int) -> None:
+        """Remember the epoch, and free what the slot holds under earlier ones."""
+        self._check_epoch(slot, epoch)
+        self._db.execute("INSERT OR REPLACE INTO fence VALUES (?, ?, ?)", (self._run, slot, epoch))
+        sql = "UPDATE role SET token = 0, until = 0 WHERE run = ? AND slot = ? AND epoch < ?"
+        self._db.execute(sql, (self._run, slot, epoch))
+
+    def check_holder(self, holder: Holder | None) -> None:
+        """FencedError for one whose slot has another holder by now."""
+        if holder is not None:
+            self._check_epoch(holder.slot, holder.epoch)
+
+    def _check_epoch(self, slot: str, epoch: int) -> None:
+        row = self._db.execute("SELECT epoch FROM fence WHERE run = ? AND slot = ?", (self._run, slot)).fetchone()
+        check_fence(slot, epoch, row[0] if row else None)
 
     def roles(self, now: float) -> list[RoleState]:
         rows = self._db.execute("SELECT role, cursor, until, finished FROM role WHERE run = ?", (self._run,))

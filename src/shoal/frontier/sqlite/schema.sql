@@ -1,7 +1,7 @@
 -- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 
 -- A run, and its ledger: how many requests are in each state.
 CREATE TABLE run (
@@ -51,6 +51,8 @@ CREATE TABLE request (
     rank REAL NOT NULL,                    -- the negative of its priority
     due REAL,                              -- waiting: ready again then; leased: lost then
     token INTEGER,                         -- of its lease
+    slot TEXT,                             -- of the cluster, if it was leased under one
+    epoch INTEGER,
     attempts INTEGER NOT NULL DEFAULT 0,
     status INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,
@@ -107,7 +109,17 @@ CREATE TABLE role (
     until REAL NOT NULL,
     cursor BLOB NOT NULL,
     finished INTEGER NOT NULL,
+    slot TEXT,                             -- of the cluster, if it was claimed under one
+    epoch INTEGER,
     PRIMARY KEY (run, role)
+) WITHOUT ROWID;
+
+-- Slots of clusters: before this epoch nothing is given to them.
+CREATE TABLE fence (
+    run INTEGER NOT NULL,
+    slot TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    PRIMARY KEY (run, slot)
 ) WITHOUT ROWID;
 
 -- Small facts that all runs share: what a robots.txt says.

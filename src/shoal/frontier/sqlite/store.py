@@ -16,16 +16,18 @@ from typing import Any, ClassVar
 import msgspec
 
 from shoal.errors import RunError
+from shoal.frontier.held import HeldFrontier
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.queue import SharedHosts
-from shoal.ports import FrontierOptions, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"
+_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "item", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
-    *(f"DELETE FROM {table} WHERE run = ?" for table in ("lane", "request", "seen", "seen_slice", "item", "role")),
+    *(f"DELETE FROM {table} WHERE run = ?" for table in _TABLES_OF_A_RUN),
     "DELETE FROM run WHERE number = ?",
 )
 _encode = msgspec.msgpack.Encoder().encode
@@ -113,7 +115,7 @@ class SQLiteStore:
 
         return await self._file.read(runs)
 
-    async def frontier(self, run_id: str, options: FrontierOptions) -> SQLiteFrontier:
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
         """The run's frontier, the same one each time. When it is first opened, the leases and roles that the file
         has are of a process that is gone, and end."""
 
@@ -132,7 +134,8 @@ class SQLiteStore:
                 self._frontiers[run_id] = await (
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
-        return self._frontiers[run_id]
+        found = self._frontiers[run_id]
+        return found if holder is None else HeldFrontier(found, holder)
 
     async def close(self) -> None:
         """Leases that are still out end when the run is opened again, as those of a crash do."""

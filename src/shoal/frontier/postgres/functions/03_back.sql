@@ -43,6 +43,26 @@ BEGIN
 END
 $$;
 
+-- The same of leases of one run, with all that it does to their hosts, lanes and ledger. The caller has locked them.
+CREATE OR REPLACE FUNCTION end_leases(
+    _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
+    _offset double precision
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _back record;
+    _now double precision;
+BEGIN
+    PERFORM lock_hosts(_hosts);
+    _lanes := _lanes || ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_hosts) AND l.place = 3);
+    PERFORM lock_lanes(_lanes);
+    _now := clock(_offset);
+    SELECT * INTO _back FROM give_back(_tokens, _released, _contacted, _now);
+    PERFORM place_lanes(_lanes, _now);
+    UPDATE ledger g SET ready = g.ready + _back.ready, leased = g.leased - _back.leased, dead = g.dead + _back.dead
+        WHERE g.run = _back.run;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION renew(
     _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision
 ) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
@@ -71,8 +91,6 @@ CREATE OR REPLACE FUNCTION release(
 #variable_conflict use_column
 DECLARE
     _held record;
-    _lanes integer[];
-    _now double precision;
 BEGIN
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     SELECT array_agg(h.token) AS tokens, array_agg(u.nth) AS nths, array_agg(h.host) AS hosts,
@@ -84,14 +102,7 @@ BEGIN
     IF _held.tokens IS NULL THEN
         RETURN;
     END IF;
-    PERFORM lock_hosts(_held.hosts);
-    _lanes := _held.lanes || ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_held.hosts) AND l.place = 3);
-    PERFORM lock_lanes(_lanes);
-    _now := clock(_offset);
-    PERFORM give_back(_held.tokens, true, _contacted, _now);
-    PERFORM place_lanes(_lanes, _now);
-    UPDATE ledger g SET ready = g.ready + cardinality(_held.tokens), leased = g.leased - cardinality(_held.tokens)
-        WHERE g.run = _run;
+    PERFORM end_leases(_held.tokens, _held.hosts, _held.lanes, true, _contacted, _offset);
     RETURN QUERY SELECT unnest(_held.nths);
 END
 $$;

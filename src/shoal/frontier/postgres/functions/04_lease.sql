@@ -1,5 +1,12 @@
 -- Who may work on what.
 
+-- One lease at a time for each run: a second one would only choose the same lanes, and find them empty.
+CREATE OR REPLACE FUNCTION lock_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
+END
+$$;
+
 -- Lanes of a run that may be leased from, and some that can't: so many that its best _limit requests are in them.
 CREATE OR REPLACE FUNCTION near_lanes(
     _run integer, _limit integer, _now double precision, OUT lanes integer[], OUT hosts integer[]
@@ -54,9 +61,11 @@ END
 $$;
 
 -- Up to _limit requests in order, and one row more: when there may be more, and in place of a learned delay the time
--- here. After _not_after nobody waits for it: then nothing is leased, and its attempt is 1.
+-- here. After _not_after nobody waits for it: then nothing is leased, and its attempt is 1. What is leased is the slot's,
+-- if there is one.
 CREATE OR REPLACE FUNCTION lease(
-    _run integer, _offset double precision, _limit integer, _ttl double precision, _not_after double precision
+    _run integer, _offset double precision, _limit integer, _ttl double precision, _not_after double precision,
+    _slot text DEFAULT NULL, _epoch bigint DEFAULT NULL
 )
 RETURNS TABLE (
     token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
@@ -84,8 +93,10 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
-    -- One at a time for each run: a second one would only choose the same lanes, and find them empty.
-    PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
+    PERFORM lock_run(_run);
+    IF _slot IS NOT NULL THEN
+        PERFORM check_fence(_run, _slot, _epoch);
+    END IF;
     _now := clock(_offset);
     _late := coalesce(clock(0) > _not_after, false);
     _gives := _gives AND NOT _late;
@@ -157,9 +168,10 @@ BEGIN
                 SELECT nextval('token') AS token, g.*, q.fingerprint, q.payload FROM gone g
                 CROSS JOIN LATERAL (SELECT q.fingerprint, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
             ), kept AS (
-                INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint)
+                INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
+                                  slot, epoch)
                     SELECT g.token, g.id, g.rank, _now + _ttl, _now, _run, g.lane, g.host, g.attempts + 1, g.status,
-                        g.items, 2, g.fingerprint
+                        g.items, 2, g.fingerprint, _slot, _epoch
                     FROM given g
             )
             SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),

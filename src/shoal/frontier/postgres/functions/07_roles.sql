@@ -1,16 +1,23 @@
 -- Who seeds and who drains, and the item log.
 
-CREATE OR REPLACE FUNCTION claim(_run integer, _offset double precision, _role text, _ttl double precision)
-RETURNS TABLE (token bigint, cursor bytea) LANGUAGE plpgsql AS $$
+-- What is claimed is the slot's, if there is one.
+CREATE OR REPLACE FUNCTION claim(
+    _run integer, _offset double precision, _role text, _ttl double precision, _slot text DEFAULT NULL,
+    _epoch bigint DEFAULT NULL
+) RETURNS TABLE (token bigint, cursor bytea) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+    IF _slot IS NOT NULL THEN
+        PERFORM check_fence(_run, _slot, _epoch);
+    END IF;
     IF NOT EXISTS (SELECT FROM run r WHERE r.id = _run) THEN
         PERFORM no_run();
     END IF;
     RETURN QUERY
-        INSERT INTO role AS r (run, role, token, until, cursor, finished)
-            VALUES (_run, _role, nextval('token'), clock(_offset) + _ttl, '', false)
-            ON CONFLICT (run, role) DO UPDATE SET token = excluded.token, until = clock(_offset) + _ttl
+        INSERT INTO role AS r (run, role, token, until, cursor, finished, slot, epoch)
+            VALUES (_run, _role, nextval('token'), clock(_offset) + _ttl, '', false, _slot, _epoch)
+            ON CONFLICT (run, role) DO UPDATE SET token = excluded.token, until = clock(_offset) + _ttl,
+                slot = excluded.slot, epoch = excluded.epoch
                 WHERE NOT r.finished AND r.until <= clock(_offset)
             RETURNING r.token, r.cursor;
 END

@@ -44,7 +44,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);  -- as lease does
+    PERFORM lock_run(_run);
     PERFORM 1 FROM held h WHERE h.run = _run ORDER BY h.token FOR UPDATE;
     _hosts := ARRAY(SELECT h.host FROM held h WHERE h.run = _run AND h.state = 2);
     PERFORM lock_hosts(_hosts);
@@ -64,6 +64,7 @@ BEGIN
     DELETE FROM request q WHERE q.run = _run;
     DELETE FROM item i WHERE i.run = _run;
     DELETE FROM role r WHERE r.run = _run;
+    DELETE FROM fence f WHERE f.run = _run;
     DELETE FROM lane l WHERE l.run = _run;
     DELETE FROM ledger g WHERE g.run = _run;
     DELETE FROM run r WHERE r.id = _run;

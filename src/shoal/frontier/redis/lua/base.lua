@@ -1,4 +1,5 @@
--- In front of every script, with hosts.lua and requests.lua: the store's clock, its runs, and how a step ends.
+-- In front of every script, with hosts.lua, requests.lua and slots.lua: the store's clock, its runs, and how a step
+-- ends.
 --
 -- A script is one atomic step, but an error in its middle would leave half of it. So it reads first, collects what is
 -- to be changed, and changes it at its end, mostly in `finish`. Redis itself refuses (for want of memory or disk, or

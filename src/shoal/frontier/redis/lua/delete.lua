@@ -11,9 +11,10 @@ end
 load_hosts(numbers)
 call('SADD', PREFIX .. 'deleted', own.number)
 many('ZREM', LEASES, leases)
-for _, name in ipairs({':req', ':role', ':items', ':event', ':dead', ':kinds', ':waiting', ':open', ':later'}) do
-  call('UNLINK', own.key .. name)
-end
+local parts = {
+  ':req', ':role', ':items', ':event', ':dead', ':kinds', ':waiting', ':open', ':later', ':slot', ':role_slot', ':fence',
+}
+for _, part in ipairs(parts) do call('UNLINK', own.key .. part) end
 call('HDEL', PREFIX .. 'runs', call('HGET', own.key, 'run_id'))
 call('UNLINK', own.key)
 runs[own.number] = false

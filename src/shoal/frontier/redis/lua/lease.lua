@@ -1,27 +1,13 @@
 -- Hand out the best requests whose host is due. ARGV: how many, for how many seconds, the time after which nobody waits
--- for it ('' if that is not known).
+-- for it ('' if that is not known), and if it is under a slot of a cluster: which one, and its epoch.
 -- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
 -- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, and how
 -- many had none.
 
-local limit, ttl = tonumber(ARGV[5]), tonumber(ARGV[6])
+local limit, ttl, slot, epoch = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8], tonumber(ARGV[9])
 local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
 
 -- -- what time has brought
-
-local function lose(run, fingerprint, request)
-  if request.attempts >= run.max_attempts then
-    move(run, fingerprint, request, DEAD)
-  else
-    move(run, fingerprint, request, READY)
-  end
-  local times = request.attempts == 1 and 'once' or request.attempts .. ' times'
-  local reason = 'its worker was lost while working on it, ' .. times
-  if request.state == DEAD then die(run, fingerprint, 'worker lost', reason) end
-  note(run, fingerprint, 'lease lost', reason)
-  request.at = now
-  save_record(run, fingerprint, request)
-end
 
 -- A record that can't be read is dead: it must not be lost in silence, nor stop anyone.
 local function bury(run, fingerprint, state, sequence, host, rank)
@@ -62,6 +48,7 @@ local function give_back()
         lose(run, fingerprint, request)
       end
     end
+    if run then unslot(run, lost.fingerprints) end
   end
   many('ZREM', LEASES, members)
   return true
@@ -229,6 +216,15 @@ end
 
 local buried = 0
 
+-- These were leased under the slot, with the tokens behind this one.
+local function hold(fingerprints, token)
+  local entries = {}
+  for i, fingerprint in ipairs(fingerprints) do
+    entries[2 * i - 1], entries[2 * i] = fingerprint, slot_entry(token + i, epoch, slot)
+  end
+  many('HSET', own.key .. ':slot', entries)
+end
+
 -- Lease what was chosen. Returns the fingerprints and the records.
 local function take(fingerprints, numbers, sequences, ranks)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
@@ -263,6 +259,7 @@ local function take(fingerprints, numbers, sequences, ranks)
   own.is_changed = own.is_changed or n > 0
   finish()
   many('ZADD', LEASES, members)
+  if slot then hold(leased, token - n) end
   return leased, answer
 end
 
@@ -271,6 +268,9 @@ end
 -- Nobody waits for this call any more: what it took would be nobody's.
 local real = now - tonumber(ARGV[2])
 if ARGV[7] ~= '' and real > tonumber(ARGV[7]) then return {'late', string.format('%.6f', real)} end
+
+local refusal = slot and fenced(slot, epoch)
+if refusal then return refusal end
 
 local gave, woke = give_back(), wake()
 if open_lanes() or gave or woke then finish() end

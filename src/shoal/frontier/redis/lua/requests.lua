@@ -44,6 +44,21 @@ local function die(run, fingerprint, kind, reason)
   run.kinds[kind] = (run.kinds[kind] or 0) + 1
 end
 
+-- The worker of a leased request is gone.
+local function lose(run, fingerprint, request)
+  if request.attempts >= run.max_attempts then
+    move(run, fingerprint, request, DEAD)
+  else
+    move(run, fingerprint, request, READY)
+  end
+  local times = request.attempts == 1 and 'once' or request.attempts .. ' times'
+  local reason = 'its worker was lost while working on it, ' .. times
+  if request.state == DEAD then die(run, fingerprint, 'worker lost', reason) end
+  note(run, fingerprint, 'lease lost', reason)
+  request.at = now
+  save_record(run, fingerprint, request)
+end
+
 local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
 
 -- -- adding

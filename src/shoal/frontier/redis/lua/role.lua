@@ -1,10 +1,9 @@
 -- Roles of a run. ARGV: what to do, the role, then for
---   claim: seconds                        -> token and cursor, or nothing
+--   claim: seconds, slot and epoch if any -> token and cursor, or nothing
 --   advance: token, seconds, cursor       -> 1, or 0 when it was lost
 --   relinquish: token, 1 if finished      -> 1, or 0 when it was lost
 --   list                                  -> name, 1 if held, 1 if finished, cursor, ...
 
-local ROLE = '<I8dB' -- token, until when, whether it is finished; then its cursor
 local act, name, key = ARGV[5], ARGV[6], own.key .. ':role'
 
 if act == 'list' then
@@ -26,10 +25,14 @@ if role then
 end
 
 if act == 'claim' then
+  local slot, epoch = ARGV[8], tonumber(ARGV[9])
+  local refusal = slot and fenced(slot, epoch)
+  if refusal then return refusal end
   if finished == 1 or until_when > now then return {} end
   own.token = last_token() + 1
   call('HSET', key, name, pack(ROLE, own.token, now + tonumber(ARGV[7]), 0) .. cursor)
   call('HSET', own.key, 'token', own.token)
+  if slot then call('HSET', own.key .. ':role_slot', name, slot_entry(own.token, epoch, slot)) end
   return {own.token, cursor}
 end
 

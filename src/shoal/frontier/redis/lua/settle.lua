@@ -95,7 +95,7 @@ local function retell(ending)
   end
 end
 
-local leases, waiting, answer = {}, {}, {}
+local leases, over, waiting, answer = {}, {}, {}, {}
 for _, ending in ipairs(endings) do
   if ending.items ~= NOTHING and (ending.state == DONE or ending.state == DEAD) then log_items(ending) end
 end
@@ -103,7 +103,7 @@ add(offers, blob, names)
 for i, ending in ipairs(endings) do
   local request, fingerprint = ending.request, ending.fingerprint
   if request then
-    leases[#leases + 1] = lease_member(own, request.host, fingerprint)
+    leases[#leases + 1], over[#over + 1] = lease_member(own, request.host, fingerprint), fingerprint
     retell(ending)
     move(own, fingerprint, request, ending.state)
     request.at = now
@@ -125,5 +125,6 @@ for i, ending in ipairs(endings) do
 end
 finish()
 many('ZREM', LEASES, leases)
+unslot(own, over)
 many('ZADD', own.key .. ':waiting', waiting)
 return answer

@@ -1,0 +1,220 @@
+"""A node of a cluster: a worker while it has a slot, a Backup Runner while it has none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from shoal.assembly import preload
+from shoal.cluster import open_coordinator
+from shoal.cluster.election import Role
+from shoal.cluster.membership import Membership
+from shoal.cluster.standby import FrontierWatch
+from shoal.config import Config
+from shoal.crawler import run_blocking
+from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError
+from shoal.events import Counters, Snapshot, Summary
+from shoal.frontier import open_store
+from shoal.ports import Counts, Frontier, Holder, Run, Stats
+from shoal.runs.starting import begin_run, find_run
+from shoal.runs.worker import GRACE, Worker, new_worker_id
+from shoal.spider import Spider
+
+_LONGEST_NAME = 200
+_LAST_WORD = 1.0  # seconds that closing, and the last look at the run, may take
+
+
+class Node:
+    """One process of a cluster. ``run()`` works and stands by; in a program with an event loop, ``await node``."""
+
+    def __init__(
+        self,
+        spider: Spider | type[Spider],
+        config: Config | None = None,
+        *,
+        name: str | None = None,
+        run_id: str | None = None,
+        cluster: str | None = None,
+        runner: int | None = None,
+        backup: int | None = None,
+        coordinator: str | None = None,
+        session: float | None = None,
+        outputs: Sequence[str] = (),
+        keep_alive: bool = False,
+        allow_changed: bool = False,
+        grace: float = GRACE,
+    ) -> None:
+        """``name`` is unique in the cluster; the number at its end is its place in line. ``run_id`` is a run that was
+        started; without it, the first node makes one, named like the cluster or the spider. ``cluster`` is named like
+        the run unless told otherwise. What else is not given comes from ``config.cluster``."""
+        self.spider = spider() if isinstance(spider, type) else spider
+        self.config = config or Config()
+        own = self.config.cluster
+        self.name = new_worker_id() if name is None else name
+        self.run_id = run_id or cluster or self.spider.spider_name()
+        self.cluster = cluster or self.run_id
+        self.counts = Counts(own.runner if runner is None else runner, own.backup if backup is None else backup)
+        self.coordinator = coordinator or own.coordinator or self.config.frontier
+        self.session = own.session if session is None else session
+        self.summary: Summary | None = None
+        self.error: ShoalError | None = None
+        self._makes_run = run_id is None
+        self._outputs = tuple(outputs)
+        self._keep_alive = keep_alive
+        self._allow_changed = allow_changed
+        self._grace = grace
+        self._member: Membership | None = None
+        self._watch: FrontierWatch | None = None
+        self._asked = False
+        self._check()
+
+    def _check(self) -> None:
+        if self.config.frontier.startswith("memory:"):
+            raise ConfigError(
+                "nodes can't share a frontier in memory; name one with --frontier redis://host, "
+                "postgresql://host/database, or sqlite:///file for one Runner at a time on one machine"
+            )
+        if self.config.frontier.startswith("sqlite:") and self.counts.runner > 1:
+            raise ConfigError(
+                f"one Runner at a time can work on {self.config.frontier}, not {self.counts.runner}; for more, name a "
+                "server with --frontier redis://host or postgresql://host/database"
+            )
+        if self.coordinator.startswith("sqlite:"):
+            raise ConfigError(
+                "where is the cluster kept? Say it with --coordinator zookeeper://host:2181, redis:// ..."
+            )
+        if self.counts.runner < 1 or self.counts.backup < 0:
+            raise ConfigError(f"runner must be 1 or more and backup 0 or more, not {self.counts}")
+        for what, text in (("node", self.name), ("cluster", self.cluster)):
+            if not text.strip() or len(text) > _LONGEST_NAME or "\0" in text:
+                raise ConfigError(f"the name of a {what} has 1 to {_LONGEST_NAME} characters, not {text[:50]!r}")
+        if self.session <= 0:
+            raise ConfigError(f"a session lasts for some time, not for {self.session:g} seconds")
+
+    # -- from outside
+
+    def run(self) -> Summary:
+        """Work and stand by until the run is finished. SIGINT and SIGTERM end it in good order."""
+        run_blocking(self)
+        assert self.summary is not None
+        return self.summary
+
+    def stop(self) -> None:
+        """Give back what is leased, and leave."""
+        self._asked = True
+        if self._watch is not None:
+            self._watch.ended.set()
+
+    @property
+    def role(self) -> Role | None:
+        """What it is at this moment; None before it is a member, and after."""
+        return None if self._member is None else self._member.role
+
+    @property
+    def happened(self) -> Counter[str]:
+        """How often it was elected, took over, retired, was lost or fenced."""
+        return Counter() if self._member is None else self._member.happened
+
+    async def snapshot(self) -> Snapshot | None:
+        """The crawl at this moment; None while this node does not work."""
+        tenure = None if self._member is None else self._member.tenure
+        return None if tenure is None else await tenure.worker.snapshot()
+
+    def __await__(self) -> Generator[Any, None, Summary]:
+        return self._execute().__await__()
+
+    # -- putting it together
+
+    async def _execute(self) -> Summary:
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            await self._make_run()
+            store = await open_store(self.config.frontier, readonly=True)
+            stack.push_async_callback(_quietly, store.close)
+            run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            frontier = await store.frontier(run.run_id, settings.options)
+            coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
+            stack.push_async_callback(_quietly, coordinator.close)
+            self._watch = FrontierWatch(store, run.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
+            if self._asked:
+                self._watch.ended.set()
+            self._member = Membership(
+                self.name, self.cluster, self.counts, coordinator, frontier, self._watch, self._make_worker
+            )
+            preload()
+            try:
+                await self._member.live()
+                self.error = self._member.error
+            except ShoalError as exc:
+                self.error = exc
+            self.summary = await self._summarize(run, frontier, self._member.counters, time.monotonic() - started)
+        return self.summary
+
+    async def _make_run(self) -> None:
+        if not self._makes_run:
+            return
+        with suppress(StoreBusyError):  # a file in which another node works: then the run is there
+            store = await open_store(self.config.frontier)
+            try:
+                await begin_run(store, self.spider, self.config, self.run_id)
+            finally:
+                await store.close()
+
+    def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
+        return Worker(
+            self.spider, self.config, self.run_id, outputs=self._outputs, keep_alive=self._keep_alive,
+            allow_changed=self._allow_changed, grace=self._grace, holder=holder, may_work=may_work,
+        )  # fmt: skip
+
+    async def _summarize(self, run: Run, frontier: Frontier, counters: Counters, elapsed: float) -> Summary:
+        stats, kinds = Stats(seeding=True), {}
+        with suppress(FrontierError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                stats, kinds = await frontier.stats(), await frontier.dead_kinds()
+        state = "stopped" if stats.remaining or stats.seeding else "finished"
+        return Summary(
+            run_id=run.run_id,
+            spider=run.spider,
+            state="failed" if self.error is not None else state,
+            error="" if self.error is None else str(self.error),
+            stats=stats,
+            dead_kinds=kinds,
+            counters=counters,
+            elapsed=elapsed,
+            outputs=self._outputs,
+        )
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    with suppress(ShoalError, TimeoutError):
+        async with asyncio.timeout(_LAST_WORD):
+            await close()
+
+
+class ZookeeperCrawler(Node):
+    """A node whose cluster is kept in ZooKeeper::
+
+    ZookeeperCrawler(Books, runner=3, backup=2, name="crawler_1", zk_hosts="localhost:2181").run()
+    """
+
+    def __init__(
+        self,
+        spider: Spider | type[Spider],
+        config: Config | None = None,
+        *,
+        runner: int,
+        backup: int,
+        name: str,
+        zk_hosts: str = "localhost:2181",
+        **options: Any,
+    ) -> None:
+        """``zk_hosts``: ``host:port``, several by comma. ``options`` are those of ``Node``."""
+        if "://" in zk_hosts:
+            raise ConfigError(f"zk_hosts is host:port, several by comma, not {zk_hosts!r}")
+        super().__init__(
+            spider, config, runner=runner, backup=backup, name=name, coordinator=f"zookeeper://{zk_hosts}", **options
+        )

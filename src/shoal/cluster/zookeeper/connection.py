@@ -1,0 +1,51 @@
+"""Kazoo's threads and its connection, where they have to be other than kazoo makes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+
+
+class Threads(SequentialThreadingHandler):  # type: ignore[misc]
+    """A host that can't be reached is given up in time to try the others. Kazoo would take a whole session for it."""
+
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self._patience = patience
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        return super().create_connection(*args, timeout=min(timeout, self._patience), **kwargs)
+
+
+class Connection(ConnectionHandler):  # type: ignore[misc]
+    """Takes the place of the one that a client was made with."""
+
+    def __init__(self, client: KazooClient, patience: float) -> None:
+        made = client._connection
+        super().__init__(client, made.retry_sleeper, logger=made.logger)
+        self._patience = patience
+        self.ttl = 0.0
+        """Seconds after which the server forgets a client that is not heard of, as it has decided."""
+        self.silent_from = math.inf
+        """From this moment of the monotonic clock on the server is not told that the client lives. These threads would
+        go on to say so when nothing else does in this process."""
+
+    def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
+        """The first words. A server that is just starting may never answer them."""
+        return super()._invoke(min(timeout, self._patience), *request, **options)
+
+    def _connect(self, *place: Any) -> Any:
+        """Kazoo keeps to itself what the session was granted, but for two thirds of it, in milliseconds: the time after
+        which it gives a connection up."""
+        read_timeout, connect_timeout = super()._connect(*place)
+        self.ttl = read_timeout * 1.5 / 1000
+        return read_timeout, connect_timeout
+
+    def _send_ping(self, *args: Any) -> None:
+        if time.monotonic() < self.silent_from:
+            super()._send_ping(*args)

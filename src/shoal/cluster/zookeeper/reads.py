@@ -1,0 +1,58 @@
+"""Many reads in one call, or each heartbeat of a large cluster would be dozens of them. ZooKeeper has it since version
+3.6, kazoo has not: it is written here as kazoo writes its transactions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+from kazoo.exceptions import EXCEPTIONS, NoNodeError
+from kazoo.protocol.serialization import (
+    GetChildren,
+    GetData,
+    MultiHeader,
+    Transaction,
+    int_struct,
+    stat_struct,
+)
+
+Read: TypeAlias = Any
+"""What `data_of` and `children_of` make."""
+
+
+def data_of(path: str) -> Read:
+    """Answered by the data and the stat of a znode."""
+    return GetData(path, None)
+
+
+def children_of(path: str) -> Read:
+    """Answered by a list of names."""
+    return GetChildren(path, None)
+
+
+class ReadAll(Transaction):  # type: ignore[misc]
+    """The reads of ``operations``, in their order. The answer is None for a znode that is not there."""
+
+    type: ClassVar[int] = 22
+
+    @classmethod
+    def deserialize(cls, answer: bytes, offset: int) -> list[Any]:
+        found = []
+        header, offset = MultiHeader.deserialize(answer, offset)
+        while not header.done:
+            one, offset = _read_one(header, answer, offset)
+            found.append(one)
+            header, offset = MultiHeader.deserialize(answer, offset)
+        return found
+
+
+def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Any, int]:
+    if header.type == GetData.type:
+        data, stat = GetData.deserialize(answer, offset)
+        return (data, stat), offset + int_struct.size + len(data or b"") + stat_struct.size
+    if header.type == GetChildren.type:
+        names = GetChildren.deserialize(answer, offset)
+        return names, offset + int_struct.size + sum(int_struct.size + len(name.encode()) for name in names)
+    if header.err == NoNodeError.code:
+        return None, offset + int_struct.size
+    raise EXCEPTIONS[header.err]()

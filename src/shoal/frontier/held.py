@@ -1,0 +1,52 @@
+"""What a holder of a slot sees of a frontier that lives in one process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shoal.ports import Claim, Frontier, Holder, Leased
+
+
+class OneFrontier(Frontier, Protocol):
+    """A run's only frontier, which all its workers share, whoever they are."""
+
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased: ...
+
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None: ...
+
+
+class HeldFrontier:
+    """See `shoal.ports.Frontier`. What is leased and claimed through it is the holder's; all else is for all."""
+
+    def __init__(self, frontier: OneFrontier, holder: Holder) -> None:
+        self._frontier = frontier
+        self._holder = holder
+        self.push = frontier.push
+        self.renew = frontier.renew
+        self.complete = frontier.complete
+        self.fail = frontier.fail
+        self.release = frontier.release
+        self.fence = frontier.fence
+        self.advance = frontier.advance
+        self.relinquish = frontier.relinquish
+        self.roles = frontier.roles
+        self.read_items = frontier.read_items
+        self.trim_items = frontier.trim_items
+        self.update_host = frontier.update_host
+        self.host_states = frontier.host_states
+        self.remember = frontier.remember
+        self.recall = frontier.recall
+        self.stats = frontier.stats
+        self.audit = frontier.audit
+        self.is_finished = frontier.is_finished
+        self.find = frontier.find
+        self.dead_kinds = frontier.dead_kinds
+        self.dead = frontier.dead
+        self.retry_dead = frontier.retry_dead
+        self.close = frontier.close
+
+    async def lease(self, limit: int, ttl: float) -> Leased:
+        return await self._frontier.lease(limit, ttl, self._holder)
+
+    async def claim(self, role: str, ttl: float) -> Claim | None:
+        return await self._frontier.claim(role, ttl, self._holder)

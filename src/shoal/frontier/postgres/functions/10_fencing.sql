@@ -1,0 +1,43 @@
+-- Slots of a cluster: what was given to their earlier holders.
+
+-- SH003 when the slot was fenced with a later epoch. From here on nobody can do that, or lease, until the caller commits;
+-- this lock comes before all others.
+CREATE OR REPLACE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _latest bigint;
+BEGIN
+    PERFORM lock_run(_run);
+    SELECT f.epoch INTO _latest FROM fence f WHERE f.run = _run AND f.slot = _slot;
+    IF _latest > _epoch THEN
+        RAISE EXCEPTION 'slot % is held under epoch % by now; nothing is given to epoch %', _slot, _latest, _epoch
+            USING ERRCODE = 'SH003';
+    END IF;
+END
+$$;
+
+-- Take from a slot what it has of earlier epochs. Returns how many leases; they are lost as if they had run out.
+CREATE OR REPLACE FUNCTION fence(_run integer, _offset double precision, _slot text, _epoch bigint)
+RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _lost record;
+BEGIN
+    PERFORM check_fence(_run, _slot, _epoch);
+    IF NOT EXISTS (SELECT FROM run r WHERE r.id = _run) THEN
+        PERFORM no_run();
+    END IF;
+    INSERT INTO fence AS f (run, slot, epoch) VALUES (_run, _slot, _epoch)
+        ON CONFLICT (run, slot) DO UPDATE SET epoch = excluded.epoch WHERE f.epoch < excluded.epoch;
+    UPDATE role r SET token = 0, until = 0 WHERE r.run = _run AND r.slot = _slot AND r.epoch < _epoch AND r.token > 0;
+    SELECT array_agg(o.token) AS tokens, array_agg(DISTINCT o.host) AS hosts, array_agg(DISTINCT o.lane) AS lanes
+        INTO _lost
+        FROM (
+            SELECT h.token, h.host, h.lane FROM held h
+            WHERE h.run = _run AND h.slot = _slot AND h.state = 2 AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
+        ) o;
+    IF _lost.tokens IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM end_leases(_lost.tokens, _lost.hosts, _lost.lanes, false, true, _offset);
+    RETURN cardinality(_lost.tokens);
+END
+$$;

@@ -1,0 +1,180 @@
+"""What the tests of clusters share: nodes as processes, each told apart at the site by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shoal.cluster import open_coordinator
+from shoal.cluster.election import roles
+from shoal.item import decode_item
+from shoal.ports import ClusterEvent, ClusterView
+from tests.acceptance.faults import picture
+from tests.acceptance.fleets import SHOAL, frontier_url
+from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
+from tests.acceptance.target import Target, Visit
+from tests.databases import ZookeeperServer, shared
+
+COORDINATORS = ("zookeeper", "redis", "postgresql")
+FRONTIER_OF = {"zookeeper": "redis", "redis": "redis", "postgresql": "postgresql"}
+SESSION = 2.0
+
+SPIDER = """
+from shoal import Spider
+
+class Pages(Spider):
+    name = "pages"
+    settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False, "concurrency": 4,
+                "lease.batch": 4}
+
+    def parse(self, response):
+        yield {"url": response.url}
+        yield response.follow_all("a")
+"""
+
+
+def coordinator_url(kind: str, server: object = None) -> str:
+    """A coordinator that nobody else uses, by default on the server that tests share."""
+    if kind == "zookeeper":
+        assert server is None or isinstance(server, ZookeeperServer)
+        return f"{(server or shared(ZookeeperServer)).url}/t{secrets.token_hex(6)}"
+    return frontier_url(kind, server)  # type: ignore[arg-type]
+
+
+class Cluster(ForkedFleet):
+    """One run, one coordinator, and the nodes of one cluster."""
+
+    def __init__(self, folder: Path, frontier: str, coordinator: str, spider: str = SPIDER) -> None:
+        super().__init__(folder, frontier, spider)
+        self.coordinator = coordinator
+        self.nodes: dict[str, ForkedWorker] = {}
+
+    def node(
+        self,
+        name: str,
+        *arguments: str,
+        runner: int = 3,
+        backup: int = 2,
+        session: float = SESSION,
+        coordinator: str | None = None,
+        frontier: str | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> ForkedWorker:
+        """Start a node; one of that name that is dead comes back."""
+        options = {"user_agent": name, **(settings or {})}
+        words = [
+            *self._words(name, runner, backup, session), "--coordinator", coordinator or self.coordinator,
+            *([] if frontier is None else ["--frontier", frontier]),
+            *(f"--set={key}={value}" for key, value in options.items()), *arguments,
+        ]  # fmt: skip
+        log = self.folder / f"{name}-{len(self.workers)}.log"
+        made = ForkedWorker(self, log, words, None, command="node")
+        self.workers.append(made)
+        self.nodes[name] = made
+        return made
+
+    def _words(self, name: str, runner: int, backup: int, session: float) -> list[str]:
+        counts = ["--runner", str(runner), "--backup", str(backup)]
+        return ["--name", name, *counts, "--session", str(session)]
+
+    def node_of_its_own(self, name: str, runner: int, backup: int, env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A node in another environment."""
+        words = [*self._words(name, runner, backup, SESSION), "--coordinator", self.coordinator]
+        command = [*SHOAL, "node", self.name, "--run-id", self.run_id, "--frontier", self.frontier, *words]
+        with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, f"--set=user_agent={name}"], cwd=self.folder, stdout=log, stderr=log, text=True,
+                env={**os.environ, **env},
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def five(self, **options: object) -> None:
+        """crawler_1 to crawler_5."""
+        for number in range(1, 6):
+            self.node(f"crawler_{number}", **options)  # type: ignore[arg-type]
+
+    # -- looking
+
+    def view(self) -> ClusterView:
+        return self._look()[0]
+
+    def events(self) -> list[ClusterEvent]:
+        return self._look()[1]
+
+    def _look(self) -> tuple[ClusterView, list[ClusterEvent]]:
+        async def look() -> tuple[ClusterView, list[ClusterEvent]]:
+            opened = await open_coordinator(self.coordinator, self.run_id, ttl=SESSION)
+            try:
+                return await opened.look(), await opened.events(1000)
+            finally:
+                await opened.close()
+
+        return asyncio.run(look())
+
+    def role_counts(self) -> dict[str, int]:
+        return dict(Counter(roles(self.view()).values()))
+
+    def with_role(self, role: str) -> list[str]:
+        """Their names, in order of their slots if they have some."""
+        shown = self.view()
+        if role == "runner":
+            return [slot.holder for slot in shown.slots if slot.holder]
+        return [name for name, found in roles(shown).items() if found == role]
+
+    def until(self, holds: Callable[[ClusterView], bool], timeout: float = 20.0) -> float:
+        """Seconds until the cluster is so."""
+        began = time.monotonic()
+        shown = None
+        while time.monotonic() - began < timeout:
+            try:
+                shown = self.view()
+                if holds(shown):
+                    return time.monotonic() - began
+            except Exception as exc:  # nobody has joined yet, or the server is not back
+                shown = exc  # type: ignore[assignment]
+            time.sleep(0.05)
+        logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
+        raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
+
+    def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 20.0) -> float:
+        wanted = {role: count for role, count in (("runner", runner), ("backup", backup)) if count}
+        return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
+
+
+def urls(site: Target, count: int, wait: float = 0.0) -> list[str]:
+    return [f"{site.url}/{number}?wait={wait}" for number in range(count)]
+
+
+def check_items(cluster: Cluster, expected: list[str]) -> None:
+    """Every page's item exactly once, and the ledger balances."""
+    shown = picture(cluster.frontier, cluster.run_id)
+    assert shown.in_order
+    assert shown.stats.done == len(expected)
+    assert (shown.stats.dead, shown.stats.remaining) == (0, 0)
+    assert sorted(decode_item(item.payload)[1]["url"] for item in shown.items) == sorted(expected)
+
+
+def times_asked(site: Target) -> Counter[int]:
+    """How many pages were asked for how often."""
+    return Counter(Counter(visit.path for visit in site.visits()).values())
+
+
+def most_crawlers(visits: list[Visit], window: float = 0.0) -> int:
+    """The largest number of nodes that had a request at the site in the same moment, give or take."""
+    moments = []
+    for visit in visits:
+        end = visit.start if visit.end is None else visit.end
+        moments += [(visit.start - window / 2, 1, visit.agent), (end + window / 2, -1, visit.agent)]
+    now: Counter[str] = Counter()
+    most = 0
+    for _, change, agent in sorted(moments, key=lambda moment: moment[:2]):
+        now[agent] += change
+        most = max(most, sum(count > 0 for count in now.values()))
+    return most

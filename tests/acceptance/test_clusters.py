@@ -1,0 +1,393 @@
+"""Runners and Backup Runners as processes: who dies is replaced, nothing is lost, and never do too many crawl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from shoal.cluster import open_coordinator
+from shoal.cluster.election import roles
+from shoal.ports import Counts
+from tests.acceptance.clusters import (
+    COORDINATORS,
+    FRONTIER_OF,
+    SESSION,
+    Cluster,
+    check_items,
+    coordinator_url,
+    most_crawlers,
+    times_asked,
+    urls,
+)
+from tests.acceptance.faults import picture
+from tests.acceptance.fleets import frontier_url
+from tests.acceptance.target import Target, target
+
+
+@pytest.fixture(params=COORDINATORS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def cluster(kind: str, tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, frontier_url(FRONTIER_OF[kind]), coordinator_url(kind)) as made:
+        yield made
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Cluster]:
+    """For what does not depend on the coordinator."""
+    frontier = frontier_url("redis")
+    with Cluster(tmp_path, frontier, frontier) as made:
+        yield made
+
+
+@pytest.fixture
+def site() -> Iterator[Target]:
+    with target() as made:
+        yield made
+
+
+# -- the proofs
+
+
+def test_a_killed_runner_is_replaced_and_every_item_is_there_once(cluster: Cluster, site: Target) -> None:
+    """3 + 2 nodes, 3,000 pages: a Backup works within the session and one second."""
+    pages = urls(site, 3000, wait=0.01)
+    cluster.start(*pages)
+    cluster.five()
+    cluster.until_complete()
+    site.wait_for(100)
+    backups, victim = cluster.with_role("backup"), random.choice(cluster.with_role("runner"))
+    cluster.nodes[victim].kill()
+    killed = time.monotonic()
+    visits = site.wait_until(lambda visits: any(visit.agent in backups for visit in visits))
+    first = next(visit for visit in visits if visit.agent in backups)
+    assert first.start - killed < SESSION + 1.0
+    assert first.agent == min(backups)
+    cluster.wait(60)
+    check_items(cluster, pages)
+    (event,) = [event for event in cluster.events() if event.what == "took over"]
+    assert (event.member, event.detail) == (first.agent, victim)
+    assert most_crawlers(site.visits()) <= 3
+    assert sum(count for times, count in times_asked(site).items() if times > 1) <= 8  # what the victim had
+
+
+def test_a_cascade_of_deaths(cluster: Cluster, site: Target) -> None:
+    """The first Backup, then two Runners; then all of them again."""
+    pages = urls(site, 1000, wait=0.2)
+    cluster.start(*pages)
+    cluster.five()
+    cluster.until_complete()
+    backup, runners = min(cluster.with_role("backup")), cluster.with_role("runner")
+    cluster.nodes[backup].kill()
+    for victim in runners[:2]:
+        cluster.nodes[victim].kill()
+        time.sleep(0.3)
+    cluster.until(lambda shown: dict(Counter(roles(shown).values())) == {"runner": 2})
+    for name in (backup, *runners[:2]):
+        cluster.node(name)
+    cluster.until_complete()
+    site.hurry()
+    cluster.wait(90)
+    check_items(cluster, pages)
+    assert most_crawlers(site.visits()) <= 3
+
+
+def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target) -> None:
+    """SIGSTOP past its session, SIGCONT: it writes nothing, and comes back as a Backup."""
+    pages = urls(site, 1000, wait=0.2)
+    cluster.start(*pages)
+    cluster.five()
+    cluster.until_complete()
+    site.wait_for(100)
+    victim = random.choice(cluster.with_role("runner"))
+    cluster.nodes[victim].signal(signal.SIGSTOP)
+    cluster.until(lambda shown: victim not in roles(shown) and list(roles(shown).values()).count("runner") == 3)
+    successor = cluster.with_role("runner")
+    site.wait_until(lambda visits: {visit.agent for visit in visits[-200:]} >= set(successor))
+    before = picture(cluster.frontier, cluster.run_id)
+    cluster.nodes[victim].signal(signal.SIGCONT)
+    continued = time.monotonic()
+    cluster.until(lambda shown: roles(shown).get(victim) == "backup")
+    assert [visit for visit in site.visits() if visit.agent == victim and visit.start > continued] == []
+    assert before.stats.items < 1000  # it had the chance to do harm
+    site.hurry()
+    cluster.wait(60)
+    check_items(cluster, pages)
+    assert most_crawlers(site.visits()) <= 3
+    log = cluster.nodes[victim].log.read_text()
+    assert "taken for dead" in log
+    assert [event.what for event in cluster.events() if event.member == victim][-3:] == ["lost", "joined", "left"]
+
+
+def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
+    async def compete() -> None:
+        url = coordinator_url(kind)
+        first, second = [await open_coordinator(url, "c", ttl=10.0) for _ in range(2)]
+        await first.join("backup_1", Counts(1, 2))
+        await second.join("backup_2", Counts(1, 2))
+        latest = 0
+        wins: Counter[int] = Counter()
+        for _ in range(1000):
+            epochs = await asyncio.gather(first.take(0), second.take(0))
+            (won,) = [epoch for epoch in epochs if epoch is not None]
+            assert won > latest
+            latest = won
+            winner = epochs.index(won)
+            wins[winner] += 1
+            await (first, second)[winner].retire()
+        assert wins.total() == 1000
+        await asyncio.gather(first.close(), second.close())
+
+    asyncio.run(compete())
+
+
+# -- names
+
+
+def test_names_of_all_kinds_have_their_own_places(redis: Cluster, site: Target) -> None:
+    pages = urls(site, 300, wait=0.2)
+    redis.start(*pages)
+    names = ["crawler_a_1", "crawler_b_1", "crawler_01", "worker without a number", "crawler_1"]
+    for name in names:
+        redis.node(name, runner=5, backup=0)
+    redis.until(lambda shown: roles(shown) == dict.fromkeys(names, "runner"))
+    site.wait_until(lambda visits: {visit.agent for visit in visits} == set(names))
+    site.hurry()
+    redis.wait()
+    check_items(redis, pages)
+
+
+def test_the_same_name_twice_is_refused_while_the_other_lives(cluster: Cluster, site: Target) -> None:
+    pages = urls(site, 300, wait=0.2)
+    cluster.start(*pages)
+    first = cluster.node("crawler_1", runner=1, backup=1)
+    cluster.until_complete(1, 0)
+    twin = cluster.node("crawler_1", runner=1, backup=1)
+    assert twin.wait(30) == 1
+    assert "crawler_1" in twin.log.read_text()
+    assert first.is_alive
+    cluster.workers.remove(twin)
+    first.kill()
+    cluster.node("crawler_1", runner=1, backup=1)  # one that comes back waits until it is known to be dead
+    cluster.until(lambda shown: shown.slots[0].holder == "crawler_1")
+    site.hurry()
+    cluster.wait()
+    check_items(cluster, pages)
+
+
+# -- more and fewer
+
+
+def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> None:
+    pages = urls(site, 800, wait=0.2)
+    cluster.start(*pages)
+    for number in range(1, 6):
+        cluster.node(f"crawler_{number}", runner=2, backup=1)
+    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "runner", "spare", "spare"])
+    arguments = ("cluster", "scale", cluster.run_id, "--coordinator", cluster.coordinator)
+    told = cluster.shoal(*arguments, "--runner", "4").stdout
+    assert "2 Runners" in told
+    assert "4 Runners and 1 Backup" in told
+    cluster.until_complete(4, 1)
+    time.sleep(1.0)
+    cluster.shoal(*arguments, "--runner", "1", "--backup", "4")
+    cluster.until_complete(1, 4)
+    changed = time.monotonic()
+    site.hurry()
+    cluster.wait(90)
+    check_items(cluster, pages)
+    assert len({visit.agent for visit in site.visits() if visit.start > changed}) == 1
+    assert set(times_asked(site)) <= {1, 2}  # a page in flight may be given back
+    assert picture(cluster.frontier, cluster.run_id).stats.dead == 0
+
+
+def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
+    cluster.start(*urls(site, 200, wait=0.3))
+    for number in (1, 2, 3):
+        cluster.node(f"crawler_{number}", runner=2, backup=2)
+    cluster.until_complete(2, 1)
+    time.sleep(SESSION / 3)
+    words = ("cluster", "status", cluster.run_id, "--coordinator", cluster.coordinator)
+    told = cluster.shoal(*words).stdout
+    assert "2 Runners and 2 Backups, 3 members; only 1 of 2 backups" in told
+    for expected in ("crawler_1", "runner", "backup", "stands by", "pages", "s ago", "joined", "elected slot 0"):
+        assert expected in told
+    shown = json.loads(cluster.shoal(*words, "--json").stdout)
+    assert Counter(shown["roles"].values()) == {"runner": 2, "backup": 1}
+    assert shown["counts"] == {"runner": 2, "backup": 2}
+    assert all(member["age"] < SESSION for member in shown["members"])
+    unknown = cluster.shoal("cluster", "status", "nothing", "--coordinator", cluster.coordinator, check=False)
+    assert unknown.returncode == 2
+    assert "nothing" in unknown.stderr
+
+
+# -- what others get wrong
+
+
+def test_all_of_three_urls_are_crawled(redis: Cluster, site: Target) -> None:
+    pages = urls(site, 3)
+    redis.start(*pages)
+    redis.node("crawler_1", runner=1, backup=0)
+    site.hurry()
+    redis.wait()
+    check_items(redis, pages)
+
+
+def test_what_a_dead_runner_had_not_begun_is_not_lost(redis: Cluster, site: Target) -> None:
+    """Leased ahead, never fetched: given back with the slot, not when the leases run out."""
+    pages = [f"{site.url}/{number}?gate=1" for number in range(60)]
+    redis.start(*pages, settings={"concurrency_per_host": 50})
+    redis.node("crawler_1", runner=1, backup=1, settings={"lease.batch": 50, "concurrency": 10})
+    site.wait_until(lambda visits: len(visits) >= 8)
+    redis.node("crawler_2", runner=1, backup=1)
+    redis.until_complete(1, 1)
+    assert picture(redis.frontier, redis.run_id).stats.leased > 15
+    redis.nodes["crawler_1"].kill()
+    site.open_gate()
+    site.hurry()
+    redis.wait(30)  # leases last 300 s
+    check_items(redis, pages)
+
+
+def test_a_runner_without_a_successor_is_mourned_at_once(redis: Cluster, site: Target) -> None:
+    """Nobody takes its slot, and yet its leases do not wait until they run out."""
+    pages = urls(site, 300, wait=0.1)
+    redis.start(*pages)
+    for name in ("crawler_1", "crawler_2"):
+        redis.node(name, runner=2, backup=0)
+    redis.until_complete(2, 0)
+    site.wait_for(20)
+    redis.nodes["crawler_1"].kill()
+    site.hurry()
+    redis.wait(60)
+    check_items(redis, pages)
+
+
+def test_a_restart_of_all_keeps_the_work_and_doubles_nobody(redis: Cluster, site: Target) -> None:
+    pages = urls(site, 300, wait=0.2)
+    redis.start(*pages)
+    for _ in range(2):
+        for number in (1, 2, 3):
+            redis.node(f"crawler_{number}", runner=2, backup=1)
+        redis.until_complete(2, 1)
+        assert sorted(member.name for member in redis.view().members) == ["crawler_1", "crawler_2", "crawler_3"]
+        if len(redis.workers) == 3:
+            site.wait_for(50)
+            for node in redis.nodes.values():
+                node.kill()
+    site.hurry()
+    redis.wait()
+    check_items(redis, pages)
+
+
+def test_failover_works_again_after_a_dead_one_is_back(redis: Cluster, site: Target) -> None:
+    pages = urls(site, 600, wait=0.2)
+    redis.start(*pages)
+    for number in (1, 2, 3):
+        redis.node(f"crawler_{number}", runner=2, backup=1)
+    redis.until_complete(2, 1)
+    for _ in range(2):
+        victim = redis.with_role("runner")[0]
+        redis.nodes[victim].kill()
+        redis.until(lambda shown, gone=victim: gone not in roles(shown) and len(roles(shown)) == 2)  # type: ignore[misc]
+        redis.until_complete(2, 0)
+        redis.node(victim, runner=2, backup=1)
+        redis.until_complete(2, 1)
+    site.hurry()
+    redis.wait(90)
+    check_items(redis, pages)
+
+
+def test_a_dead_backup_is_noticed_and_the_next_one_takes_over(cluster: Cluster, site: Target) -> None:
+    pages = urls(site, 400, wait=0.2)
+    cluster.start(*pages)
+    for number in (1, 2, 3, 4):
+        cluster.node(f"crawler_{number}", runner=1, backup=1)
+    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "spare", "spare"])
+    (backup,), (runner,) = cluster.with_role("backup"), cluster.with_role("runner")
+    cluster.nodes[backup].kill()
+    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "spare"])
+    (heir,) = cluster.with_role("backup")
+    cluster.nodes[runner].kill()
+    cluster.until(lambda shown: roles(shown).get(heir) == "runner")
+    assert ("lost", backup) in [(event.what, event.member) for event in cluster.events()]
+    site.hurry()
+    cluster.wait(90)
+    check_items(cluster, pages)
+
+
+def test_nothing_of_the_crawl_is_in_zookeeper(tmp_path: Path, site: Target) -> None:
+    """Small facts alone, and not more of them for more pages."""
+    with Cluster(tmp_path, frontier_url("redis"), coordinator_url("zookeeper")) as cluster:
+        pages = urls(site, 1000)
+        cluster.start(*pages)
+        for number in (1, 2, 3):
+            cluster.node(f"crawler_{number}", runner=2, backup=1, session=10.0)
+        cluster.wait(60)
+        check_items(cluster, pages)
+        found = znodes(cluster.coordinator)
+    assert max(len(data) for data, _ in found.values()) < 500
+    assert len(found) < 60
+    assert sum(changes for _, changes in found.values()) < 100  # two for each URL would be 2,000
+    assert not any(site.url.encode() in data for data, _ in found.values())
+
+
+def znodes(url: str) -> dict[str, tuple[bytes, int]]:
+    """By path, the data and how often it was changed."""
+    client = KazooClient(hosts=url.removeprefix("zookeeper://"))
+    client.start()
+    found = {}
+    paths = ["/"]
+    for path in paths:
+        data, stat = client.get(path)
+        found[path] = (data, stat.version)
+        paths += [f"{path.rstrip('/')}/{child}" for child in client.get_children(path)]
+    client.stop()
+    client.close()
+    return found
+
+
+# -- one machine, one file
+
+
+def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> None:
+    """With ZooKeeper alone: one Runner at a time works on SQLite."""
+    with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
+        pages = urls(site, 400, wait=0.1)
+        spider = cluster.folder / cluster.name
+        spider.write_text(spider.read_text().replace('name = "pages"', f'name = "pages"\n    start_urls = {pages!r}'))
+        for number in (1, 2, 3):
+            cluster.node(f"crawler_{number}", "-o", "pages.jsonl", runner=1, backup=2)
+        cluster.run_id = "pages"
+        cluster.until_complete(1, 2)
+        site.wait_for(30)
+        (victim,) = cluster.with_role("runner")
+        cluster.nodes[victim].kill()
+        cluster.until(lambda shown: any(slot.holder not in ("", victim) for slot in shown.slots))
+        site.hurry()
+        cluster.wait(60)
+        check_items(cluster, pages)
+        lines = (tmp_path / "pages.jsonl").read_text().splitlines()
+        assert sorted(json.loads(line)["url"] for line in lines) == sorted(pages)
+        assert most_crawlers(site.visits()) == 1
+
+
+def test_two_runners_cant_share_a_file(tmp_path: Path) -> None:
+    with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
+        refused = cluster.node("crawler_1", runner=2, backup=0)
+        assert refused.wait(20) == 2
+        assert "one Runner at a time" in refused.log.read_text()
+        cluster.workers.clear()

@@ -1,0 +1,30 @@
+"""The coordinator in PostgreSQL, on the one server that the tests share."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from shoal.cluster.postgres import PostgresCoordinator
+from shoal.ports import Coordinator
+from shoal.testing import CoordinatorHarness
+from shoal.testing.coordination import TTL
+from tests.databases import PostgresServer, shared
+
+SCHEMA = "coordination"
+_EMPTY = "; ".join(f"DELETE FROM {SCHEMA}.{table}" for table in ("cluster", "member", "slot", "cluster_event"))
+
+
+class PostgresCoordination(CoordinatorHarness):
+    """Each test has the schema for itself: one is made, and emptied for the next."""
+
+    async def connect(self, cluster: str = "cluster", ttl: float = TTL) -> Coordinator:
+        server = shared(PostgresServer)
+        made = await PostgresCoordinator.open(f"{server.url}?schema={SCHEMA}", cluster, ttl)
+        if not self.opened:
+            link: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.url)
+            await link.execute(_EMPTY)
+            await link.close()
+        return made
+
+    async def abandon(self, coordinator: Coordinator) -> None:
+        """Nobody is to beat for it any more: it has no other sign of life."""

@@ -1,0 +1,28 @@
+"""The coordinator on Redis, on the one server that the tests share."""
+
+from __future__ import annotations
+
+from itertools import count
+from uuid import uuid4
+
+from shoal.cluster.redis import RedisCoordinator
+from shoal.ports import Coordinator
+from shoal.testing import CoordinatorHarness
+from shoal.testing.coordination import TTL
+from tests.databases import RedisServer, shared
+
+_prefixes = (f"c{uuid4().hex[:8]}-{number}" for number in count(1))
+
+
+class RedisCoordination(CoordinatorHarness):
+    """Each test has a prefix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._url = f"{shared(RedisServer).url}?prefix={next(_prefixes)}"
+
+    async def connect(self, cluster: str = "cluster", ttl: float = TTL) -> Coordinator:
+        return await RedisCoordinator.open(self._url, cluster, ttl)
+
+    async def abandon(self, coordinator: Coordinator) -> None:
+        """Nobody is to beat for it any more: it has no other sign of life."""
