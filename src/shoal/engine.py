@@ -120,6 +120,7 @@ class Engine:
         self._waker: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._woken = False
+        self._halted = False
         self.stopping = False
 
     # -- the loop
@@ -150,7 +151,7 @@ class Engine:
             linger = self._linger()
             if self._settled and not linger:
                 await self._settle()
-            wait = None if self.stopping else await self._lease_more()
+            wait = None if self.stopping or self._halted else await self._lease_more()
             if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
             if linger:
@@ -269,8 +270,15 @@ class Engine:
     def in_flight(self) -> int:
         return len(self._active)
 
+    def halt(self, halted: bool) -> None:
+        """While the run is paused nothing is leased, nor asked for. What is in flight is ended."""
+        self._halted = halted
+        if halted:
+            self.give_back()
+        self._wake()
+
     def give_back(self) -> None:
-        """What was leased ahead and has not begun: the run was halted."""
+        """What was leased ahead and has not begun."""
         for lease in self._ahead:
             self._leases.remove(lease)
             self._settled.append(Released(lease, contacted=False))

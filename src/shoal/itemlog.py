@@ -12,6 +12,7 @@ from shoal.sinks.drainer import position_of
 log = logging.getLogger("shoal.engine")
 
 _MAX_LAG = 50_000  # items that the slowest drainer may be behind before leasing pauses
+_SELDOM = 8  # times as long between two looks while nothing happens
 _PASSING = "sink:collect-"  # roles of programs that took the items for themselves: nobody goes on with them
 
 
@@ -27,13 +28,16 @@ class ItemLogKeeper:
         """Some drainer that is at work is so far behind that nothing more should be leased."""
 
     async def run(self) -> None:
-        trimmed = 0
+        trimmed, pause, before = 0, self._every, None
         while True:
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(pause)
             roles = [role for role in await self._persist(self._frontier.roles) if role.role.startswith("sink:")]
+            logged = (await self._persist(self._frontier.stats)).items if roles else 0
+            now = (roles, logged)
+            pause = min(_SELDOM * self._every, 2 * pause) if now == before and not self.far_behind else self._every
+            before = now
             if not roles:
                 continue
-            logged = (await self._persist(self._frontier.stats)).items
             self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
             passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
             if not self._keep and passed > trimmed:

@@ -83,4 +83,4 @@ def test_a_session_ends_before_its_end() -> None:
     session.renewed(time.monotonic())
     session.lost()
     assert not session.is_good
-    assert session.interval == 2.0
+    assert session.interval == pytest.approx(8 / 3)

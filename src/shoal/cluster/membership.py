@@ -68,6 +68,7 @@ class Membership:
         self._make_worker = make_worker
         self._session = Session(coordinator.ttl)
         self._over = watch.ended
+        self._look_now = asyncio.Event()
         self._seen: ClusterView | None = None
         self._vacant_since: dict[int, float] = {}
         self._lost: dict[int, str] = {}
@@ -179,6 +180,7 @@ class Membership:
             return
         for name in {member.name for member in before.members} - {member.name for member in view.members}:
             log.warning("%s is gone from %s", name, self._cluster)
+            self._look_now.set()
             self._lost.update({slot.index: name for slot in before.slots if slot.holder == name})
         lack = shortage(view)
         if lack == shortage(before) != self._lack:  # not what is being mended in this moment
@@ -298,9 +300,12 @@ class Membership:
     # -- waiting
 
     async def _watch_frontier(self) -> None:
-        """For one who stands by; a worker sees for itself."""
+        """For one who stands by; a worker sees for itself. Who is gone may have left because there is no more to do."""
         while True:
-            await asyncio.sleep(self._session.interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * self._session.interval):
+                    await self._look_now.wait()
+            self._look_now.clear()
             if self.tenure is None:
                 await self._watch.look()
 

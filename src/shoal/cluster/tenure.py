@@ -12,7 +12,7 @@ from shoal.runs.worker import Worker
 log = logging.getLogger("shoal.cluster")
 
 _MARGIN = 1 / 8  # of a session: so long before its end the work stops, whether or not the coordinator answers
-_BEATS = 4  # in a session
+_BEATS = 3  # in a session
 
 
 class Session:

@@ -32,6 +32,7 @@ log = logging.getLogger("shoal.worker")
 
 GRACE = 0.5  # seconds that what is in flight has when a worker is asked to stop, unless it is told otherwise
 _WATCH_EVERY = 1.0
+_WATCH_PAUSED = 2.5
 _SEED_LOOKS = 10  # of these between two looks at who seeds
 _ROLE_TTL = 60.0
 _LAST_WORD = 1.2  # seconds that outputs have after a stop
@@ -154,7 +155,7 @@ class Worker:
         """See what others do to the run. A halted one gives no leases anyway: what was leased ahead goes back."""
         state, looks = "running", 0
         while True:
-            await asyncio.sleep(_WATCH_EVERY)
+            await asyncio.sleep(_WATCH_PAUSED if state == "paused" else _WATCH_EVERY)
             try:
                 run = await store.get_run(self.run_id)
                 if run is None or run.state == "cancelled":
@@ -163,8 +164,8 @@ class Worker:
                 if run.state != state:
                     log.warning("run %s is %s", self.run_id, run.state)
                     state = run.state
-                    if state == "paused" and self._engine is not None:
-                        self._engine.give_back()
+                    if self._engine is not None:
+                        self._engine.halt(state == "paused")
                 looks += 1
                 if looks % _SEED_LOOKS == 0 and await self._is_unseeded(frontier):
                     log.warning("waiting: not all start requests are there, and nobody pushes them; start it again")

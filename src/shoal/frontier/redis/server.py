@@ -190,8 +190,8 @@ class Server:
 
     async def follow(self, stream: str, after: str) -> str:
         """Wait for what comes into a stream behind an entry, on a connection that does nothing else meanwhile. Returns
-        the last entry then, or the same one after half of the time in which the server has to answer."""
-        most = max(1, round(500 * self.address.timeout))  # 0 would be for ever
+        the last entry then, or the same one after most of the time in which the server has to answer."""
+        most = max(1, round(800 * self.address.timeout))  # 0 would be for ever
         found = await self._ask("XREAD", "BLOCK", most, "STREAMS", f"{self.address.prefix}{stream}", after)
         return found[0][1][-1][0].decode() if found else after
 
