@@ -31,7 +31,7 @@ from shoal import Spider
 class Pages(Spider):
     name = "pages"
     settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False, "concurrency": 4,
-                "lease.batch": 4}
+                "concurrency_per_host": 50, "lease.batch": 4}
 
     def parse(self, response):
         yield {"url": response.url}
@@ -143,8 +143,9 @@ class Cluster(ForkedFleet):
         logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 
-    def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 20.0) -> float:
-        wanted = {role: count for role, count in (("runner", runner), ("backup", backup)) if count}
+    def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 20.0, *, spares: int = 0) -> float:
+        counts = (("runner", runner), ("backup", backup), ("spare", spares))
+        wanted = {role: count for role, count in counts if count}
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
 
 

@@ -8,8 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from shoal.cluster.election import roles
+from shoal.ports import Counts
 from tests.acceptance.clusters import COORDINATORS, SESSION, Cluster, check_items, coordinator_url, most_crawlers, urls
 from tests.acceptance.faults import wire, wrong_clock
 from tests.acceptance.fleets import frontier_url
@@ -78,6 +80,33 @@ def test_without_a_coordinator_nobody_crawls(cluster: Cluster, server: DatabaseS
     cluster.wait(60)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 2
+
+
+def test_counts_outlive_all_sessions(cluster: Cluster, server: DatabaseServer, site: Target) -> None:
+    """Who joins again after all were lost at once brings what it last saw, not what it was started with."""
+    pages = begin(cluster, site, 600)
+    cluster.shoal("cluster", "scale", cluster.run_id, "--coordinator", cluster.coordinator, "--runner", "1")
+    cluster.until_complete(1, 1, spares=1)
+    with server.frozen():
+        time.sleep(2.5 * SESSION)
+    site.wait_for(10)
+    cluster.until(lambda shown: shown.counts == Counts(1, 1) and len(shown.members) == 3)
+    site.hurry()
+    cluster.wait(60)
+    check_items(cluster, pages)
+
+
+def test_a_coordinator_that_refuses_for_a_moment(tmp_path: Path, site: Target) -> None:
+    with closing(RedisServer()) as server:
+        cluster = Cluster(tmp_path, frontier_url("redis"), coordinator_url("redis", server))
+        with cluster, closing(Redis.from_url(server.url)) as operator:
+            pages = begin(cluster, site, 500)
+            operator.config_set("maxmemory", "1")
+            time.sleep(1.0)
+            operator.config_set("maxmemory", "0")
+            site.hurry()
+            cluster.wait(60)
+            check_items(cluster, pages)
 
 
 def test_one_that_is_cut_off_from_the_coordinator(cluster: Cluster, server: DatabaseServer, site: Target) -> None:

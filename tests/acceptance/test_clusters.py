@@ -140,18 +140,42 @@ def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
         await second.join("backup_2", Counts(1, 2))
         latest = 0
         wins: Counter[int] = Counter()
+        both = [first, second]
         for _ in range(1000):
-            epochs = await asyncio.gather(first.take(0), second.take(0))
+            random.shuffle(both)
+            epochs = await asyncio.gather(*(each.take(0) for each in both))
             (won,) = [epoch for epoch in epochs if epoch is not None]
             assert won > latest
             latest = won
-            winner = epochs.index(won)
-            wins[winner] += 1
-            await (first, second)[winner].retire()
-        assert wins.total() == 1000
+            winner = both[epochs.index(won)]
+            wins[winner is first] += 1
+            await winner.retire()
+        assert min(wins.values()) > 100
         await asyncio.gather(first.close(), second.close())
 
     asyncio.run(compete())
+
+
+def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Target) -> None:
+    """Nobody waits for a heartbeat: a session lasts for 20 seconds here."""
+    pages = urls(site, 400, wait=0.2)
+    cluster.start(*pages)
+    for name in ("crawler_1", "crawler_2"):
+        cluster.node(name, runner=1, backup=1, session=20.0)
+    cluster.until_complete(1, 1)
+    site.wait_for(10)
+    (runner,) = cluster.with_role("runner")
+    cluster.nodes[runner].signal(signal.SIGTERM)
+    assert cluster.nodes[runner].wait(5) == 0
+    left = time.monotonic()
+    visits = site.wait_until(lambda visits: len({visit.agent for visit in visits}) == 2)
+    assert visits[-1].start - left < 2.0
+    site.hurry()
+    cluster.wait()
+    check_items(cluster, pages)
+    assert most_crawlers(site.visits()) == 1
+    assert not [event for event in cluster.events() if event.what in ("lost", "took over")]
+    assert "which was lost" not in "".join(worker.log.read_text() for worker in cluster.workers)
 
 
 # -- names
@@ -234,6 +258,35 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     assert "nothing" in unknown.stderr
 
 
+def test_what_a_dead_runner_had_is_given_back_though_its_slot_is_gone(redis: Cluster, site: Target) -> None:
+    pages = urls(site, 400, wait=0.2)
+    redis.start(*pages)
+    for number in (1, 2, 3):
+        redis.node(f"crawler_{number}", runner=2, backup=1)
+    redis.until_complete(2, 1)
+    site.wait_for(10)
+    redis.nodes[redis.with_role("runner")[1]].kill()
+    redis.shoal("cluster", "scale", redis.run_id, "--coordinator", redis.coordinator, "--runner", "1")
+    site.hurry()
+    redis.wait(30)  # leases last 300 s
+    check_items(redis, pages)
+
+
+def test_another_cluster_on_the_same_run_is_told_from_a_successor(redis: Cluster, site: Target) -> None:
+    """Two coordinators know nothing of each other: one node ends with an error, and no page dies of it."""
+    pages = urls(site, 300, wait=0.2)
+    redis.start(*pages)
+    first = redis.node("crawler_1", runner=1, backup=0)
+    redis.until_complete(1, 0)
+    site.wait_for(10)
+    second = redis.node("crawler_2", runner=1, backup=0, coordinator=coordinator_url("zookeeper"))
+    assert first.wait(20) == 1
+    assert "look at --coordinator" in first.log.read_text()
+    site.hurry()
+    assert second.wait(30) == 0
+    check_items(redis, pages)
+
+
 # -- what others get wrong
 
 
@@ -249,7 +302,7 @@ def test_all_of_three_urls_are_crawled(redis: Cluster, site: Target) -> None:
 def test_what_a_dead_runner_had_not_begun_is_not_lost(redis: Cluster, site: Target) -> None:
     """Leased ahead, never fetched: given back with the slot, not when the leases run out."""
     pages = [f"{site.url}/{number}?gate=1" for number in range(60)]
-    redis.start(*pages, settings={"concurrency_per_host": 50})
+    redis.start(*pages)
     redis.node("crawler_1", runner=1, backup=1, settings={"lease.batch": 50, "concurrency": 10})
     site.wait_until(lambda visits: len(visits) >= 8)
     redis.node("crawler_2", runner=1, backup=1)
@@ -371,7 +424,7 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
         spider.write_text(spider.read_text().replace('name = "pages"', f'name = "pages"\n    start_urls = {pages!r}'))
         for number in (1, 2, 3):
             cluster.node(f"crawler_{number}", "-o", "pages.jsonl", runner=1, backup=2)
-        cluster.run_id = "pages"
+        cluster.run_id = "pages"  # which the first of them makes
         cluster.until_complete(1, 2)
         site.wait_for(30)
         (victim,) = cluster.with_role("runner")
@@ -383,6 +436,23 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
         lines = (tmp_path / "pages.jsonl").read_text().splitlines()
         assert sorted(json.loads(line)["url"] for line in lines) == sorted(pages)
         assert most_crawlers(site.visits()) == 1
+
+
+def test_a_second_runner_stands_by_though_there_is_a_slot(tmp_path: Path, site: Target) -> None:
+    with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
+        spider, pages = cluster.folder / cluster.name, urls(site, 100, wait=0.2)
+        spider.write_text(spider.read_text().replace('name = "pages"', f'name = "pages"\n    start_urls = {pages!r}'))
+        for number in (1, 2):
+            cluster.node(f"crawler_{number}", runner=1, backup=1)
+        cluster.run_id = "pages"
+        cluster.until_complete(1, 1)
+        cluster.shoal("cluster", "scale", "pages", "--coordinator", cluster.coordinator, "--runner", "2")
+        site.wait_for(20)
+        site.hurry()
+        cluster.wait()
+        check_items(cluster, pages)
+        logs = "".join(worker.log.read_text() for worker in cluster.workers)
+        assert logs.count("one Runner at a time can work on a file") == 1
 
 
 def test_two_runners_cant_share_a_file(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from shoal import itemlog
+from shoal.assembly import _guarded
 from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
-from shoal.http import Request
+from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.itemlog import ItemLogKeeper
 from shoal.leases import LeaseKeeper
+from shoal.middleware import Postponed
 from shoal.persistence import Persistence
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
 from shoal.runs.processes import Processes
@@ -165,6 +167,34 @@ async def test_what_has_ended_is_not_kept() -> None:
     assert keeper._held
     keeper.remove(old)
     assert not keeper._held
+
+
+async def test_no_lease_is_good_without_the_right_to_work() -> None:
+    """A node that was asleep looks here before it does anything."""
+    allowed = True
+    keeper = LeaseKeeper(Renewing(), 5.0, pytest.fail, lambda: allowed)  # type: ignore[arg-type]
+    held = lease(b"a", 5.0)
+    keeper.add(held)
+    assert keeper.is_good(held)
+    allowed = False
+    assert not keeper.is_good(held)
+
+
+async def test_nothing_is_sent_without_the_right_to_work() -> None:
+    sent: list[Request] = []
+
+    async def fetch(request: Request) -> Response:
+        sent.append(request)
+        return Response(request.url)
+
+    allowed = True
+    guarded = _guarded(fetch, lambda: allowed)
+    await guarded(Request("http://a.example/1"))
+    allowed = False
+    with pytest.raises(Postponed) as caught:
+        await guarded(Request("http://a.example/2"))
+    assert not caught.value.contacted
+    assert [request.url for request in sent] == ["http://a.example/1"]
 
 
 # -- the item log

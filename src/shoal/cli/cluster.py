@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.fleet import SpiderName, find_spider, grace_of, prepare, work_to_the_end
-from shoal.cli.running import Concurrency, FrontierUrl, Output, Quiet, Setting, given, resolve
-from shoal.errors import ConfigError
+from shoal.cli.running import Argument, Concurrency, FrontierUrl, Output, Quiet, Setting, given, pairs, resolve
+from shoal.errors import ConfigError, CoordinatorAwayError
 
 if TYPE_CHECKING:
     from shoal.ports import ClusterEvent, ClusterView, Coordinator
@@ -66,6 +67,7 @@ def node(
     ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],
+    argument: Argument = [],
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Requests leased at a time (default 50).")
     ] = None,
@@ -90,7 +92,9 @@ def node(
         }
     )  # fmt: skip
     reference, entry = find_spider(spider)
-    made, resolved = prepare(reference, entry, options, setting, run_id)
+    if argument and run_id is not None:
+        raise ConfigError("-a is for a run that the node makes; that of --run-id has its arguments already")
+    made, resolved = prepare(reference, entry, options, setting, run_id, pairs(argument, "-a"))
     work_to_the_end(
         Node(
             made, resolved.config, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
@@ -129,8 +133,13 @@ def status(
     async def work() -> None:
         async with _opened(cluster, coordinator, frontier) as opened:
             while True:
-                view, last = await opened.look(), await opened.events(events) if events else []
-                print(_as_json(cluster, view, last) if as_json else _as_text(cluster, view, last), flush=True)
+                try:
+                    view, last = await opened.look(), await opened.events(events) if events else []
+                    print(_as_json(cluster, view, last) if as_json else _as_text(cluster, view, last), flush=True)
+                except CoordinatorAwayError as exc:
+                    if not watch:
+                        raise
+                    print(f"shoal: {exc}", file=sys.stderr, flush=True)
                 if not watch:
                     return
                 await asyncio.sleep(1.0)
@@ -177,7 +186,8 @@ def _as_text(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str
     members = sorted(view.members, key=lambda member: (order[what[member.name]], rank(member.name)))
     wide = max([len(member.name) for member in members] + [4])
     lack = shortage(view)
-    lines = [f"{cluster}: {_words(view.counts)}, {len(members)} members" + (f"; only {lack}" if lack else "")]
+    count = f"{len(members)} member{'s' * (len(members) != 1)}"
+    lines = [f"{cluster}: {_words(view.counts)}, {count}" + (f"; only {lack}" if lack else "")]
     lines.append(f"{'name':<{wide}}  {'role':<7} {'slot':>4} {'epoch':>16} {'heard of':>10}  {'where':<24} doing")
     for member in members:
         slot = slots.get(member.name)

@@ -215,11 +215,13 @@ class Working(Protocol):
 
 
 def prepare(
-    reference: str, entry: Entry | None, options: Mapping[str, Any], setting: list[str], run_id: str | None
-) -> tuple[Spider, Resolved]:
-    """The spider as it was when the run began, if it has, and the configuration of who works on it."""
+    reference: str, entry: Entry | None, options: Mapping[str, Any], setting: list[str], run_id: str | None,
+    given: Mapping[str, Any] | None = None,
+) -> tuple[Spider, Resolved]:  # fmt: skip
+    """The spider as it was when the run began, or with the arguments given if there is none yet; and the configuration
+    of who works on it."""
     plain = resolve(None, options, setting)
-    arguments = {} if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
+    arguments = dict(given or {}) if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
     spider = make_spider(reference, {**(entry.arguments if entry else {}), **arguments})
     return spider, resolve(spider, options, setting)
 

@@ -13,6 +13,12 @@ SESSION = 10.0
 """Seconds after which a member that is not heard of is lost."""
 
 
+def call_timeout(ttl: float) -> float:
+    """Seconds that a call to a coordinator may take at most: so little of a session that one which hangs, on a dead
+    connection, does not cost it. (A session of two seconds it does.)"""
+    return max(1.0, 0.4 * ttl)
+
+
 async def open_coordinator(url: str, cluster: str, *, ttl: float = SESSION) -> Coordinator:
     """``zookeeper://host:2181,host:2181/chroot``, ``redis://host`` or ``postgresql://host/database``."""
     scheme = url.partition(":")[0]

@@ -49,9 +49,10 @@ def line(view: ClusterView) -> list[Member]:
 
 
 def vacant(view: ClusterView) -> list[int]:
-    """The slots that are to be filled, lowest first."""
+    """The slots that are to be filled, lowest first. One who has still to retire counts as a Runner."""
     held = {slot.index for slot in view.slots if slot.holder}
-    return [index for index in range(view.counts.runner) if index not in held]
+    free = [index for index in range(view.counts.runner) if index not in held]
+    return free[: max(0, view.counts.runner - len(held))]
 
 
 def roles(view: ClusterView) -> dict[str, Role]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -12,17 +13,20 @@ from typing import Any
 from shoal.assembly import preload
 from shoal.cluster import open_coordinator
 from shoal.cluster.election import Role
+from shoal.cluster.holding import Holding
 from shoal.cluster.membership import Membership
 from shoal.cluster.standby import FrontierWatch
-from shoal.config import Config
+from shoal.config import Config, mask
 from shoal.crawler import run_blocking
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError
 from shoal.events import Counters, Snapshot, Summary
 from shoal.frontier import open_store
-from shoal.ports import Counts, Frontier, Holder, Run, Stats
+from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
 from shoal.runs.starting import begin_run, find_run
 from shoal.runs.worker import GRACE, Worker, new_worker_id
 from shoal.spider import Spider
+
+log = logging.getLogger("shoal.cluster")
 
 _LONGEST_NAME = 200
 _LAST_WORD = 1.0  # seconds that closing, and the last look at the run, may take
@@ -68,7 +72,7 @@ class Node:
         self._allow_changed = allow_changed
         self._grace = grace
         self._member: Membership | None = None
-        self._watch: FrontierWatch | None = None
+        self._holding: Holding | None = None
         self._asked = False
         self._check()
 
@@ -106,8 +110,8 @@ class Node:
     def stop(self) -> None:
         """Give back what is leased, and leave."""
         self._asked = True
-        if self._watch is not None:
-            self._watch.ended.set()
+        if self._member is not None:
+            self._member.over.set()
 
     @property
     def role(self) -> Role | None:
@@ -117,11 +121,11 @@ class Node:
     @property
     def happened(self) -> Counter[str]:
         """How often it was elected, took over, retired, was lost or fenced."""
-        return Counter() if self._member is None else self._member.happened
+        return Counter() if self._holding is None else self._holding.happened
 
     async def snapshot(self) -> Snapshot | None:
         """The crawl at this moment; None while this node does not work."""
-        tenure = None if self._member is None else self._member.tenure
+        tenure = None if self._holding is None else self._holding.tenure
         return None if tenure is None else await tenure.worker.snapshot()
 
     def __await__(self) -> Generator[Any, None, Summary]:
@@ -139,20 +143,25 @@ class Node:
             frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
             stack.push_async_callback(_quietly, coordinator.close)
-            self._watch = FrontierWatch(store, run.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
-            if self._asked:
-                self._watch.ended.set()
-            self._member = Membership(
-                self.name, self.cluster, self.counts, coordinator, frontier, self._watch, self._make_worker
-            )
-            preload()
-            try:
-                await self._member.live()
-                self.error = self._member.error
-            except ShoalError as exc:
-                self.error = exc
-            self.summary = await self._summarize(run, frontier, self._member.counters, time.monotonic() - started)
+            if run.state == "finished" and not self._keep_alive:
+                log.warning("run %s is finished; begin another one with a --run-id of its own", run.run_id)
+            else:
+                await self._take_part(coordinator, store, frontier)
+            self.summary = await self._summarize(run, frontier, time.monotonic() - started)
         return self.summary
+
+    async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
+        watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
+        self._holding = Holding(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
+        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._holding)
+        if self._asked:
+            self._member.over.set()
+        preload()
+        try:
+            await self._member.live()
+            self.error = self._holding.error
+        except ShoalError as exc:
+            self.error = exc
 
     async def _make_run(self) -> None:
         if not self._makes_run:
@@ -170,7 +179,12 @@ class Node:
             allow_changed=self._allow_changed, grace=self._grace, holder=holder, may_work=may_work,
         )  # fmt: skip
 
-    async def _summarize(self, run: Run, frontier: Frontier, counters: Counters, elapsed: float) -> Summary:
+    async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
+        has_worked = self.happened.keys() & {"elected", "took over"}
+        if self._outputs and not has_worked:
+            log.warning(
+                "this node was never a Runner, and has written nothing to %s", ", ".join(map(mask, self._outputs))
+            )
         stats, kinds = Stats(seeding=True), {}
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
@@ -183,9 +197,9 @@ class Node:
             error="" if self.error is None else str(self.error),
             stats=stats,
             dead_kinds=kinds,
-            counters=counters,
+            counters=Counters() if self._holding is None else self._holding.counters,
             elapsed=elapsed,
-            outputs=self._outputs,
+            outputs=self._outputs if has_worked else (),
         )
 
 

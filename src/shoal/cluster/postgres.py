@@ -17,6 +17,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from shoal.cluster import call_timeout
 from shoal.errors import (
     CoordinatorAwayError,
     CoordinatorError,
@@ -45,19 +46,18 @@ class PostgresCoordinator:
         self._client = secrets.randbits(63)
         self._session = 0
         """How often it has tried to join: what comes late from an earlier session is not taken for this one's."""
+        self._epoch = 0
+        """Of the slot that it last knew to be its own."""
         self._channel = "shoal_" + sha256(f"{address.schema}.{self._cluster}".encode()).hexdigest()[:40]
         self._news = asyncio.Event()
         self._database = Database(address, connections=1, greet=self._listen)
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> PostgresCoordinator:
-        """CoordinatorError if the database can't be used, CoordinatorAwayError if it can't be reached.
-
-        A call may take half a session at most, so that one which hangs on a dead connection does not cost the session.
-        """
+        """CoordinatorError if the database can't be used, CoordinatorAwayError if it can't be reached."""
         with _errors():
             address = Address.of(url)
-            address = msgspec.structs.replace(address, timeout=min(address.timeout, ttl / 2))
+            address = msgspec.structs.replace(address, timeout=min(address.timeout, call_timeout(ttl)))
             made = cls(address, cluster, ttl)
             await made._database.open(partial(schema.prepare, address=address))
         return made
@@ -84,7 +84,9 @@ class PostgresCoordinator:
         rows = await self._call_as_member("beat", self.ttl, storable(doing), fit)
         if not rows:
             raise self._lost()
-        return _view(rows[0])
+        view = _view(rows[0])
+        self._epoch = next((slot.epoch for slot in view.slots if slot.holder == self._name), self._epoch)
+        return view
 
     async def leave(self) -> None:
         await self._call_as_member("leave")
@@ -99,10 +101,11 @@ class PostgresCoordinator:
         if not rows:
             raise self._lost()
         epoch: int | None = rows[0][0]
+        self._epoch = epoch or self._epoch
         return epoch
 
     async def retire(self) -> None:
-        await self._call_as_member("retire")
+        await self._call_as_member("retire", self._epoch)
 
     async def scale(self, counts: Counts) -> None:
         rows = await self._call("scale", counts.runner, counts.backup)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from shoal.cluster import call_timeout
 from shoal.errors import (
     CoordinatorAwayError,
     CoordinatorError,
@@ -67,19 +68,18 @@ class RedisCoordinator:
         self._name = ""
         self._session = ""
         """What proves that the member of that name is this one; nothing for one who is no member."""
+        self._epoch = 0
+        """Of the slot that it last knew to be its own."""
         self._seen = _NOTHING_YET
         """The last event that came before what was seen of the cluster."""
         self._news: asyncio.Task[str] | None = None
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> RedisCoordinator:
-        """CoordinatorError if the server can't be used, CoordinatorAwayError if it can't be reached.
-
-        A call may take half a session at most: so one that hangs, on a dead connection, does not cost the session.
-        """
+        """CoordinatorError if the server can't be used, CoordinatorAwayError if it can't be reached."""
         with _errors():
             address = parse_url(url)
-            address = address._replace(timeout=min(address.timeout, ttl / 2))
+            address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
             return cls(await Server.open(address, warns=False), cluster, ttl)
 
     async def _run(self, step: str, *arguments: Any) -> Any:
@@ -122,10 +122,11 @@ class RedisCoordinator:
         epoch: int | None = await self._run_as_member("take", index)
         if epoch is None:
             raise self._lost()
+        self._epoch = epoch or self._epoch
         return epoch or None
 
     async def retire(self) -> None:
-        await self._run_as_member("retire")
+        await self._run_as_member("retire", self._epoch)
 
     async def scale(self, counts: Counts) -> None:
         if not await self._run("scale", counts.runner, counts.backup):
@@ -149,6 +150,7 @@ class RedisCoordinator:
             where = self._server.address.shown
             raise CoordinatorError(f"the cluster {self._cluster} at {where} can't be read ({exc})") from exc
         self._seen = last.decode()
+        self._epoch = next((it.epoch for it in held.values() if it.holder == self._name), self._epoch)
         return ClusterView(
             counts=Counts(runner, backup),
             members=tuple(

@@ -1,9 +1,10 @@
-"""What one who stands by has to know of the frontier: whether it could work, and whether there is work left."""
+"""What a node has to know of the frontier: whether it could work, and whether there is work left."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from shoal.errors import FrontierError
 from shoal.ports import Store
@@ -18,29 +19,40 @@ class FrontierWatch:
         """``patience``: seconds that the frontier has to answer. ``keep_alive``: a run that is finished may go on."""
         self.fit = True
         """Whether the frontier could be reached the last time."""
-        self.ended = asyncio.Event()
+        self.ended = False
         """The run is finished, cancelled or gone."""
+        self.shared = store.shared
         self._store = store
         self._run_id = run_id
         self._patience = patience
         self._keep_alive = keep_alive
+        self._away_since: float | None = None
 
     async def look(self) -> bool:
         """Whether there is something to work on, and a way to it."""
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._patience):
                 run = await self._store.get_run(self._run_id)
         except (FrontierError, TimeoutError) as exc:
-            self.lost(str(exc) or "no answer")
+            self.lost(str(exc) or f"no answer in {self._patience:g} s", began)
             return False
         self.fit = True
-        if run is None or run.state == "cancelled" or (run.state == "finished" and not self._keep_alive):
+        self._away_since = None
+        self.ended = run is None or run.state == "cancelled" or (run.state == "finished" and not self._keep_alive)
+        if self.ended:
             log.info("run %s is %s", self._run_id, "removed" if run is None else run.state)
-            self.ended.set()
-        return not self.ended.is_set()
+        return not self.ended
 
-    def lost(self, why: str) -> None:
-        """The frontier can't be reached."""
+    def lost(self, why: str, since: float | None = None) -> None:
+        """The frontier can't be worked on."""
         if self.fit:
-            log.warning("the frontier can't be reached: %s", why)
+            log.warning("the frontier can't be used: %s", why)
         self.fit = False
+        if self._away_since is None:
+            self._away_since = time.monotonic() if since is None else since
+
+    @property
+    def away_for(self) -> float:
+        """Seconds since which that is so."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since

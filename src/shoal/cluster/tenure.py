@@ -15,9 +15,14 @@ _MARGIN = 1 / 8  # of a session: so long before its end the work stops, whether 
 _BEATS = 3  # in a session
 
 
+def now() -> float:
+    """Seconds of a clock that never steps, and goes on while the machine is suspended, where there is such a one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Session:
-    """Until when the coordinator takes this node for alive, as far as the node can know: on its own monotonic clock,
-    counted from the moment before the last heartbeat was sent."""
+    """Until when the coordinator takes this node for alive, as far as the node can know: counted from the moment before
+    the last heartbeat was sent."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
@@ -32,7 +37,7 @@ class Session:
     @property
     def left(self) -> float:
         """Seconds for which the node may still work."""
-        return max(0.0, self._heard + self.ttl * (1 - _MARGIN) - time.monotonic())
+        return max(0.0, self._heard + self.ttl * (1 - _MARGIN) - now())
 
     @property
     def is_good(self) -> bool:
@@ -54,7 +59,6 @@ class Tenure:
         self.was_ended = False
         """By the node, not by the worker itself."""
         self._session = session
-        self._away_since: float | None = None
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -78,17 +82,6 @@ class Tenure:
         """The slot is another's now, or soon."""
         self.was_ended = True
         self.worker.abort()
-
-    @property
-    def away_for(self) -> float:
-        """Seconds since which the frontier's server is out of reach."""
-        engine = self.worker.engine
-        if engine is None or not engine.away:
-            self._away_since = None
-            return 0.0
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-        return time.monotonic() - self._away_since
 
     @property
     def doing(self) -> str:

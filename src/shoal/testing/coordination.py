@@ -132,7 +132,8 @@ class CoordinatorContract:
         view = await living.beat()
         assert holders(view) == {}
         assert [(slot.index, slot.epoch) for slot in view.slots] == [(0, epoch)]
-        assert told(await living.events(), "lost") == [("lost", "dead")]
+        (event,) = [event for event in await living.events() if event.what == "lost"]
+        assert (event.member, event.slot, event.epoch, event.detail) == ("dead", 0, epoch, "")
 
     async def _until_lost(self, living: Coordinator, name: str) -> float:
         started = time.monotonic()
@@ -262,7 +263,22 @@ class CoordinatorContract:
         assert await member.take(3) is not None
         await operator.scale(Counts(1, 1))
         assert holders(await member.beat()) == {3: "a"}  # it is the holder who gives it back
-        assert told(await operator.events(), "scaled") == [("scaled", ""), ("scaled", "")]
+        scaled = [event for event in await operator.events() if event.what == "scaled"]
+        assert [(event.member, event.detail) for event in scaled] == [
+            ("", "runner 4, backup 0"), ("", "runner 1, backup 1"),
+        ]  # fmt: skip
+
+    async def test_one_who_has_still_to_retire_counts(self, coordination: CoordinatorHarness) -> None:
+        """There are never more holders than there are to be Runners."""
+        first, second = await coordination.member("a", Counts(3, 0)), await coordination.member("b")
+        third, operator = await coordination.member("c"), await coordination.open()
+        assert await first.take(1) is not None
+        assert await second.take(2) is not None
+        await operator.scale(Counts(2, 1))
+        assert await third.take(0) is None
+        await second.retire()
+        assert sum(epoch is not None for epoch in await asyncio.gather(third.take(0), second.take(0))) == 1
+        assert len(holders(await first.beat())) == 2
 
     # -- looking
 

@@ -6,7 +6,7 @@ local known = member_of(name)
 if known and known[1] ~= session then return 0 end
 if not known then
   if call('ZCARD', LIVES) == 0 then call('HSET', HEAD, 'runner', ARGV[7], 'backup', ARGV[8]) end
-  tell('joined', name, nil, nil, where)
+  tell('joined', name)
 end
 save_member(name, session, ttl, where, known and known[4] or '', known and known[5] or 1)
 return 1

@@ -2,5 +2,5 @@
 
 if call('EXISTS', HEAD) == 0 then return 0 end
 call('HSET', HEAD, 'runner', ARGV[3], 'backup', ARGV[4])
-tell('scaled', '', nil, nil, 'runner=' .. ARGV[3] .. ' backup=' .. ARGV[4])
+tell('scaled', '', nil, nil, 'runner ' .. ARGV[3] .. ', backup ' .. ARGV[4])
 return 1

@@ -7,8 +7,12 @@ local own, held_under = slot_of(name)
 if own then return own == index and held_under or 0 end
 local last, runner = unpack(call('HMGET', HEAD, 'epoch', 'runner'))
 if index >= (tonumber(runner) or 0) then return 0 end
-local slot = all_slots()[index]
-if slot and slot.holder ~= '' then return 0 end
+local slots, held = all_slots(), 0
+for _, each in pairs(slots) do
+  if each.holder ~= '' then held = held + 1 end
+end
+local slot = slots[index]
+if held >= tonumber(runner) or (slot and slot.holder ~= '') then return 0 end -- some may have still to retire
 
 -- The time, if that is more: a server that has lost its data must not give an epoch again.
 local epoch = math.max((tonumber(last) or 0) + 1, microseconds)

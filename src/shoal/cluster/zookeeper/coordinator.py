@@ -80,7 +80,7 @@ class ZookeeperCoordinator:
             while not await self._try_to_join(name, counts, where):
                 pass  # another has joined in this moment: look again
             self._name, self._where, self._joined_in = name, where, joining_in
-            self._session.stay_alive(self.ttl)
+            self._session.stay_alive(self.ttl / 2)
 
     async def _make_folders(self, counts: Counts) -> None:
         if await self._session.result(self._client.exists_async(self._paths.config)):
@@ -92,12 +92,8 @@ class ZookeeperCoordinator:
 
     async def _try_to_join(self, name: str, counts: Counts, where: str) -> bool:
         client, paths = self._client, self._paths
-        member, enrolled, (_, config), members = await self._session.read(
-            data_of(paths.member(name)),
-            data_of(paths.enrolled(name)),
-            data_of(paths.config),
-            children_of(paths.members),
-        )
+        member, enrolled = await self._session.read(data_of(paths.member(name)), data_of(paths.enrolled(name)))
+        (_, config), members = await self._session.must_read(data_of(paths.config), children_of(paths.members))
         if member is not None:
             if member[1].ephemeralOwner == self._session.id:
                 return True  # in an attempt before, whose answer was lost
@@ -156,7 +152,7 @@ class ZookeeperCoordinator:
                 raise self._lost() from exc
             if own.ephemeralOwner != self._joined_in:
                 raise self._lost()
-            self._session.stay_alive(self.ttl)
+            self._session.stay_alive(self.ttl / 2)
             return view
 
     async def look(self) -> ClusterView:
@@ -180,6 +176,8 @@ class ZookeeperCoordinator:
             *(data_of(f"{paths.members}/{element}") for element in known),
         )
         written = await self._session.result(writing)
+        if None in (config, slots, held, roster, elements):
+            raise NoNodeError  # somebody has deleted it
         for lost in set(roster) - set(elements):
             await self._tell_lost(as_name(lost))
         if elements != known:
@@ -200,7 +198,7 @@ class ZookeeperCoordinator:
     async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
         """``last`` changes only when ``slots`` does, so it is read again only then."""
         if seen != self._last_seen:
-            (indexes,) = await self._session.read(children_of(self._paths.last))
+            (indexes,) = await self._session.must_read(children_of(self._paths.last))
             found = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
             self._last = {
                 int(index): _Last(json.decode(data, type=LastRecord), stat.version)
@@ -218,8 +216,10 @@ class ZookeeperCoordinator:
         step.create(self._paths.member(name))  # not if it lives again by now
         step.delete(self._paths.member(name))
         step.delete(self._paths.enrolled(name))
+        had = next((index for index, last in self._last.items() if last.record.name == name), None)
+        epoch = 0 if had is None else self._last[had].record.epoch
         with suppress(NodeExistsError, NoNodeError):
-            await self._commit(step, EventRecord("lost", name))
+            await self._commit(step, EventRecord("lost", name, had, epoch))
 
     def _no_cluster(self) -> CoordinatorError:
         return CoordinatorError(f"{self._session.address.shown} knows no cluster {self._cluster}")
@@ -236,20 +236,26 @@ class ZookeeperCoordinator:
         async with self._session.step(), self._turn:
             self._check_member()
             paths = self._paths
-            own, config, slots, held = await self._session.read(
-                data_of(paths.member(self._name)), data_of(paths.config), data_of(paths.slots), children_of(paths.slots)
-            )
-            if own is None or own[1].ephemeralOwner != self._joined_in:
+            try:
+                own, config, slots, held = await self._session.must_read(
+                    data_of(paths.member(self._name)), data_of(paths.config), data_of(paths.slots),
+                    children_of(paths.slots),
+                )  # fmt: skip
+            except NoNodeError as exc:
+                raise self._lost() from exc
+            if own[1].ephemeralOwner != self._joined_in:
                 raise self._lost()
             for slot in await self._slots(held, slots[1].pzxid):
                 if slot.holder == self._name:
                     return slot.epoch if slot.index == index else None
-            if str(index) in held or index >= json.decode(config[0], type=Counts).runner:
+            runner = json.decode(config[0], type=Counts).runner
+            if str(index) in held or index >= runner or len(held) >= runner:  # some may have still to retire
                 return None
-            return await self._take(index, own[1].mtime, config[1].version)
+            return await self._take(index, own[1].mtime, config[1].version, slots[1].version)
 
-    async def _take(self, index: int, now: int, config_version: int) -> int | None:
-        """The epoch is also a time, in microseconds: so it grows even after the server has lost its data."""
+    async def _take(self, index: int, now: int, config_version: int, slots_version: int) -> int | None:
+        """The epoch is also a time, in microseconds: so it grows even after the server has lost its data. One at a time
+        takes a slot, so that their number is right."""
         paths, name, known = self._paths, self._name, self._last.get(index)
         before = known.record if known else LastRecord("", 0)
         epoch = max(before.epoch + 1, now * 1000)
@@ -257,6 +263,7 @@ class ZookeeperCoordinator:
         step = self._client.transaction()
         step.check(paths.member(name), -1)
         step.check(paths.config, config_version)
+        step.set_data(paths.slots, b"", slots_version)
         if known:
             step.set_data(paths.last_of(index), record, known.version)
         else:
@@ -280,7 +287,7 @@ class ZookeeperCoordinator:
                 await self._commit(step, EventRecord("retired", self._name, slot.index, slot.epoch))
 
     async def _own_slot(self) -> Slot | None:
-        (_, stat), held = await self._session.read(data_of(self._paths.slots), children_of(self._paths.slots))
+        (_, stat), held = await self._session.must_read(data_of(self._paths.slots), children_of(self._paths.slots))
         return next((slot for slot in await self._slots(held, stat.pzxid) if slot.holder == self._name), None)
 
     def _give_back(self, step: Any, slot: Slot) -> None:

@@ -16,6 +16,7 @@ from kazoo import exceptions
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.security import make_digest_acl
 
+from shoal.cluster import call_timeout
 from shoal.cluster.zookeeper.address import Address
 from shoal.cluster.zookeeper.connection import Connection, Threads
 from shoal.cluster.zookeeper.reads import Read, ReadAll
@@ -117,7 +118,7 @@ class Session:
         if self.client.state != KazooState.CONNECTED:  # or kazoo would keep the calls and make them later
             raise self._away("the connection is lost")
         try:
-            async with asyncio.timeout(self.address.timeout):
+            async with asyncio.timeout(min(self.address.timeout, call_timeout(self.ttl))):
                 yield
         except _AWAY as exc:
             raise self._away(type(exc).__name__) from exc
@@ -141,6 +142,13 @@ class Session:
         pending = self.client.handler.async_result()
         self.client._call(ReadAll(reads), pending)
         answers: list[Any] = await self.result(pending)
+        return answers
+
+    async def must_read(self, *reads: Read) -> list[Any]:
+        """The same of what has to be there: NoNodeError if somebody has deleted it."""
+        answers = await self.read(*reads)
+        if None in answers:
+            raise NoNodeError
         return answers
 
     async def watch(self, *, data: str, children: Sequence[str]) -> None:

@@ -42,6 +42,9 @@ class Scripts(NamedTuple):
 _FRONTIER = Scripts("shoal.frontier.redis", ("base", "hosts", "requests", "slots"))
 
 
+_warned: set[str] = set()
+
+
 class Script(NamedTuple):
     """A step that Redis takes as a whole."""
 
@@ -136,6 +139,10 @@ class Server:
             raise StoreError(f"{where} is Redis {version}; Shoal needs 6.2 or later: upgrade it")
 
     def _warn(self, info: dict[str, Any]) -> None:
+        """Of settings with which "nothing is lost" does not hold; once in a process."""
+        if self.address.shown in _warned:
+            return
+        _warned.add(self.address.shown)
         where, policy = self.address.shown, info.get("maxmemory_policy", "noeviction")
         if info.get("maxmemory") and policy != "noeviction":
             log.warning(

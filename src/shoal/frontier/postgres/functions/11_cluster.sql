@@ -141,7 +141,10 @@ BEGIN
         _epoch := CASE _own.index WHEN _index THEN _own.epoch END;
     ELSIF _former.holder IS NULL THEN
         UPDATE cluster c SET epoch = greatest(c.epoch + 1, (clock(0) * 1e6)::bigint)
-            WHERE c.id = _cluster AND _index >= 0 AND _index < c.runner RETURNING c.epoch INTO _epoch;
+            WHERE c.id = _cluster AND _index >= 0 AND _index < c.runner
+                AND c.runner > (  -- some may have still to retire
+                    SELECT count(*) FROM slot s WHERE s.cluster = _cluster AND s.holder IS NOT NULL)
+            RETURNING c.epoch INTO _epoch;
         IF FOUND THEN
             INSERT INTO slot (cluster, index, holder, epoch) VALUES (_cluster, _index, _member, _epoch)
                 ON CONFLICT (cluster, index) DO UPDATE SET holder = _member, epoch = _epoch, lost = NULL;
@@ -154,13 +157,14 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION cluster_retire(_name text, _member text, _client bigint, _session integer)
+-- Only from this epoch: a call that comes late must not end what was won since.
+CREATE OR REPLACE FUNCTION cluster_retire(_name text, _member text, _client bigint, _session integer, _epoch bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
     _slot record;
 BEGIN
-    UPDATE slot s SET holder = NULL WHERE s.cluster = _cluster AND s.holder = _member
+    UPDATE slot s SET holder = NULL WHERE s.cluster = _cluster AND s.holder = _member AND s.epoch = _epoch
         RETURNING s.index, s.epoch INTO _slot;
     IF FOUND THEN
         PERFORM tell(_cluster, 'retired', _member, _slot.index, _slot.epoch);
