@@ -13,15 +13,14 @@ from shoal.ports import Counts
 
 NOWHERE = "http://127.0.0.1:9/"
 """The one page of the run. As that is paused, nobody asks for it."""
-SETTLING = 3.0
-"""Seconds for the last ones to begin their work, once all slots are held."""
+SETTLING = 10.0
+"""Seconds for the last ones to begin, and to find out that there is nothing to do."""
 SECONDS = 20.0
 
 
-async def measure(job: dict[str, Any], members: int, session: float) -> dict[str, Any]:
-    """Nodes of a run that is paused, four of five of them Runners."""
-    backup = members // 5
-    async with cluster(job, Counts(members - backup, backup), session, [NOWHERE], paused=True) as made:
+async def measure(job: dict[str, Any], members: int, runners: int, session: float) -> dict[str, Any]:
+    """Nodes of a run that is paused, so many of them Runners."""
+    async with cluster(job, Counts(runners, members - runners), session, [NOWHERE], paused=True) as made:
         began = time.monotonic()
         for number in range(1, members + 1):
             await made.fork(f"crawler_{number}")
@@ -34,6 +33,6 @@ async def measure(job: dict[str, Any], members: int, session: float) -> dict[str
         await made.until_complete()  # nobody was lost
         memory = [memory_of(pid) for pid in made.pids.values()]
     return {
-        "act": "idle", "session": session, "members": members, "forked": forked, "formed": formed, **load.figure(),
+        "act": "idle", "session": session, "members": members, "runners": runners, "forked": forked, "formed": formed, **load.figure(),
         **{name: mean(each[name] for each in memory) for name in ("rss", "pss")},
     }  # fmt: skip

@@ -38,7 +38,15 @@ def both(spread: dict[str, float], factor: int = 1, digits: int = 2, minus: floa
 
 
 IDLE_HEADER = [
-    *("coordinator", "nodes", "complete after, s", "CPU, %: all nodes", "coordinator's server", "frontier's server"),
+    *(
+        "coordinator",
+        "nodes",
+        "Runners",
+        "complete after, s",
+        "CPU, %: all nodes",
+        "coordinator's server",
+        "frontier's server",
+    ),
     *("memory of a node, MB", "its share, MB"),
 ]
 
@@ -53,6 +61,7 @@ def idle(results: Figure) -> list[list[str]]:
             [
                 results["labels"][figure["coordinator"]],
                 str(figure["members"]),
+                str(figure["runners"]),
                 f"{figure['formed']:.1f}",
                 *("the same" if share is None else f"{share:.1f}" for share in shares),
                 f"{figure['rss'] / 1e6:.0f}",

@@ -76,7 +76,7 @@ def cluster(results: table.Results) -> str:
         works instead; "lost" is when the coordinator has noticed, "first page" when the Backup's first request arrives
         at the site. By the machine's clock, median and (worst).""",
         table.markdown(nodes.takeovers(results), left=(0,)),
-        f"""A cluster of a run that is paused, four of five nodes Runners, with the default session: from the first fork
+        f"""A cluster of a run that is paused, so that nobody crawls, with the default session: from the first fork
         until all are members and every slot is held; then the CPU time of {nodes.seconds(results)} seconds, as per
         cent of one core, and the memory of a node (all of it, and its share when what it has together with the others
         is divided among them).""",

@@ -190,10 +190,10 @@ class Holding:
         """What a lost Runner had is given back at once also when nobody takes its slot."""
         if self.tenure is None or (self._clearing is not None and not self._clearing.done()):
             return
-        has_heir = any(member.fit for member in line(view))
-        for slot in view.slots:
-            awaited = has_heir and slot.index < view.counts.runner
-            if not slot.holder and not awaited and (slot.index, slot.epoch) not in self._cleared:
+        left = [slot for slot in view.slots if not slot.holder and (slot.index, slot.epoch) not in self._cleared]
+        has_heir = bool(left) and any(member.fit for member in line(view))
+        for slot in left:
+            if slot.index >= view.counts.runner or not has_heir:
                 self._clearing = asyncio.create_task(self._clear(slot.index, slot.epoch))
                 return
 

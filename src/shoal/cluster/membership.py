@@ -57,6 +57,8 @@ class Membership:
         self._vacant_since: dict[int, float] = {}
         self._failures = 0
         """Calls in a row that the coordinator did not answer."""
+        self._is_calm = False
+        """What it saw last is no different from what it saw before."""
         self._lack = ""
         """What was told last that the cluster has too few of."""
 
@@ -162,9 +164,11 @@ class Membership:
 
     def _see(self, view: ClusterView) -> None:
         """Tell what has changed, and remember since when slots are vacant."""
+        before, self._seen = self._seen, view
+        if before is not None and _is_alike(before, view) and self._is_calm:
+            return  # as mostly
         moment = time.monotonic()
         self._vacant_since = {index: self._vacant_since.get(index, moment) for index in vacant(view)}
-        before, self._seen = self._seen, view
         if view.counts != self._counts:
             log.warning(
                 "%s has runner=%d and backup=%d now; `shoal cluster scale` changes that",
@@ -177,7 +181,8 @@ class Membership:
             log.warning("%s is gone from %s", name, self._cluster)
             self._look_now.set()
         lack = shortage(view)
-        if lack == shortage(before) != self._lack:  # not what is being mended in this moment
+        self._is_calm = lack == shortage(before)
+        if self._is_calm and lack != self._lack:  # not what is being mended in this moment
             if lack:
                 log.warning("%s has only %s", self._cluster, lack)
             else:
@@ -243,3 +248,13 @@ class Membership:
         finally:
             for future in own:
                 future.cancel()
+
+
+def _is_alike(one: ClusterView, other: ClusterView) -> bool:
+    """Whether nothing has happened between the two."""
+    return (
+        one.slots == other.slots
+        and one.counts == other.counts
+        and [(member.name, member.fit) for member in one.members]
+        == [(member.name, member.fit) for member in other.members]
+    )

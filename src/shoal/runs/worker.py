@@ -32,7 +32,7 @@ log = logging.getLogger("shoal.worker")
 
 GRACE = 0.5  # seconds that what is in flight has when a worker is asked to stop, unless it is told otherwise
 _WATCH_EVERY = 1.0
-_WATCH_PAUSED = 2.5
+_WATCH_PAUSED = 4.0
 _SEED_LOOKS = 10  # of these between two looks at who seeds
 _ROLE_TTL = 60.0
 _LAST_WORD = 1.2  # seconds that outputs have after a stop

@@ -16,13 +16,16 @@ from msgspec import json
 
 from shoal.cluster.zookeeper.address import parse_url
 from shoal.cluster.zookeeper.reads import children_of, data_of
-from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, Pending, Session
+from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, Session
 from shoal.cluster.zookeeper.znodes import EventRecord, LastRecord, MemberRecord, Paths, SlotRecord, as_name
 from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 
 _EVENTS = 100
 """How many are kept at least."""
+_BELIEVED = 2
+"""Heartbeats for which what was seen is believed, while there is no sign of a change. Then it is read again, for what
+others do and whether they are fit."""
 _TRIM_EVERY = 20
 """Events after which those before are looked through."""
 
@@ -30,6 +33,32 @@ _TRIM_EVERY = 20
 class _Last(NamedTuple):
     record: LastRecord
     version: int
+
+
+class _Signs(NamedTuple):
+    """Versions that grow when something happens in a cluster."""
+
+    config: int
+    slots: int
+    members: int
+
+
+class _Known(NamedTuple):
+    """What was seen. As long as the signs are the same, only what others do may be different by now."""
+
+    signs: _Signs
+    view: ClusterView
+    beats: int = 0
+    """Since then."""
+
+    def with_own(self, name: str, record: MemberRecord) -> ClusterView:
+        members = tuple(
+            Member(name=name, age=0.0, fit=record.fit, doing=record.doing, where=record.where)
+            if member.name == name
+            else member
+            for member in self.view.members
+        )
+        return ClusterView(counts=self.view.counts, members=members, slots=self.view.slots)
 
 
 class ZookeeperCoordinator:
@@ -49,6 +78,7 @@ class ZookeeperCoordinator:
         """The session that the member lives in."""
         self._elements: list[str] = []
         """The members when they were last looked at: they are likely to be the same the next time."""
+        self._known: _Known | None = None
         self._last: dict[int, _Last] = {}
         self._last_seen = 0
         """The change of ``slots`` that it shows."""
@@ -79,7 +109,7 @@ class ZookeeperCoordinator:
             await self._make_folders(counts)
             while not await self._try_to_join(name, counts, where):
                 pass  # another has joined in this moment: look again
-            self._name, self._where, self._joined_in = name, where, joining_in
+            self._name, self._where, self._joined_in, self._known = name, where, joining_in, None
             self._session.stay_alive(self.ttl / 2)
 
     async def _make_folders(self, counts: Counts) -> None:
@@ -147,24 +177,37 @@ class ZookeeperCoordinator:
             record = MemberRecord(doing, fit, self._where)
             beating = self._client.set_async(self._paths.member(self._name), json.encode(record))
             try:
-                own, view = await self._view(beating)
+                signs = await self._signs()
+                own = await self._session.result(beating)
+                known = self._known
+                if known is None or known.signs != signs or known.beats == _BELIEVED or not self._session.is_watching:
+                    known = _Known(signs, await self._view(now=own.mtime))
             except NoNodeError as exc:
                 raise self._lost() from exc
             if own.ephemeralOwner != self._joined_in:
                 raise self._lost()
+            self._known = known._replace(beats=known.beats + 1)
             self._session.stay_alive(self.ttl / 2)
-            return view
+            return known.with_own(self._name, record)
+
+    async def _signs(self) -> _Signs:
+        """By which it is seen whether members, slots or counts have changed. A heartbeat changes a member alone."""
+        config, slots, members = await self._session.must_read(
+            data_of(self._paths.config), data_of(self._paths.slots), data_of(self._paths.members)
+        )
+        return _Signs(config[1].version, slots[1].pzxid, members[1].pzxid)
 
     async def look(self) -> ClusterView:
         async with self._session.step():
             try:
-                return (await self._view(self._client.set_async(self._paths.clock, b"")))[1]
+                written = await self._session.result(self._client.set_async(self._paths.clock, b""))
+                return await self._view(now=written.mtime)
             except NoNodeError as exc:
                 raise self._no_cluster() from exc
 
-    async def _view(self, writing: Pending) -> tuple[Any, ClusterView]:
-        """What there is when something was written, whose mtime is the server's time. The roster is read before the
-        members: who is in the one and not in the other was lost."""
+    async def _view(self, now: int) -> ClusterView:
+        """What there is. ``now``: the server's time, by something that was written just now. The roster is read before
+        the members: who is in the one and not in the other was lost."""
         paths, known = self._paths, self._elements
         await self._session.watch(data=paths.config, children=(paths.slots, paths.members))
         config, slots, held, roster, elements, *facts = await self._session.read(
@@ -175,7 +218,6 @@ class ZookeeperCoordinator:
             children_of(paths.members),
             *(data_of(f"{paths.members}/{element}") for element in known),
         )
-        written = await self._session.result(writing)
         if None in (config, slots, held, roster, elements):
             raise NoNodeError  # somebody has deleted it
         for lost in set(roster) - set(elements):
@@ -184,16 +226,15 @@ class ZookeeperCoordinator:
             facts = await self._session.read(*(data_of(f"{paths.members}/{element}") for element in elements))
             self._elements = elements
         members = (
-            _member(as_name(element), fact, now=written.mtime)
+            _member(as_name(element), fact, now=now)
             for element, fact in zip(elements, facts, strict=True)
             if fact is not None  # it was there a moment ago
         )
-        view = ClusterView(
+        return ClusterView(
             counts=json.decode(config[0], type=Counts),
             members=tuple(members),
             slots=await self._slots(held, slots[1].pzxid),
         )
-        return written, view
 
     async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
         """``last`` changes only when ``slots`` does, so it is read again only then."""

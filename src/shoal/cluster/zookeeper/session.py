@@ -166,6 +166,11 @@ class Session:
             self._watching = False
             raise
 
+    @property
+    def is_watching(self) -> bool:
+        """Not so any more after a change, or when the connection was lost."""
+        return self._watching
+
     async def commit(self, transaction: TransactionRequest) -> list[Any]:
         """All of it or nothing: raises the error that undid it."""
         answers: list[Any] = await self.result(transaction.commit_async())
