@@ -33,6 +33,7 @@ async def measure(job: dict[str, Any], members: int, runners: int, session: floa
         await made.until_complete()  # nobody was lost
         memory = [memory_of(pid) for pid in made.pids.values()]
     return {
-        "act": "idle", "session": session, "members": members, "runners": runners, "forked": forked, "formed": formed, **load.figure(),
+        "act": "idle", "session": session, "members": members, "runners": runners, "forked": forked, "formed": formed,
+        **load.figure(),
         **{name: mean(each[name] for each in memory) for name in ("rss", "pss")},
     }  # fmt: skip
