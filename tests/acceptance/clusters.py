@@ -83,9 +83,11 @@ class Cluster(ForkedFleet):
         counts = ["--runner", str(runner), "--backup", str(backup)]
         return ["--name", name, *counts, "--session", str(session)]
 
-    def node_of_its_own(self, name: str, runner: int, backup: int, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    def node_of_its_own(
+        self, name: str, runner: int, backup: int, session: float, env: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         """A node in another environment."""
-        words = [*self._words(name, runner, backup, SESSION), "--coordinator", self.coordinator]
+        words = [*self._words(name, runner, backup, session), "--coordinator", self.coordinator]
         command = [*SHOAL, "node", self.name, "--run-id", self.run_id, "--frontier", self.frontier, *words]
         with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
             process = subprocess.Popen(
