@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from shoal import Config, Node, Spider, ZookeeperCrawler
 from shoal.cluster import open_coordinator
 from shoal.cluster.tenure import Session
 from shoal.errors import ConfigError, CoordinatorError
+from shoal.frontier import open_store
 
 REDIS = Config(frontier="redis://127.0.0.1:1/0")
 
@@ -70,6 +75,28 @@ def test_coordinators_that_are_none(url: str) -> None:
 async def test_no_coordinator_of_that_kind() -> None:
     with pytest.raises(CoordinatorError, match="zookeeper://"):
         await open_coordinator("ftp://host", "c")
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_another_node_is_just_making_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.db"
+    path.touch()
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the node does that is at it
+        node = Node(Pages, Config(frontier=f"sqlite:///{path}"), coordinator="redis://127.0.0.1:1/0")
+        making = asyncio.create_task(node._make_run())
+        await asyncio.sleep(0.2)
+        assert not making.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        await asyncio.wait_for(making, 5)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # and now works on it
+        await asyncio.wait_for(node._make_run(), 5)
+    finally:
+        os.close(lock)
+    store = await open_store(f"sqlite:///{path}", readonly=True)
+    assert await store.get_run("pages") is not None
+    await store.close()
 
 
 def test_a_session_ends_before_its_end() -> None:

@@ -18,7 +18,7 @@ from shoal.cluster.membership import Membership
 from shoal.cluster.standby import FrontierWatch
 from shoal.config import Config, mask
 from shoal.crawler import run_blocking
-from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError
+from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError, StoreError
 from shoal.events import Counters, Snapshot, Summary
 from shoal.frontier import open_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
@@ -29,6 +29,8 @@ from shoal.spider import Spider
 log = logging.getLogger("shoal.cluster")
 
 _LONGEST_NAME = 200
+_MAKING = 10.0  # seconds that another node may take to begin the run in a file
+_BETWEEN_TRIES = 0.05
 _LAST_WORD = 1.0  # seconds that closing, and the last look at the run, may take
 
 
@@ -164,14 +166,34 @@ class Node:
             self.error = exc
 
     async def _make_run(self) -> None:
-        if not self._makes_run:
-            return
-        with suppress(StoreBusyError):  # a file in which another node works: then the run is there
-            store = await open_store(self.config.frontier)
+        """Begin it, unless another node has done so. In a file one node at a time can; while it is at it, wait."""
+        until = time.monotonic() + _MAKING
+        while self._makes_run:
+            try:
+                store = await open_store(self.config.frontier)
+            except StoreBusyError:
+                if await self._run_is_made():
+                    return
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(_BETWEEN_TRIES)
+                continue
             try:
                 await begin_run(store, self.spider, self.config, self.run_id)
             finally:
                 await store.close()
+            return
+
+    async def _run_is_made(self) -> bool:
+        """Whether the file in which another node works has the run already."""
+        try:
+            store = await open_store(self.config.frontier, readonly=True)
+        except StoreError:  # a file that is just being made
+            return False
+        try:
+            return await store.get_run(self.run_id) is not None
+        finally:
+            await store.close()
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         return Worker(

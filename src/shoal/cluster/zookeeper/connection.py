@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import select
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -20,6 +23,22 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
         return super().create_connection(*args, timeout=min(timeout, self._patience), **kwargs)
+
+    def select(
+        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any] = (), timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """By `poll`, which costs one system call. Kazoo's own makes an epoll object, registers, waits and closes, each
+        time. A file is asked to be read from or written to, not both."""
+        poll = select.poll()
+        files = {}
+        for file, event in [(file, select.POLLIN) for file in readers] + [(file, select.POLLOUT) for file in writers]:
+            fd = file.fileno()
+            if fd < 0:
+                raise OSError(errno.EBADF, "the connection is closed")
+            files[fd] = file
+            poll.register(fd, event)
+        ready = [files[fd] for fd, _ in poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))]
+        return [file for file in ready if file in readers], [file for file in ready if file in writers], []
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc]
