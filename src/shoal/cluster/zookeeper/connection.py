@@ -5,13 +5,23 @@ from __future__ import annotations
 import errno
 import math
 import select
+import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
+
+
+class Result(AsyncResult):  # type: ignore[misc]
+    """Told at once by the thread that reads the connection. Kazoo would wake another one to tell it."""
+
+    def _do_callbacks(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
 
 
 class Threads(SequentialThreadingHandler):  # type: ignore[misc]
@@ -23,6 +33,9 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
         return super().create_connection(*args, timeout=min(timeout, self._patience), **kwargs)
+
+    def async_result(self) -> Result:
+        return Result(self)
 
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any] = (), timeout: float | None = None
@@ -53,6 +66,15 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self.silent_from = math.inf
         """From this moment of the monotonic clock on the server is not told that the client lives. These threads would
         go on to say so when nothing else does in this process."""
+        self._asked = -math.inf
+        """When something was last asked of the server."""
+
+    def drop(self) -> None:
+        """Make another connection: this one does not answer."""
+        connected = self._socket
+        if connected is not None:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
         """The first words. A server that is just starting may never answer them."""
@@ -65,6 +87,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self.ttl = read_timeout * 1.5 / 1000
         return read_timeout, connect_timeout
 
+    def _send_request(self, *args: Any) -> None:
+        self._asked = time.monotonic()
+        super()._send_request(*args)
+
     def _send_ping(self, *args: Any) -> None:
-        if time.monotonic() < self.silent_from:
+        """Not beside heartbeats, which tell as much."""
+        now = time.monotonic()
+        if now < self.silent_from and now - self._asked > self.ttl / 2:
             super()._send_ping(*args)

@@ -121,6 +121,8 @@ class Session:
             async with asyncio.timeout(min(self.address.timeout, call_timeout(self.ttl))):
                 yield
         except _AWAY as exc:
+            if isinstance(exc, TimeoutError):
+                self._connection.drop()
             raise self._away(type(exc).__name__) from exc
         except (exceptions.NoAuthError, exceptions.AuthFailedError) as exc:
             raise CoordinatorError(
