@@ -52,9 +52,13 @@ def make_engine(
     keep_items: bool,
     stay: bool = False,
     may_work: Callable[[], bool] = lambda: True,
+    fetcher: Fetcher | None = None,
 ) -> Engine:
-    """The engine with the onion around its fetcher, which the stack closes."""
-    fetch, on_lease = _onion(spider, config, scheduler.frontier, stack, may_work)
+    """The engine with the onion around its fetcher, which the stack closes; unless it is given one that others use."""
+    if fetcher is None:
+        fetcher = make_fetcher(config)
+        stack.push_async_callback(fetcher.close)
+    fetch, on_lease = make_onion(spider, config, scheduler.frontier, fetcher, may_work)
     return Engine(
         spider, config, scheduler, fetch, drains, source=source, shared=shared, keep_items=keep_items, stay=stay,
         on_lease=on_lease, may_work=may_work,
@@ -67,19 +71,26 @@ def preload() -> None:
         importlib.import_module(f"shoal.{name}")
 
 
-def _onion(
-    spider: Spider, config: Config, frontier: Frontier, stack: AsyncExitStack, may_work: Callable[[], bool]
+def make_fetcher(config: Config) -> Fetcher:
+    from shoal.fetch.http import HttpFetcher
+
+    return HttpFetcher(config.http, config.user_agent)
+
+
+def make_onion(
+    spider: Spider,
+    config: Config,
+    frontier: Frontier,
+    fetcher: Fetcher,
+    may_work: Callable[[], bool] = lambda: True,
 ) -> tuple[Fetch, Callable[[Lease], None]]:
     """The layers around the fetcher, outermost first, and who wants to hear of each lease."""
-    from shoal.fetch.http import HttpFetcher
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
     from shoal.middleware.retry import StatusCheck
     from shoal.middleware.robots import Robots
     from shoal.middleware.throttle import Throttle
 
-    fetcher: Fetcher = HttpFetcher(config.http, config.user_agent)
-    stack.push_async_callback(fetcher.close)
     on_lease: Callable[[Lease], None] = _ignore
     layers: list[Middleware] = []
     if config.robots.obey:

@@ -15,23 +15,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from msgspec import Struct
-
-from shoal.callbacks import Callbacks, Found, describe
 from shoal.config import Config
-from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, StoreAwayError
+from shoal.errors import StoreAwayError
 from shoal.events import Counters, Snapshot
-from shoal.http import Request, Response
+from shoal.handling import Handler, Parsed, Released, Settlement
 from shoal.itemlog import ItemLogKeeper
 from shoal.leases import LeaseKeeper, lost_before
-from shoal.links import host_of, join_url
-from shoal.middleware import Postponed
-from shoal.middleware.retry import RetryPolicy
 from shoal.persistence import Persistence
 from shoal.ports import Completion, Failure, Fetch, Frontier, Lease
-from shoal.scheduler import Admitted, Scheduler
+from shoal.scheduler import Scheduler
 from shoal.seeder import Seeder, Source
 from shoal.spider import Spider
 
@@ -40,8 +34,6 @@ log = logging.getLogger("shoal.engine")
 _LINGER = 0.02  # seconds that a settlement waits for others, while there is enough to do
 _POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
 _LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
-_SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
-_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding"})
 
 
 class Drain(Protocol):
@@ -50,23 +42,6 @@ class Drain(Protocol):
     def nudge(self) -> None: ...
 
     async def run(self) -> None: ...
-
-
-class Released(Struct):
-    """A lease that goes back unused."""
-
-    lease: Lease
-    contacted: bool
-
-
-class Parsed(Struct):
-    """A page that was handled, with what the scheduler has to learn once it is committed."""
-
-    completion: Completion
-    admitted: Admitted
-
-
-Settlement: TypeAlias = Parsed | Failure | Released
 
 
 class Engine:
@@ -92,14 +67,13 @@ class Engine:
         when the run is finished, as it may get more to do. ``may_work``: whether this process still has its slot in a
         cluster; asked before each page."""
         self.counters = Counters()
+        self.concurrency = config.concurrency
+        """How many pages may be in flight; it may be changed at any time."""
         self._config = config
         self._scheduler = scheduler
         self._frontier: Frontier = scheduler.frontier
-        self._fetch = fetch
+        self._handler = Handler(spider, config, scheduler, fetch, self.counters)
         self._drains = drains
-        self._retry = RetryPolicy(config.retry)
-        self._handled = frozenset(spider.handle_statuses)
-        self._callbacks = Callbacks(spider, self.counters)
         self._persist = Persistence(shared=shared)
         self._seeder = Seeder(source, scheduler, config, self.counters, self._persist, self._wake, shared=shared)
         self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, may_work)
@@ -163,7 +137,7 @@ class Engine:
         """How long to wait for more settlements before they go together: not while a place is empty."""
         if not self._shared or not self._settled or self.stopping:
             return 0.0
-        if 4 * (len(self._active) + len(self._ahead)) <= 3 * self._config.concurrency:
+        if 4 * (len(self._active) + len(self._ahead)) <= 3 * self.concurrency:
             return 0.0
         if 4 * len(self._settled) >= self._config.lease.batch:
             return 0.0
@@ -182,11 +156,11 @@ class Engine:
         """How many leases there is room for."""
         if self._careful:
             return 0 if self._active or self._ahead or self._settled else 1
-        free = self._config.concurrency - len(self._active)
+        free = self.concurrency - len(self._active)
         if not self._shared:
             return free
         batch = self._config.lease.batch
-        ahead = min(batch, self._config.concurrency)  # no more: other workers want something to do too
+        ahead = min(batch, self.concurrency)  # no more: other workers want something to do too
         if 2 * len(self._ahead) > ahead or time.monotonic() < self._lease_again:
             return 0
         return min(batch, free + ahead - len(self._ahead))
@@ -230,7 +204,7 @@ class Engine:
             return wait
         if not short:
             self._lease_again, self._poll = 0.0, _POLL[0]
-            return 0.0 if len(self._active) < self._config.concurrency else None
+            return 0.0 if len(self._active) < self.concurrency else None
         wait = self._poll if wait is None else min(wait, self._poll)
         self._lease_again = time.monotonic() + wait
         self._poll = min(_POLL[1], 1.5 * self._poll) if empty else _POLL[0]
@@ -238,7 +212,7 @@ class Engine:
 
     def _fill(self) -> None:
         """Begin with what was leased ahead, as far as there are places."""
-        while self._ahead and len(self._active) < self._config.concurrency and not self.stopping:
+        while self._ahead and len(self._active) < self.concurrency and not self.stopping:
             lease = self._ahead.popleft()
             task = asyncio.create_task(self._work(lease))
             self._active[task] = lease
@@ -334,7 +308,7 @@ class Engine:
         settlement: Settlement
         try:
             good = self._leases.is_good(lease)
-            settlement = await self._handle(lease) if good else Released(lease, contacted=False)
+            settlement = await self._handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
         except Exception as exc:  # the end of a task: a bug here costs one request and says so
@@ -356,115 +330,6 @@ class Engine:
         lease = self._active.pop(task, None)
         if lease is not None:
             self._ended(Released(lease, contacted=False), lease)
-
-    async def _handle(self, lease: Lease) -> Settlement:
-        request = lease.request
-        try:
-            response = await self._fetch(request)
-        except Postponed as postponed:
-            return Released(lease, postponed.contacted)
-        except FetchError as error:
-            return await self._failed(lease, error)
-        self.counters.fetched += 1
-        self.counters.bytes += len(response.body)
-        if response.from_cache:
-            self.counters.from_cache += 1
-        status = response.status
-        if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
-            return await self._redirected(lease, response)
-        try:
-            return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return await self._callback_failed(lease, response, exc)  # something that the callback waited for
-        except Exception as exc:  # whatever the user's code raises: it costs this page, and says where
-            return await self._callback_failed(lease, response, exc)
-
-    def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
-        admitted = self._scheduler.admit(found.links, lease.request)
-        self.counters.out_of_scope += admitted.out_of_scope
-        completion = Completion(
-            lease=lease,
-            items=found.items,
-            children=admitted.children,
-            status=response.status,
-            duplicates=admitted.duplicates,
-            contacted=not response.from_cache,
-        )
-        return Parsed(completion, admitted)
-
-    async def _redirected(self, lease: Lease, response: Response) -> Settlement:
-        """A redirect is done, and its target a child: so scope, robots.txt and the host's delay hold for each hop."""
-        request = lease.request
-        trail = [*request.redirects, request.url]
-        if len(trail) > self._config.http.max_redirects:
-            message = f"more than {self._config.http.max_redirects} redirects, from {trail[0]}"
-            return await self._failed(lease, FetchError(message, kind="redirects", retryable=False))
-        try:
-            url = join_url(request.url, response.headers["Location"])
-        except RequestError as exc:
-            return await self._failed(lease, FetchError(f"redirect: {exc}", kind="redirects", retryable=False))
-        reason = self._scheduler.scope.refuses(url)
-        if reason is not None:
-            self.counters.out_of_scope += 1
-            message = f"redirects to {url}, which is {reason}"
-            return await self._failed(lease, FetchError(message, kind="scope", retryable=False))
-        target = redirected_request(request, url, response.status)
-        self.counters.redirected += 1
-        completion = Completion(
-            lease=lease,
-            children=[target],
-            status=response.status,
-            contacted=not response.from_cache,
-            note=f"redirected to {url}",
-        )
-        return Parsed(completion, Admitted([target]))
-
-    # -- failures
-
-    async def _failed(self, lease: Lease, error: FetchError) -> Failure:
-        """Wait for another attempt, or die; the errback hears of a death."""
-        self.counters.errors[error.kind] += 1
-        retry_in = self._retry.retry_in(error, lease.attempt)
-        failure = Failure(
-            lease=lease,
-            kind=error.kind,
-            reason=str(error),
-            retry_in=retry_in,
-            status=error.status,
-            contacted=error.contacted,
-        )
-        if retry_in is not None:
-            self.counters.retried += 1
-            log.info("retry in %.1f s url=%s attempt=%d %s", retry_in, lease.request.url, lease.attempt, error)
-            return failure
-        level = logging.DEBUG if error.kind == "robots" else logging.WARNING
-        log.log(level, "gave up url=%s %s", lease.request.url, error)
-        if lease.request.errback is not None:
-            await self._errback(lease, error, failure)
-        return failure
-
-    async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
-        try:
-            request = lease.request
-            found = await self._callbacks.call(request.errback, request, request, error)
-            failure.items = found.items
-            failure.children = self._scheduler.admit(found.links, request).children
-        except Exception as exc:  # the user's code again
-            self.counters.errors["errback"] += 1
-            log.error("errback failed url=%s %s", lease.request.url, describe(exc))
-
-    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure:
-        """The page is dead: nothing of it is stored. Once the spider is mended, `retry-failed` fetches it again."""
-        self.counters.errors["callback"] += 1
-        reason = describe(exc)
-        log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
-        failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
-        if lease.request.errback is not None:
-            await self._errback(lease, SpiderError(reason), failure)
-        return failure
 
     # -- settling with the frontier
 
@@ -539,21 +404,3 @@ class Engine:
             in_flight=len(self._active),
             counters=self.counters,
         )
-
-
-def redirected_request(request: Request, url: str, status: int) -> Request:
-    """The request that a redirect leads to, as browsers make it: a POST becomes a GET unless the status forbids that,
-    and another host is not told what was meant for this one."""
-    trail = [*request.redirects, request.url]
-    keeps_body = status in (307, 308) or request.method in ("GET", "HEAD")
-    elsewhere = host_of(url) != host_of(request.url)
-    left_out = (_SECRETS if elsewhere else frozenset()) | (frozenset() if keeps_body else _OF_THE_BODY)
-    return request.replace(
-        url=url,
-        redirects=trail,
-        method=request.method if keeps_body else "GET",
-        body=request.body if keeps_body else b"",
-        headers={name: value for name, value in request.headers.items() if name.lower() not in left_out},
-        cookies={} if elsewhere else request.cookies,
-        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
-    )

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.callbacks import Callbacks, Found
-from shoal.engine import Engine, Parsed
+from shoal.engine import Engine
 from shoal.fetch.http import HttpFetcher
+from shoal.handling import Parsed
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
 from shoal.scheduler import Scheduler

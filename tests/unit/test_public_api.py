@@ -22,7 +22,7 @@ LAYERS = [
     {"ports"},
     {"events", "scheduler", "frontier", "fetch", "middleware", "sinks"},
     {"callbacks", "testing", "persistence"},
-    {"seeder", "leases", "itemlog"},
+    {"seeder", "leases", "itemlog", "handling"},
     {"engine"},
     {"assembly"},
     {"crawler"},
