@@ -34,6 +34,21 @@ need_file() {
   compgen -G "$1" > /dev/null || install_package "$2"
 }
 
+# need_program NAME PACKAGE: one program out of a package of Debian's whose services are not wanted: the package is not
+# installed, only the program is unpacked into the virtual environment.
+need_program() {
+  local folder
+  if ! command -v "$1" > /dev/null && [ ! -x "$venv/bin/$1" ]; then
+    echo "unpacking $1 of $2 ..."
+    folder=$(mktemp -d)
+    chmod 755 "$folder"
+    (cd "$folder" && { apt-get download -qq "$2" || { apt-get update -qq && apt-get download -qq "$2"; }; }) 2> /dev/null
+    dpkg-deb --fsys-tarfile "$folder"/*.deb | tar -x -O "./usr/bin/$1" > "$folder/$1"
+    install "$folder/$1" "$venv/bin/$1"
+    rm -r "$folder"
+  fi
+}
+
 install_package() {
   echo "installing $1 ..."
   export DEBIAN_FRONTEND=noninteractive

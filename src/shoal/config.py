@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import quote, urlsplit
@@ -82,6 +83,23 @@ def _check_proxy(proxy: str | None) -> str | None:
     except ValueError:  # a port or an IPv6 address that is none
         good = False
     return None if good else f"must be http://, https:// or socks5:// with a host, not {mask(proxy)!r}"
+
+
+def _hide(secret: str | None) -> str | None:
+    return None if secret is None else "***"
+
+
+def _check_networks(networks: tuple[str, ...]) -> str | None:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError:
+            return f'must hold networks or addresses such as "10.0.0.0/8", not {network!r}'
+    return None
+
+
+def _check_tokens(tokens: dict[str, str]) -> str | None:
+    return "must have a token for each name" if not all(tokens.values()) else None
 
 
 def _check_frontier(frontier: str) -> str | None:
@@ -218,6 +236,26 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
     session: Timeout = 10.0  # a node that is not heard of for so long is dead, and its slot is taken
 
 
+class Serve(Section, frozen=True, kw_only=True):
+    """The HTTP API."""
+
+    checks = {"allow": _check_networks, "tokens": _check_tokens}
+    masks = {"token": _hide, "tokens": lambda tokens: dict.fromkeys(tokens, "***"), "webhook_key": _hide}
+
+    host: Text = "127.0.0.1"  # any other needs a token
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0 picks one
+    token: str | None = None  # what a request must bring
+    tokens: dict[str, str] = {}  # the same for several callers, by name: each has a fair share
+    allow: tuple[str, ...] = ()  # networks of private addresses that may be crawled, such as 10.0.0.0/8
+    max_in_flight: Count = 64  # pages in the server, of all its sessions
+    max_urls: Count = 10_000  # of one batch
+    max_request_bytes: Count = 8 * 1024 * 1024  # of one request's body
+    max_answer_bytes: Count = 64 * 1024 * 1024  # of the content in one answer
+    max_sessions: Count = 200  # running at a time
+    keep_results: Timeout = 3600.0  # how long the results of a session can be had
+    webhook_key: str | None = None  # signs the messages of callers that give none of their own
+
+
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. Their keys are dotted: ``concurrency``, ``http.proxy``."""
 
@@ -246,6 +284,7 @@ class Config(Section, frozen=True, kw_only=True):
     queue: Queue = Queue()
     items: Items = Items()
     cluster: ClusterConfig = ClusterConfig()
+    serve: Serve = Serve()
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -10,19 +10,20 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from shoal.assembly import frontier_options, make_engine, make_scheduler, new_run_id
 from shoal.config import Config, find_config_file, load_config, mask
 from shoal.engine import Engine
 from shoal.errors import RunError, ShoalError, SinkError
-from shoal.events import Snapshot, Summary
+from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
-from shoal.ports import Frontier, Run, Sink, Store
+from shoal.ports import Fetcher, Frontier, Run, Sink, Store
 from shoal.scheduler import Scheduler
 from shoal.seeder import Source, start_requests, url_requests
 from shoal.sinks import open_sink, sink_id
@@ -125,10 +126,15 @@ class Crawl:
         new_run: bool = False,
         collect: bool = True,
         urls: Sequence[str] | None = None,
+        store: Store | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         """``collect`` keeps the items in ``.items`` when there are no outputs; turn it off for large crawls. ``urls``
-        are crawled instead of the spider's own start requests."""
+        are crawled instead of the spider's own start requests. A process that has more than one crawl gives each its
+        ``store``, which they share, and a ``fetcher`` if pages are not to be had in the usual way; it closes both."""
         self._urls = urls
+        self._store = store
+        self._fetcher = fetcher
         self.spider = spider(**(arguments or {})) if isinstance(spider, type) else spider
         if isinstance(config, Config):
             self.config = config
@@ -146,9 +152,13 @@ class Crawl:
         self.error: ShoalError | None = None
         """Why the crawl could not go on to its end; also in the summary."""
         self.run: Run | None = None
+        """What it works on. Set before it begins: the one to go on with, whichever others there are."""
+        self.begun = asyncio.Event()
+        """Its outputs are open, and it works."""
         self._new_run = new_run
         self._collect = collect and not outputs
         self._engine: Engine | None = None
+        self._frontier: Frontier | None = None
         self._stop_asked = False
 
     def __await__(self) -> Generator[Any, None, Crawl]:
@@ -181,16 +191,41 @@ class Crawl:
         if self.error is not None:
             raise self.error
 
-    def stop(self) -> None:
-        """End in good order: finish what is in flight up to ``shutdown_grace``, and give the rest back."""
+    def stop(self, grace: float | None = None) -> None:
+        """End in good order: finish what is in flight up to ``grace`` (default ``shutdown_grace``), and give the rest
+        back."""
         self._stop_asked = True
         if self._engine is not None and not self._engine.stopping:
-            log.warning("stopping: what is in flight has %g s to end", self.config.shutdown_grace)
-            self._engine.stop()
+            grace = self.config.shutdown_grace if grace is None else grace
+            log.warning("stopping: what is in flight has %g s to end", grace)
+            self._engine.stop(grace)
+
+    @property
+    def stopping(self) -> bool:
+        """It was asked to end."""
+        return self._stop_asked
+
+    def halt(self, halted: bool) -> None:
+        """While the run is paused: what is in flight is ended, what was leased ahead goes back."""
+        if self._engine is not None:
+            self._engine.halt(halted)
 
     async def snapshot(self) -> Snapshot | None:
         """The crawl at this moment; None before it has begun."""
         return None if self._engine is None else await self._engine.snapshot()
+
+    def vitals(self) -> Vitals:
+        """What it knows of itself."""
+        engine = self._engine
+        return Vitals(
+            worker=f"{socket.gethostname()}-{os.getpid()}",
+            run_id="" if self.run is None else self.run.run_id,
+            spider=self.spider.spider_name(),
+            counters=Counters() if engine is None else engine.counters,
+            in_flight=0 if engine is None else engine.in_flight,
+            went_round=None if engine is None else engine.went_round,
+            frontier=self._frontier,
+        )
 
     # -- putting it together
 
@@ -199,19 +234,21 @@ class Crawl:
             raise RunError("this crawl has run already; make another one")
         started = time.monotonic()
         async with AsyncExitStack() as stack:
-            store = await open_store(self.config.frontier)
-            stack.push_async_callback(store.close)
-            run = self.run = await self._choose_run(store)
-            frontier = await store.frontier(run.run_id, frontier_options(self.config))
+            store = self._store or await self._open_store(stack)
+            run = self.run = self.run or await self.choose_run(store)
+            frontier = self._frontier = await store.frontier(run.run_id, frontier_options(self.config))
             if run.state != "running" and not await frontier.is_finished():
                 run = self.run = await store.transition(run.run_id, "running")
-            scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
-            in_memory = self.config.frontier.startswith("memory:")
+            shared = store.shared or self._store is not None  # another crawl may keep a host from this one
+            scheduler = make_scheduler(self.spider, self.config, frontier, shared=shared)
+            passing = self._store is None and self.config.frontier.startswith("memory:")
             drainers = await self._open_outputs(frontier, collector)
             engine = self._engine = make_engine(
                 self.spider, self.config, scheduler, stack, drainers,
-                source=self._source(), shared=store.shared, keep_items=self.config.items.keep and not in_memory,
+                source=self._source(), shared=shared, keep_items=self.config.items.keep and not passing,
+                fetcher=self._fetcher,
             )  # fmt: skip
+            self.begun.set()
             ended = False
             try:
                 if self._stop_asked:
@@ -221,13 +258,19 @@ class Crawl:
             except ShoalError as exc:
                 self.error = exc
             finally:
-                # A run in memory can't go on later: what there is now is all there will be.
-                await self._finish_outputs(drainers, ended or in_memory, patient=ended or not store.shared)
+                # A run in memory of its own can't go on later: what there is now is all there will be.
+                await self._finish_outputs(drainers, ended or passing, patient=ended or not store.shared)
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
             elif ended:
-                await store.transition(run.run_id, "finished")
+                with suppress(RunError):  # it was cancelled in this moment
+                    await store.transition(run.run_id, "finished")
             return await self._summarize(run, frontier, scheduler, started)
+
+    async def _open_store(self, stack: AsyncExitStack) -> Store:
+        store = await open_store(self.config.frontier)
+        stack.push_async_callback(store.close)
+        return store
 
     async def _finish_outputs(self, drainers: Sequence[Drainer], finished: bool, *, patient: bool) -> None:
         """Unless ``patient``, a server that is away is not waited for: the next to work on the run goes on."""
@@ -240,13 +283,17 @@ class Crawl:
             except TimeoutError:
                 log.warning("an output was not brought to its end; the next process goes on with it")
 
-    async def _choose_run(self, store: Store) -> Run:
-        """The run to go on with, or a new one."""
-        name = self.spider.spider_name()
-        start = {
+    @property
+    def words(self) -> dict[str, Any]:
+        """What it was asked for; kept with a run that it begins."""
+        return {
             "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
             "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
         }
+
+    async def choose_run(self, store: Store) -> Run:
+        """The run to go on with, or a new one."""
+        name, start = self.spider.spider_name(), self.words
         if not self._new_run:
             for run in await store.list_runs(name):
                 if run.state == "finished" and self._urls is not None:

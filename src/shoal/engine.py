@@ -33,6 +33,7 @@ log = logging.getLogger("shoal.engine")
 
 _LINGER = 0.02  # seconds that a settlement waits for others, while there is enough to do
 _POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
+_ROUND = 15.0  # seconds in which the loop goes round at least once: also an idle one is seen to live
 _LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
 
 
@@ -69,6 +70,8 @@ class Engine:
         self.counters = Counters()
         self.concurrency = config.concurrency
         """How many pages may be in flight; it may be changed at any time."""
+        self.went_round = time.monotonic()
+        """When the loop last did, on the monotonic clock."""
         self._config = config
         self._scheduler = scheduler
         self._frontier: Frontier = scheduler.frontier
@@ -121,6 +124,7 @@ class Engine:
 
     async def _pump(self) -> None:
         while True:
+            self.went_round = time.monotonic()
             self._woken = False
             linger = self._linger()
             if self._settled and not linger:
@@ -281,18 +285,18 @@ class Engine:
                 task.cancel()
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Until something happens, or for so long. What happened since the top of the loop counts too."""
+        """Until something happens, or for so long, and never for long. What happened since the top of the loop counts
+        too."""
         if self._woken:
             return
         loop = asyncio.get_running_loop()
         self._waker = loop.create_future()
-        timer = None if seconds is None else loop.call_later(max(0.001, seconds), self._wake)
+        timer = loop.call_later(_ROUND if seconds is None else min(_ROUND, max(0.001, seconds)), self._wake)
         try:
             await self._waker
         finally:
             self._waker = None
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _wake(self) -> None:
         self._woken = True
@@ -312,6 +316,7 @@ class Engine:
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
         except Exception as exc:  # the end of a task: a bug here costs one request and says so
+            self.counters.errors["internal error"] += 1
             log.exception("internal error url=%s", lease.request.url)
             settlement = Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
         self._active.pop(task, None)

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 
 from msgspec import Struct
 
-from shoal.ports import HostState, Stats
+from shoal.ports import Frontier, HostState, Stats
+
+
+class Latency:
+    """How long fetches took: how many fell into each bucket, and all of them together."""
+
+    __slots__ = ("counts", "seconds")
+
+    BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+    """The longest of each bucket, in seconds; the last bucket has none."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def measured(self, seconds: float) -> None:
+        self.counts[bisect_left(self.BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    def __add__(self, other: Latency) -> Latency:
+        both = Latency()
+        both.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        both.seconds = self.seconds + other.seconds
+        return both
 
 
 class Counters:
     """What one process did. The run's own ledger is the frontier's."""
 
     __slots__ = (
-        "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "leases_lost", "out_of_scope",
-        "redirected", "retried", "started",
+        "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency", "leases_lost",
+        "out_of_scope", "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = 0
+        self.latency = Latency()
+        """Of pages that came over the network."""
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
 
@@ -44,6 +71,33 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     hosts: list[HostState]
     in_flight: int
     counters: Counters
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """A node in its cluster."""
+
+    cluster: str
+    role: str | None
+    """None before it is a member, and after."""
+    happened: Mapping[str, int]
+    """How often it was elected, took over, retired, was lost or fenced."""
+
+
+class Vitals(Struct, frozen=True, kw_only=True):
+    """What a process that crawls knows of itself, at one moment, without asking anyone."""
+
+    worker: str
+    """Its name, unique in the fleet."""
+    run_id: str
+    spider: str
+    counters: Counters
+    in_flight: int = 0
+    went_round: float | None = None
+    """When its loop last did, on the monotonic clock; None while it has none: before it works, or standing by."""
+    frontier: Frontier | None = None
+    """Whom to ask for the rest; None before it was opened."""
+    standing: Standing | None = None
+    """None: it is no node."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class Handler:
         self.counters.bytes += len(response.body)
         if response.from_cache:
             self.counters.from_cache += 1
+        else:
+            self.counters.latency.measured(response.elapsed)
         status = response.status
         if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
             return await self._redirected(lease, response)

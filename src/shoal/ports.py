@@ -229,6 +229,11 @@ class Frontier(Protocol):
         """The same leases with a new deadline; None for each that is lost."""
         ...
 
+    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        """The same rights under new tokens and with a new deadline: whoever holds the old ones has lost them. None for
+        each that was lost already. So of all who were sent a lease, one begins."""
+        ...
+
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         """What became of the children of each; None where the lease was lost, and then nothing was changed."""
         ...

@@ -90,8 +90,8 @@ def _after_leasing(fuse: _Fuse) -> None:
 def _after_fetching(fuse: _Fuse) -> None:
     original = HttpFetcher.fetch
 
-    async def fetch(self: HttpFetcher, request: Request) -> Response:
-        response = await original(self, request)
+    async def fetch(self: HttpFetcher, request: Request, max_body_bytes: int | None = None) -> Response:
+        response = await original(self, request, max_body_bytes)
         fuse.burn([request.url])
         return response
 

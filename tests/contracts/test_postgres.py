@@ -213,6 +213,21 @@ async def test_functions_of_another_version_are_replaced(url: str) -> None:
         assert await frontier.push(pages(1)) == Pushed(1, 0)
 
 
+async def test_functions_that_a_version_did_not_have_yet_are_made(url: str) -> None:
+    """While a worker of that version is at work."""
+    name = schema_of(url)
+    async with opened(url) as old:
+        await ask(url, f"UPDATE {name}.migration SET functions = 'before'")
+        await ask(url, f"DROP FUNCTION {name}.reissue")
+        await old.push(pages(1))
+        leases = (await old.lease(1, 600)).leases
+        async with opened(url) as frontier:
+            assert None not in await frontier.reissue(leases, 600)
+        settings = await ask(url, f"SELECT proconfig FROM pg_proc WHERE oid = '{name}.reissue'::regproc")
+        assert "enable_seqscan=off" in settings
+        assert await old.renew(leases, 600) == [None]
+
+
 async def test_a_schema_of_the_first_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is at work in it."""
     name = schema_of(url)
@@ -443,7 +458,8 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
             for _ in range(40):
                 leases = (await frontier.lease(2, 600)).leases
                 await frontier.renew(leases, 600)
-                await frontier.release(leases)
+                reissued = await frontier.reissue(leases[::-1], 600)
+                await frontier.release([lease for lease in reissued if lease])
                 await frontier.push(links[::9])
 
         await asyncio.gather(
@@ -559,6 +575,39 @@ async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -
         read = await drain()
         await asyncio.gather(*workers)
         assert read == list(range(1, 1601))
+
+
+async def test_clients_that_reissue_the_same_leases(url: str) -> None:
+    async with opened(url) as one, opened(url) as two:
+        await one.push(pages(*range(40)))
+        leases = (await one.lease(40, 600)).leases
+        for _ in range(10):
+            answers = await asyncio.gather(
+                *(client.reissue([lease], 600) for lease in leases for client in (one, two)),
+                *(client.renew(leases[::-1], 600) for client in (one, two)),
+            )
+            won = [lease for (lease,) in answers[:80] if lease]
+            assert sorted(lease.fingerprint for lease in won) == sorted(lease.fingerprint for lease in leases)
+            leases = won
+        assert None not in await two.complete([Completion(lease=lease) for lease in leases])
+        await check_books(one)
+        await check_tables(url)
+
+
+async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> None:
+    async with opened(url) as one, opened(url) as two:
+        await one.push(pages(*range(5)))
+        store = await PostgresStore.open(url)
+        for epoch in range(1, 31):
+            holder = await store.frontier("run", FrontierOptions(max_attempts=100), Holder("s", epoch))
+            leases = (await holder.lease(5, 600)).leases
+            reissued, count = await asyncio.gather(two.reissue(leases, 600), one.fence("s", epoch + 1))
+            assert (len(leases), count) == (5, 5)
+            kept = [lease for lease in reissued if lease]
+            assert await one.renew(leases + kept, 600) == [None] * len(leases + kept)
+        await store.close()
+        await check_books(one)
+        await check_tables(url)
 
 
 async def test_a_lease_that_is_cancelled_is_given_back(url: str) -> None:
@@ -705,6 +754,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
     leases = (await frontier.lease(100, 600)).leases
     assert len(leases) == 100
     await frontier.renew(leases, 600)
+    leases = [lease for lease in await frontier.reissue(leases, 600) if lease]
     links = [Request(f"http://h{number % 600}.example/{number + 49_900}") for number in range(200)]
     await frontier.complete([Completion(lease=lease, items=[b"i"], children=links) for lease in leases[:5]])
     await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=0.001) for lease in leases[5:15]])
@@ -721,8 +771,8 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
     seen = "\n".join(plans)
     for function in (
         "lease", "near_lanes", "best_requests", "give_back", "finish", "push", "enqueue", "lanes_of", "renew",
-        "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts", "lock_hosts",
-        "lock_lanes",
+        "reissue", "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts",
+        "lock_hosts", "lock_lanes",
     ):  # fmt: skip
         assert f"function {function}(" in seen, f"no plan of {function} was seen"
     whole = set(re.findall(r"Seq Scan on (\w+)", seen)) - {"run", "ledger"}

@@ -509,18 +509,19 @@ async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: 
         slots = f"{{{prefix}}}:run:1:slot"
         assert slots.encode() not in await keys(prefix)  # nothing of the kind for plain workers
         held_by = await store.frontier("run", FrontierOptions(concurrency_per_host=1000), Holder("c/0", 1))
-        done, failed, released, renewed, *_ = (await held_by.lease(8, 5)).leases
+        done, failed, released, renewed, reissued, *_ = (await held_by.lease(8, 5)).leases
         async with raw(shared(RedisServer)) as client:
             assert await client.hlen(slots) == 8
             await complete(frontier, done)  # by whomever
             await held_by.fail([Failure(lease=failed, kind="k", reason="r")])
             await held_by.release([released])
             assert await held_by.renew([renewed], TTL)
+            assert await frontier.reissue([reissued], TTL)
             assert await client.hlen(slots) == 5
             ahead[0] += 5
             await frontier.lease(0, TTL)
-            assert await client.hkeys(slots) == [renewed.fingerprint]
-            assert await frontier.fence("c/0", 2) == 1
+            assert set(await client.hkeys(slots)) == {renewed.fingerprint, reissued.fingerprint}
+            assert await frontier.fence("c/0", 2) == 2
             assert await client.exists(slots) == 0
         await check_books(frontier)
 
@@ -611,6 +612,21 @@ async def test_completions_at_the_same_time_add_a_child_once(store: RedisStore, 
         assert len(kept) == 40
         assert sum(pushed.added for pushed in kept) == 41
         assert (await frontier.stats()).items == 40
+
+
+async def test_of_two_clients_that_reissue_a_lease_one_gets_it(store: RedisStore, prefix: str) -> None:
+    frontier = await new_run(store)
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as other:
+        clients = [frontier, await other.frontier("run", FrontierOptions())]
+        await push(frontier, *range(40))
+        leases = (await frontier.lease(40, TTL)).leases
+        for _ in range(10):
+            answers = await asyncio.gather(*(client.reissue([lease], TTL) for lease in leases for client in clients))
+            won = [lease for (lease,) in answers if lease]
+            assert [lease.fingerprint for lease in won] == [lease.fingerprint for lease in leases]
+            assert not {lease.token for lease in won} & {lease.token for lease in leases}
+            leases = won
+        await complete(clients[1], *leases)
 
 
 async def test_a_lease_that_nobody_waits_for_is_given_back(store: RedisStore) -> None:

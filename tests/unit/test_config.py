@@ -266,12 +266,14 @@ def test_secrets_are_nowhere_to_be_seen() -> None:
             "proxy": "http://u:secret@p",
             "headers": {"Authorization": "secret", "X-Api-Key": "secret", "Accept": "*"},
         },
+        serve={"token": "secret", "tokens": {"alice": "secret"}, "webhook_key": "secret"},
     )
     resolved = load_config(code=config)
     shown = [repr(config), str(config), repr(config.__rich_repr__()), repr(resolved), repr(flatten(config))]
     assert not [text for text in shown if "secret" in text]
     assert "redis://:***@127.0.0.1:6379/0" in repr(config)
     assert flatten(config)["http.headers"] == {"Authorization": "***", "X-Api-Key": "***", "Accept": "*"}
+    assert flatten(config)["serve.tokens"] == {"alice": "***"}
     assert flatten(config, reveal=True)["frontier"] == "redis://:secret@127.0.0.1:6379/0"
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 

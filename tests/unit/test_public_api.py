@@ -20,7 +20,7 @@ LAYERS = [
     {"http"},
     {"spider", "scope", "pages"},
     {"ports"},
-    {"events", "scheduler", "frontier", "fetch", "middleware", "sinks"},
+    {"events", "metrics", "scheduler", "frontier", "fetch", "middleware", "sinks"},
     {"callbacks", "testing", "persistence"},
     {"seeder", "leases", "itemlog", "handling"},
     {"engine"},
@@ -28,6 +28,9 @@ LAYERS = [
     {"crawler"},
     {"runs"},
     {"cluster"},
+    {"batch"},
+    {"tasks"},
+    {"celery", "server"},
     {"cli"},
 ]
 

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.fleet import SpiderName, find_spider, grace_of, prepare, work_to_the_end
-from shoal.cli.running import Argument, Concurrency, FrontierUrl, Output, Quiet, Setting, given, pairs, resolve
+from shoal.cli.running import (
+    Argument,
+    Concurrency,
+    FrontierUrl,
+    MetricsPort,
+    Output,
+    Quiet,
+    Setting,
+    given,
+    pairs,
+    resolve,
+)
 from shoal.errors import ConfigError, CoordinatorAwayError
 
 if TYPE_CHECKING:
@@ -77,6 +88,7 @@ def node(
     allow_changed: Annotated[
         bool, typer.Option("--allow-changed", help="Also when the spider's file is not the one the run began with.")
     ] = False,
+    metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Be a node of a cluster: work while there is a slot for it, stand by while there is none.
@@ -100,7 +112,7 @@ def node(
             made, resolved.config, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
             allow_changed=allow_changed, grace=grace_of(resolved),
         ),
-        resolved, quiet=quiet,
+        resolved, quiet=quiet, metrics_port=metrics_port,
     )  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from shoal.cli.running import (
     Concurrency,
     Delay,
     FrontierUrl,
+    MetricsPort,
     Output,
     Quiet,
     Setting,
+    beside,
     execute,
     given,
     make_spider,
@@ -30,7 +32,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
-    from shoal.events import Snapshot, Summary
+    from shoal.events import Snapshot, Summary, Vitals
     from shoal.runs.registry import Entry
     from shoal.spider import Spider
 
@@ -170,6 +172,7 @@ def worker(
     allow_changed: Annotated[
         bool, typer.Option("--allow-changed", help="Also when the spider's file is not the one the run began with.")
     ] = False,
+    metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Work on a run, beside any number of others, until it is finished.
@@ -180,15 +183,22 @@ def worker(
     if processes > 1:
         from shoal.runs.processes import worker_processes
 
+        if metrics_port is not None:
+            from shoal.metrics.serving import parse_address
+
+            parse_address(metrics_port).check_room(processes)
         sys.exit(worker_processes(_without_processes(sys.argv[2:]), processes))
     options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
     reference, entry = find_spider(spider)
-    _work(reference, entry, options, setting, run_id, output, keep_alive, allow_changed, quiet=quiet)
+    _work(
+        reference, entry, options, setting, run_id, output, keep_alive, allow_changed, quiet=quiet,
+        metrics_port=metrics_port,
+    )  # fmt: skip
 
 
 def _work(
     reference: str, entry: Entry | None, options: Mapping[str, Any], setting: list[str], run_id: str,
-    output: list[str], keep_alive: bool, allow_changed: bool, *, quiet: bool,
+    output: list[str], keep_alive: bool, allow_changed: bool, *, quiet: bool, metrics_port: str | None,
 ) -> None:  # fmt: skip
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker
@@ -199,7 +209,7 @@ def _work(
         spider, resolved.config, run_id, outputs=output, keep_alive=keep_alive, allow_changed=allow_changed,
         grace=grace_of(resolved),
     )  # fmt: skip
-    work_to_the_end(made, resolved, quiet=quiet)
+    work_to_the_end(made, resolved, quiet=quiet, metrics_port=metrics_port)
 
 
 class Working(Protocol):
@@ -210,6 +220,8 @@ class Working(Protocol):
     def stop(self) -> None: ...
 
     async def snapshot(self) -> Snapshot | None: ...
+
+    def vitals(self) -> Vitals: ...
 
     def __await__(self) -> Generator[Any, None, Any]: ...
 
@@ -233,7 +245,7 @@ def grace_of(resolved: Resolved) -> float:
     return GRACE if resolved.sources["shutdown_grace"] == "default" else resolved.config.shutdown_grace
 
 
-def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool) -> NoReturn:
+def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool, metrics_port: str | None) -> NoReturn:
     """Run it, show how it goes on, and exit."""
     from shoal.cli import progress, summary
     from shoal.crawler import run_blocking
@@ -245,7 +257,7 @@ def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool) -> NoRetu
     progress.set_up_logging(console, "WARNING" if quiet else config.log_level)
     for key in sorted(key for key, source in resolved.sources.items() if source.startswith("--") and _is_the_runs(key)):
         console.print(f"{key} is the run's, as `shoal start` was given it; a worker's own is not used", style="yellow")
-    run_blocking(made, None if quiet else progress.show(console))
+    run_blocking(made, beside(None if quiet else progress.show(console), metrics_port))
     assert made.summary is not None
     summary.show(console, made.summary, config)
     sys.exit(1 if made.summary.state == "failed" else 0)

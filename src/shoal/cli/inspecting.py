@@ -16,8 +16,7 @@ from shoal.cli.running import FrontierUrl, Output, given, resolve
 from shoal.errors import RunError, StoreError
 
 if TYPE_CHECKING:
-    from shoal.config import Config
-    from shoal.ports import Frontier, FrontierOptions, History, Run, Stats, Store
+    from shoal.ports import Frontier, History, Run, Stats, Store
 
 RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run (default: the newest).")]
 RunName = Annotated[
@@ -48,6 +47,7 @@ def quietly() -> Iterator[None]:
 async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
     """The run that a command speaks of, and its frontier."""
     from shoal.frontier import open_store
+    from shoal.runs.lookup import run_options
 
     config = resolve(None, given({"frontier": url}), []).config
     if config.frontier.startswith("memory"):
@@ -71,14 +71,6 @@ async def choose_run(store: Store, run_id: str | None) -> Run:
         return runs[0]
     known = ", ".join(run.run_id for run in runs[:5]) or "none"
     raise RunError(f"there is no run {run_id or 'at all'}; the newest ones are: {known}")
-
-
-def run_options(run: Run, config: Config) -> FrontierOptions:
-    """Those that the run was started with, if it keeps them."""
-    from shoal.assembly import frontier_options
-    from shoal.runs.starting import RunSettings
-
-    return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
 
 
 def audit(run_id: RunName = None, frontier: FrontierUrl = None) -> None:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from shoal import __version__
-from shoal.cli import cluster, developing, fleet, inspecting, managing, running
+from shoal.cli import autoscale, celery_worker, cluster, developing, fleet, inspecting, managing, running, serve
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -42,9 +42,12 @@ def _root(
 
 running.register(app)
 fleet.register(app)
+autoscale.register(app)
 cluster.register(app)
 managing.register(app)
 inspecting.register(app)
+serve.register(app)
+celery_worker.register(app)
 developing.register(app)
 
 

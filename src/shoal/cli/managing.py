@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.inspecting import RunName, choose_run, opened, quietly, run_options
+from shoal.cli.inspecting import RunName, choose_run, opened, quietly
 from shoal.cli.running import FrontierUrl, given, resolve
 from shoal.errors import ConfigError, RunError
 
@@ -186,18 +186,12 @@ def hosts(
 
 async def _hosts_of(store: Store, run_id: str | None, limit: int) -> list[HostState]:
     """The hosts of a run, or of all that are not over: politeness is theirs together."""
-    from msgspec.structs import replace
-
     from shoal.config import Config
+    from shoal.runs.lookup import hosts_of
 
     unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
     chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
-    found: dict[str, HostState] = {}
-    for run in chosen:
-        for state in await (await store.frontier(run.run_id, run_options(run, Config()))).host_states(limit):
-            known = found.get(state.host)
-            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
-    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+    return await hosts_of(store, chosen, Config(), limit)
 
 
 def _print_hosts(states: list[HostState]) -> None:
@@ -256,21 +250,13 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
     _update_host(context, host, HostUpdate(block_for=None), frontier)
 
 
-def _normal(host: str) -> str:
-    from shoal.links import host_of, normalize_url
-
-    if host == "*":
-        return host
-    if "/" in host or host.split() != [host]:
-        raise ConfigError(f"{host!r} is no host; write it as example.com or example.com:8080")
-    return host_of(normalize_url(f"http://{host}/"))
-
-
 def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
     from msgspec import UNSET
 
+    from shoal.runs.lookup import host_name
+
     outer, run_id = context.obj
-    host = _normal(host)
+    host = host_name(host)
     if host == "*" and update.block_for is not UNSET:
         raise ConfigError("'*' is the default of delays and concurrency; `shoal pause RUN` stops all of a run")
 

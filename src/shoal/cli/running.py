@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -48,6 +49,15 @@ Concurrency = Annotated[
 MaxPages = Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after so many pages.")]
 NewRun = Annotated[bool, typer.Option("--new-run", help="Start anew, also when there is a run to go on with.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress, only warnings and the summary.")]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-port", metavar="[ADDRESS:]PORT",
+        help="Serve /metrics and /health: 9100 (this machine only), 0.0.0.0:9100, 9100-9109 (the first free), 0.",
+    ),
+]  # fmt: skip
+
+During: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 def register(app: typer.Typer) -> None:
@@ -75,6 +85,7 @@ def crawl(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Crawl a site without writing code: title and text of each page, or the fields you choose."""
@@ -90,7 +101,10 @@ def crawl(
             "frontier": frontier,
         }
     )
-    execute(spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet)
+    execute(
+        spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet,
+        metrics_port=metrics_port,
+    )  # fmt: skip
 
 
 def run(
@@ -103,6 +117,7 @@ def run(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a spider in this process.
@@ -118,7 +133,10 @@ def run(
             "frontier": frontier,
         }
     )
-    execute(made, resolve(made, options, setting), output, new_run=new_run, quiet=quiet, command=spider)
+    execute(
+        made, resolve(made, options, setting), output, new_run=new_run, quiet=quiet, command=spider,
+        metrics_port=metrics_port,
+    )  # fmt: skip
 
 
 def make_spider(reference: str, arguments: Mapping[str, Any]) -> Spider:
@@ -159,7 +177,9 @@ _OPTION_NAMES = {
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
     "lease.batch": "--batch-size",
+    "log_level": "--log-level",
     **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
+    **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
 }
 
 
@@ -180,7 +200,7 @@ def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[st
 
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
-    urls: list[str] | None = None,
+    urls: list[str] | None = None, metrics_port: str | None = None,
 ) -> NoReturn:  # fmt: skip
     """Crawl, show it, and end with the summary. Exit code 1 when the crawl failed."""
     from shoal.cli import progress, summary
@@ -192,7 +212,22 @@ def execute(
     made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
-    run_blocking(made, None if quiet else progress.show(console))
+    run_blocking(made, beside(None if quiet else progress.show(console), metrics_port))
     assert made.summary is not None
     summary.show(console, made.summary, resolved.config, command)
     sys.exit(1 if made.summary.state == "failed" else 0)
+
+
+def beside(show: During | None, metrics_port: str | None) -> During | None:
+    """What runs beside a crawl: what shows it, and the metrics if they are asked for."""
+    if metrics_port is None:
+        return show
+    from shoal.metrics.serving import listen, parse_address, serve
+
+    listener = listen(parse_address(metrics_port))
+
+    async def both(made: Any) -> None:
+        tasks = [serve(made, listener)] if show is None else [show(made), serve(made, listener)]
+        await asyncio.gather(*tasks)
+
+    return both

@@ -48,8 +48,6 @@ class Holding:
         self.session = Session(coordinator.ttl)
         self.tenure: Tenure | None = None
         self.happened: Counter[str] = Counter()
-        self.counters = Counters()
-        """What all its workers did."""
         self.error: ShoalError | None = None
         """What makes it useless to go on."""
         self.is_done = False
@@ -60,7 +58,9 @@ class Holding:
         self._frontier = frontier
         self._watch = watch
         self._make_worker = make_worker
-        self._ending = False
+        self._ending: Tenure | None = None
+        self._before = Counters()
+        """What its workers did that have ended."""
         self._fenced: Holder | None = None
         self._refusals = 0
         self._not_before = 0.0
@@ -76,9 +76,24 @@ class Holding:
     def doing(self) -> str:
         if self.tenure is not None:
             return self.tenure.doing
-        if self._ending:
+        if self._ending is not None:
             return "ends its work"
         return "stands by" if self._watch.fit else "can't use the frontier"
+
+    @property
+    def worker(self) -> Worker | None:
+        """Who works for the slot, or is coming to its end."""
+        tenure = self.tenure or self._ending
+        return None if tenure is None else tenure.worker
+
+    @property
+    def counters(self) -> Counters:
+        """What all its workers did until now."""
+        total = Counters()
+        total.add(self._before)
+        if self.worker is not None and self.worker.engine is not None:
+            total.add(self.worker.engine.counters)
+        return total
 
     def _slot_name(self, index: int) -> str:
         return f"{self._cluster}/{index}"
@@ -148,15 +163,15 @@ class Holding:
             tenure.cut()
         elif not tenure.task.done():
             tenure.stop()
-        self._ending = True
+        self._ending = tenure
         while not tenure.task.done():
             await asyncio.wait({tenure.task}, timeout=self.session.interval)
             if not cut:
                 with suppress(CoordinatorError):
                     await beat()
-        self._ending = False
+        self._ending = None
         if tenure.worker.engine is not None:
-            self.counters.add(tenure.worker.engine.counters)
+            self._before.add(tenure.worker.engine.counters)
         self._judge(tenure)
 
     def _judge(self, tenure: Tenure) -> None:

@@ -19,7 +19,7 @@ from shoal.cluster.standby import FrontierWatch
 from shoal.config import Config, mask
 from shoal.crawler import run_blocking
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError, StoreError
-from shoal.events import Counters, Snapshot, Summary
+from shoal.events import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
 from shoal.runs.starting import begin_run, find_run
@@ -75,6 +75,7 @@ class Node:
         self._grace = grace
         self._member: Membership | None = None
         self._holding: Holding | None = None
+        self._frontier: Frontier | None = None
         self._asked = False
         self._check()
 
@@ -130,6 +131,24 @@ class Node:
         tenure = None if self._holding is None else self._holding.tenure
         return None if tenure is None else await tenure.worker.snapshot()
 
+    def vitals(self) -> Vitals:
+        """What it knows of itself."""
+        worker = None if self._holding is None else self._holding.worker
+        working = None if worker is None else worker.vitals()
+        return Vitals(
+            worker=self.name,
+            run_id=self.run_id,
+            spider=self.spider.spider_name(),
+            counters=self._counters(),
+            in_flight=0 if working is None else working.in_flight,
+            went_round=None if working is None else working.went_round,
+            frontier=self._frontier,
+            standing=Standing(cluster=self.cluster, role=self.role, happened=self.happened),
+        )
+
+    def _counters(self) -> Counters:
+        return Counters() if self._holding is None else self._holding.counters
+
     def __await__(self) -> Generator[Any, None, Summary]:
         return self._execute().__await__()
 
@@ -142,7 +161,7 @@ class Node:
             store = await open_store(self.config.frontier, readonly=True)
             stack.push_async_callback(_quietly, store.close)
             run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
-            frontier = await store.frontier(run.run_id, settings.options)
+            frontier = self._frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
             stack.push_async_callback(_quietly, coordinator.close)
             if run.state == "finished" and not self._keep_alive:
@@ -219,7 +238,7 @@ class Node:
             error="" if self.error is None else str(self.error),
             stats=stats,
             dead_kinds=kinds,
-            counters=Counters() if self._holding is None else self._holding.counters,
+            counters=self._counters(),
             elapsed=elapsed,
             outputs=self._outputs if has_worked else (),
         )

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import ssl
 import time
 
 import aiohttp
+from aiohttp.abc import ResolveResult
 from yarl import URL
 
 from shoal.config import Http
 from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
+from shoal.fetch.guard import AddressGuard
 from shoal.http import Request, Response
 from shoal.links import host_of
+from shoal.ports import Fetcher
 
 
 class HttpFetcher:
     """Fetches pages over kept-open connections. Redirects are not followed: each hop is a request of its own, so that
-    the frontier's politeness, scope and robots.txt hold for it."""
+    the frontier's politeness, scope and robots.txt hold for it.
 
-    def __init__(self, config: Http, user_agent: str) -> None:
+    With a guard, an address that it refuses is never connected to. A name that has others too has only those: a public
+    site with a slip in its DNS can be had, and nobody gets anywhere by it.
+    """
+
+    def __init__(self, config: Http, user_agent: str, guard: AddressGuard | None = None) -> None:
+        if guard is not None and config.proxy is not None:
+            raise ConfigError('"http.proxy" can\'t be used here: a proxy would contact what must not be (serve.allow)')
         if config.proxy is not None and not config.proxy.startswith(("http://", "https://")):
             raise ConfigError('"http.proxy" must be an http:// or https:// URL; other kinds are not supported yet')
         self._config = config
         self._user_agent = user_agent
+        self._guard = guard
         self._session: aiohttp.ClientSession | None = None
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
 
     def _open(self) -> aiohttp.ClientSession:
-        config = self._config
+        config, guard = self._config, self._guard
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # the engine and the frontier decide how many at once
                 ttl_dns_cache=int(config.dns_cache_seconds),
                 keepalive_timeout=config.keep_alive_seconds,
                 ssl=True if config.verify_tls else _no_verification(),
+                resolver=_GuardedResolver(guard) if guard is not None else None,
+                socket_factory=_guarded(guard) if guard is not None else None,
             ),
             headers={
                 "User-Agent": self._user_agent,
@@ -53,7 +67,13 @@ class HttpFetcher:
         )
         return self._session
 
-    async def fetch(self, request: Request) -> Response:
+    def limited_to(self, max_body_bytes: int) -> Fetcher:
+        """The same connections, for pages of at most this size. They are closed where they were opened."""
+        return _Limited(self, max_body_bytes)
+
+    async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
+        """``max_body_bytes`` instead of the configured ones."""
+        limit = self._config.max_body_bytes if max_body_bytes is None else max_body_bytes
         session = self._session or self._open()
         timeout = self._timeout
         if request.timeout is not None:
@@ -61,6 +81,11 @@ class HttpFetcher:
                 total=request.timeout, sock_connect=timeout.sock_connect, sock_read=request.timeout
             )
         proxy = request.proxy or self._config.proxy
+        if proxy is not None and self._guard is not None:
+            raise FetchError(
+                "a proxy can't be used here: it would contact what must not be (serve.allow)",
+                kind="proxy", retryable=False, contacted=False,
+            )  # fmt: skip
         if proxy is not None and not proxy.startswith(("http://", "https://")):
             raise FetchError(
                 f"the proxy {proxy.partition(':')[0]}:// is not supported; use an http:// or https:// one",
@@ -79,21 +104,20 @@ class HttpFetcher:
             )
             elapsed = time.monotonic() - started
             try:
-                body = await self._read(answer)
+                body = await self._read(answer, limit)
             finally:
                 answer.release()  # drops the connection unless the body was read to its end
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise _explain(exc, request, timeout, proxy) from exc
         coding = answer.headers.get("Content-Encoding")
         if coding and body:
-            body = decompress(body, coding, self._config.max_body_bytes)
+            body = decompress(body, coding, limit)
         return Response(
             request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed
         )
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, answer: aiohttp.ClientResponse, limit: int) -> bytes:
         """The body, unless it is too large: then the download stops."""
-        limit = self._config.max_body_bytes
         content = answer.content
         if answer.content_length is not None and answer.content_length > limit and not content.at_eof():
             raise _too_large(limit)  # but the answer to HEAD may declare what it likes
@@ -113,6 +137,56 @@ class HttpFetcher:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+class _Limited:
+    """A fetcher with another one's connections."""
+
+    def __init__(self, owner: HttpFetcher, max_body_bytes: int) -> None:
+        self._owner = owner
+        self._max_body_bytes = max_body_bytes
+
+    async def fetch(self, request: Request) -> Response:
+        return await self._owner.fetch(request, self._max_body_bytes)
+
+    async def close(self) -> None:
+        pass
+
+
+class _RefusedAddressError(OSError):
+    """All of them have the same text: of errors that differ, the library makes a new one that is none of them."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(errno.EACCES, "the address is refused")
+        self.message = f"{address} is {reason}, which is not to be contacted from here (serve.allow)"
+
+
+class _GuardedResolver(aiohttp.ThreadedResolver):
+    """Leaves out refused addresses while others are left: of several failures the library tells the last, and that of a
+    site that is down for a moment must not look like a refusal. It refuses nothing itself."""
+
+    def __init__(self, guard: AddressGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
+
+
+def _guarded(guard: AddressGuard) -> aiohttp.SocketFactoryType:
+    """Makes the socket for a connection, when all names are resolved: the address is the one that is connected to."""
+
+    def make(target: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, (address, *_) = target
+        reason = guard.refuses(address)
+        if reason is not None:
+            raise _RefusedAddressError(address, reason)
+        return socket.socket(family, kind, protocol)
+
+    return make
 
 
 def _no_verification() -> ssl.SSLContext:
@@ -142,6 +216,8 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             kind, retryable = "timeout", True
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
             message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
+        case aiohttp.ClientConnectorError(os_error=_RefusedAddressError(message=message)):
+            kind, retryable, contacted = "address", False, False
         case aiohttp.ClientProxyConnectionError():
             kind, retryable, contacted = "proxy", True, False
             message = f"no connection to the proxy {exc.host}:{exc.port}: {_system(exc.os_error)}"

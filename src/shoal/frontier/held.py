@@ -23,6 +23,7 @@ class HeldFrontier:
         self._holder = holder
         self.push = frontier.push
         self.renew = frontier.renew
+        self.reissue = frontier.reissue
         self.complete = frontier.complete
         self.fail = frontier.fail
         self.release = frontier.release

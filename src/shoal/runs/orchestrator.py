@@ -9,26 +9,45 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawler import Crawl
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, RunError, ShoalError, SpiderError
 from shoal.events import counts
 from shoal.frontier import open_store
-from shoal.runs.registry import Entry, ExecutionMode, Registry
-from shoal.runs.starting import RunSettings, start_run
+from shoal.runs.registry import ExecutionMode, Registry
+from shoal.runs.starting import RunSettings, Started, start_run
 from shoal.spider import Spider, load_spider
 
 T = TypeVar("T")
 
 
+class Chosen(Struct, frozen=True, kw_only=True):
+    """A spider of the registry, made and configured, and where it is to run."""
+
+    name: str
+    spider: Spider
+    config: Config
+    outputs: tuple[str, ...]
+    mode: ExecutionMode
+
+
 class Orchestrator:
     """Routes by ``execution_mode``. Each method has an async form, with an ``a`` before its name, for use in a loop."""
 
-    def __init__(self, file: str | os.PathLike[str] | None = None, *, frontier: str | None = None) -> None:
+    def __init__(
+        self,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        frontier: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         """``file`` is the ``shoal.toml`` with the registry; by default the one of the working directory or above it.
-        ``frontier`` is stronger than what the file and the environment say."""
+        ``frontier`` and ``settings`` are stronger than what the file, a spider and the environment say."""
         self._file = Path(file) if file is not None else find_config_file(os.environ)
         self._frontier = frontier
+        self._settings = {**(settings or {}), **({} if frontier is None else {"frontier": frontier})}
         self.registry = Registry.load(self._file)
 
     def start(
@@ -51,6 +70,19 @@ class Orchestrator:
         """pending, claimed, completed, failed and remaining of a run."""
         return _blocking(self.aget_stats(name, run_id))
 
+    def choose(
+        self, name: str, arguments: Mapping[str, Any] | None = None, mode: ExecutionMode | None = None
+    ) -> Chosen:
+        """The spider of that name as it is to run. SpiderError if there is none, or it can't be made with these
+        arguments; ConfigError if its settings are wrong, or a fleet can't share the frontier."""
+        entry = self.registry[name]
+        spider = _make(load_spider(self.registry.reference(name)), {**entry.arguments, **(arguments or {})})
+        config = self._config(spider)
+        mode = mode or entry.execution_mode
+        if mode == "distributed":
+            check_fleet(config)
+        return Chosen(name=name, spider=spider, config=config, outputs=entry.outputs, mode=mode)
+
     async def astart(
         self,
         name: str,
@@ -60,17 +92,15 @@ class Orchestrator:
         mode: ExecutionMode | None = None,
         new_run: bool = False,
     ) -> dict[str, Any]:
-        entry = self.registry[name]
-        spider = load_spider(self.registry.reference(name))(**{**entry.arguments, **(arguments or {})})
-        if (mode or entry.execution_mode) == "single":
-            return await self._run_here(spider, entry, urls, new_run=new_run)
-        return await self._queue(name, spider, entry, urls, new_run=new_run)
+        chosen = self.choose(name, arguments, mode)
+        if chosen.mode == "single":
+            return await self._run_here(chosen, urls, new_run=new_run)
+        return await self._queue(chosen, urls, new_run=new_run)
 
-    async def _run_here(
-        self, spider: Spider, entry: Entry, urls: Sequence[str] | None, *, new_run: bool
-    ) -> dict[str, Any]:
-        config = self._config(spider)
-        crawl = Crawl(spider, config, outputs=entry.outputs, new_run=new_run, collect=False, urls=urls)
+    async def _run_here(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, Any]:
+        crawl = Crawl(
+            chosen.spider, chosen.config, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls
+        )  # fmt: skip
         await crawl
         assert crawl.summary is not None
         summary = crawl.summary
@@ -82,26 +112,15 @@ class Orchestrator:
             "error": summary.error,
         }
 
-    async def _queue(
-        self, name: str, spider: Spider, entry: Entry, urls: Sequence[str] | None, *, new_run: bool
-    ) -> dict[str, Any]:
-        config = self._config(spider, fleet=True)
-        store = await open_store(config.frontier)
+    async def _queue(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, Any]:
+        store = await open_store(chosen.config.frontier)
         try:
-            started = await start_run(store, spider, config, urls=urls, outputs=entry.outputs, new_run=new_run)
+            started = await start_run(
+                store, chosen.spider, chosen.config, urls=urls, outputs=chosen.outputs, new_run=new_run
+            )
         finally:
             await store.close()
-        flags = [] if self._frontier is None else ["--frontier", self._frontier]
-        return {
-            "status": started.run.state,
-            "run_id": started.run.run_id,
-            "spider": started.run.spider,
-            "enqueued": started.enqueued,
-            "duplicates": started.duplicates,
-            "out_of_scope": started.out_of_scope,
-            "unreadable": started.unreadable,
-            "worker_command": worker_command(name, started.run.run_id, flags),
-        }
+        return queued(started, chosen, self._frontier)
 
     async def aget_stats(self, name: str, run_id: str) -> dict[str, int]:
         spider = load_spider(self.registry.reference(name))
@@ -115,15 +134,20 @@ class Orchestrator:
         finally:
             await store.close()
 
-    def _config(self, spider: Spider | type[Spider], *, fleet: bool = False) -> Config:
+    def _config(self, spider: Spider | type[Spider]) -> Config:
         kind = spider if isinstance(spider, type) else type(spider)
-        code = {} if self._frontier is None else {"frontier": self._frontier}
-        config = load_config(
-            file=self._file, environ=os.environ, spider=spider.settings, spider_name=kind.__name__, code=code
+        return load_config(
+            file=self._file, environ=os.environ, spider=spider.settings, spider_name=kind.__name__, code=self._settings
         ).config
-        if fleet:
-            check_fleet(config)
-        return config
+
+
+def _make(kind: type[Spider], arguments: Mapping[str, Any]) -> Spider:
+    try:
+        return kind(**arguments)
+    except ShoalError:
+        raise
+    except Exception as exc:  # whatever the user's __init__ raises
+        raise SpiderError(f"{kind.__name__} can't be made: {type(exc).__name__}: {exc}") from exc
 
 
 def check_fleet(config: Config) -> None:
@@ -134,6 +158,22 @@ def check_fleet(config: Config) -> None:
             f'a fleet can\'t share the frontier "{config.frontier}"; name a server with --frontier redis://host or '
             "postgresql://host/database, in shoal.toml, or as SHOAL_FRONTIER"
         )
+
+
+def queued(started: Started, chosen: Chosen, frontier: str | None) -> dict[str, Any]:
+    """A run that waits for workers, and how to start them; ``frontier`` if they would not find it by themselves."""
+    flags = [] if frontier is None else ["--frontier", frontier]
+    run = started.run
+    return {
+        "status": run.state,
+        "run_id": run.run_id,
+        "spider": run.spider,
+        "enqueued": started.enqueued,
+        "duplicates": started.duplicates,
+        "out_of_scope": started.out_of_scope,
+        "unreadable": started.unreadable,
+        "worker_command": worker_command(chosen.name, run.run_id, flags, chosen.config.lease.batch),
+    }
 
 
 def worker_command(reference: str, run_id: str, flags: Sequence[str] = (), batch: int = 50) -> str:

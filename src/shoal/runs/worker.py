@@ -17,7 +17,7 @@ from shoal.assembly import make_engine, make_scheduler
 from shoal.config import Config
 from shoal.engine import Engine
 from shoal.errors import FrontierError, RunError, ShoalError
-from shoal.events import Snapshot, Summary
+from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.persistence import Persistence
 from shoal.ports import Frontier, Holder, Run, Store
@@ -71,6 +71,7 @@ class Worker:
         self._holder = holder
         self._may_work = may_work
         self._engine: Engine | None = None
+        self._frontier: Frontier | None = None
         self._asked = asyncio.Event()
 
     def stop(self) -> None:
@@ -95,6 +96,19 @@ class Worker:
         """The worker at this moment; None before it has begun."""
         return None if self._engine is None else await self._engine.snapshot()
 
+    def vitals(self) -> Vitals:
+        """What it knows of itself."""
+        engine = self._engine
+        return Vitals(
+            worker=self.worker_id,
+            run_id=self.run_id,
+            spider=self.spider.spider_name(),
+            counters=Counters() if engine is None else engine.counters,
+            in_flight=0 if engine is None else engine.in_flight,
+            went_round=None if engine is None else engine.went_round,
+            frontier=self._frontier,
+        )
+
     def __await__(self) -> Generator[Any, None, Summary]:
         return self.run().__await__()
 
@@ -106,7 +120,7 @@ class Worker:
             stack.push_async_callback(_close_quietly, store)
             run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
             self.config = self.config.with_settings(settings.shared_settings())
-            frontier = await store.frontier(run.run_id, settings.options, self._holder)
+            frontier = self._frontier = await store.frontier(run.run_id, settings.options, self._holder)
             await self._succeed(frontier)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)

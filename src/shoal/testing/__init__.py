@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import pytest
 
-for _module in ("steps", "pushing", "leasing", "politeness", "ledger", "roles", "fencing", "machine", "coordination"):
+for _module in (
+    "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "fencing", "machine", "coordination",
+):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from shoal.testing.contract import FrontierContract  # noqa: E402 - what it imports has to be registered before

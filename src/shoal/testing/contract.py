@@ -7,11 +7,18 @@ from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
 from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
+from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.roles import RolesContract
 
 
 class FrontierContract(
-    PushingContract, LeasingContract, PolitenessContract, LedgerContract, RolesContract, FencingContract
+    PushingContract,
+    LeasingContract,
+    ReissuingContract,
+    PolitenessContract,
+    LedgerContract,
+    RolesContract,
+    FencingContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
 

@@ -232,6 +232,21 @@ class FrontierMachine(RuleBasedStateMachine):
         self._leases += batch
         self._renew(batch, ttl)
 
+    def _reissue(self, batch: list[Taken], ttl: float) -> list[Taken]:
+        reissued = self._do(self.frontier.reissue([taken.lease for taken in batch], ttl))
+        expected = [self.model.reissue(taken.held, ttl) for taken in batch]
+        assert [lease and (lease.request, lease.attempt) for lease in reissued] == [
+            held and (held.entry.request, held.attempt) for held in expected
+        ]
+        return [Taken(lease, held) for lease, held in zip(reissued, expected, strict=True) if lease and held]
+
+    @precondition(lambda self: self._leases)
+    @rule(picks=PICKS, twice=st.booleans(), ttl=TTLS)
+    def reissue(self, picks: list[int], twice: bool, ttl: float) -> None:
+        batch = self._take(picks)
+        self._spent += batch
+        self._leases += self._reissue(batch * 2 if twice else batch, ttl)
+
     def _take(self, picks: list[int]) -> list[Taken]:
         """Some of the leases, which are no longer unused then."""
         return [self._leases.pop(pick % len(self._leases)) for pick in picks if self._leases]
@@ -330,7 +345,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self._release(batch, contacted)
 
     @precondition(lambda self: self._spent)
-    @rule(pick=RECENT, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
+    @rule(pick=RECENT, how=st.sampled_from(["complete", "fail", "retry", "release", "renew", "reissue"]), pages=PAGES)
     def use_a_spent_lease(self, pick: int, how: str, pages: list[Page]) -> None:
         successors = [taken for taken in self._spent if taken.held.entry.state == "leased"]
         taken = (successors or self._spent)[-1 - pick % len(successors or self._spent)]
@@ -343,8 +358,10 @@ class FrontierMachine(RuleBasedStateMachine):
                 self._fail([taken], 10.0, "stale", pages, [b"stale"], True)
             case "release":
                 self._release([taken], True)
-            case _:
+            case "renew":
                 self._renew([taken], 100.0)
+            case _:
+                assert self._reissue([taken], 100.0) == []
 
     @precondition(lambda self: self.model.in_state("dead"))
     @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))

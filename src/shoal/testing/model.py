@@ -220,6 +220,13 @@ class Model:
         held.entry.until = self.world.now + ttl
         return True
 
+    def reissue(self, held: Held, ttl: float) -> Held | None:
+        if not self.is_current(held):
+            return None
+        self._tokens += 1
+        held.entry.token, held.entry.until = self._tokens, self.world.now + ttl
+        return held._replace(token=self._tokens)
+
     def complete(
         self,
         held: Held,

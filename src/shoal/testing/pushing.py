@@ -166,6 +166,7 @@ class PushingContract(ContractTests):
         assert await frontier.complete([]) == []
         assert await frontier.fail([]) == []
         assert await frontier.renew([], TTL) == []
+        assert await frontier.reissue([], TTL) == []
         assert await frontier.release([]) == []
         assert (await frontier.lease(0, TTL)).leases == []
         assert await frontier.stats() == before

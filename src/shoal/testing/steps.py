@@ -115,6 +115,7 @@ async def check_refused(frontier: Frontier, lease: Lease) -> None:
         )
         assert await frontier.fail([failure]) == [None]
     assert await frontier.renew([lease], TTL) == [None]
+    assert await frontier.reissue([lease], TTL) == [None]
     assert await frontier.release([lease]) == [False]
     assert await frontier.find(child) is None
     assert (await frontier.stats(), await all_items(frontier), await frontier.find(lease.request)) == before

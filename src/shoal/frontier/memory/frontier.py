@@ -215,7 +215,7 @@ class MemoryFrontier:
         return Leased(leases, max(0.0, min(moments) - now) if moments else None)
 
     def _next_expiry(self) -> float | None:
-        """When the next lease runs out; entries of leases that ended or were renewed are dropped on the way."""
+        """When the next lease runs out; entries of leases that ended or were extended are dropped on the way."""
         while self._expiries:
             until, token, number = self._expiries[0]
             held = self._held.get(number)
@@ -340,19 +340,28 @@ class MemoryFrontier:
     # -- ending a lease
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        return self._extend(leases, ttl, anew=False)
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        return self._extend(leases, ttl, anew=True)
+
+    def _extend(self, leases: Sequence[Lease], ttl: float, *, anew: bool) -> list[Lease | None]:
+        """The leases until ``ttl`` from now; ``anew``: under new tokens."""
         deadline = time.monotonic() + ttl
         until = self._clock() + ttl
-        renewed: list[Lease | None] = []
+        extended: list[Lease | None] = []
         for lease in leases:
             current = self._current(lease)
             if current is None:
-                renewed.append(None)
+                extended.append(None)
                 continue
             number, held, _ = current
+            if anew:
+                held.token = self._next_token()
             held.until = until
             heappush(self._expiries, (until, held.token, number))
-            renewed.append(msgspec.structs.replace(lease, deadline=deadline))
-        return renewed
+            extended.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        return extended
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         now = self._clock()

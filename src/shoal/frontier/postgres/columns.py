@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -112,6 +112,14 @@ class Endings:
             *map(list, zip(*self._rows, strict=True)), self._item_of, self._item_at, self._item,
             *self._children.as_children(),
         )  # fmt: skip
+
+
+def first_places(leases: Sequence[Lease]) -> list[int]:
+    """Where each stands in a batch. The second of two equal ones is left out: it is stale."""
+    places: dict[tuple[int, bytes], int] = {}
+    for place, lease in enumerate(leases):
+        places.setdefault((lease.token, lease.fingerprint), place)
+    return list(places.values())
 
 
 def tokens_of(leases: Iterable[Lease]) -> tuple[list[int], list[bytes]]:

@@ -6,22 +6,21 @@ trip, one transaction. Nothing is kept here, so any number of workers do the sam
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import asyncpg
 import msgspec
 from msgspec import UNSET
 
-from shoal.errors import FrontierError, QueueFullError, RunError
-from shoal.frontier.postgres.columns import Endings, Offered, storable, tokens_of
+from shoal.errors import QueueFullError, RunError
+from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.rules import SPARED_KINDS, STATE_NAMES, push_fingerprint
 from shoal.frontier.servertime import ServerTime
+from shoal.frontier.unheard import heard
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -90,13 +89,7 @@ class PostgresFrontier:
     # -- leasing
 
     async def lease(self, limit: int, ttl: float) -> Leased:
-        job = asyncio.ensure_future(self._lease(min(limit, _MOST), ttl))
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            with suppress(FrontierError):  # it happens all the same, and nobody is left to work on what it takes
-                await self.release((await job).leases)
-            raise
+        return await heard(self._lease(min(limit, _MOST), ttl), lambda leased: self.release(leased.leases))
 
     async def _lease(self, limit: int, ttl: float) -> Leased:
         if not self._told:
@@ -142,6 +135,26 @@ class PostgresFrontier:
         kept = {leases[row[0] - 1].token for row in rows}
         return [msgspec.structs.replace(lease, deadline=deadline) if lease.token in kept else None for lease in leases]
 
+    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        if not leases:
+            return []
+        # Whoever had the old tokens may have begun.
+        return await heard(
+            self._reissue(leases, ttl),
+            lambda anew: self.release([lease for lease in anew if lease], contacted=True),
+        )
+
+    async def _reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = time.monotonic() + ttl
+        places = first_places(leases)
+        columns = tokens_of(leases[place] for place in places)
+        rows = await self._database.call("reissue", self._run, self._offset(), *columns, ttl)
+        reissued: list[Lease | None] = [None] * len(leases)
+        for nth, token in rows:
+            place = places[nth - 1]
+            reissued[place] = msgspec.structs.replace(leases[place], token=token, deadline=deadline)
+        return reissued
+
     # -- ending a lease
 
     async def _end(self, endings: Endings) -> dict[int, tuple[int, int]]:
@@ -169,15 +182,12 @@ class PostgresFrontier:
         return [STATE_NAMES[ended[place][0]] if place in ended else None for place in range(len(failures))]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
-        places: dict[tuple[int, bytes], int] = {}
-        for place, lease in enumerate(leases):
-            places.setdefault((lease.token, lease.fingerprint), place)
-        if not places:
+        if not leases:
             return []
-        firsts = list(places.values())
-        columns = tokens_of(leases[place] for place in firsts)
+        places = first_places(leases)
+        columns = tokens_of(leases[place] for place in places)
         rows = await self._database.call("release", self._run, self._offset(), *columns, contacted)
-        given = {firsts[row[0] - 1] for row in rows}
+        given = {places[row[0] - 1] for row in rows}
         return [place in given for place in range(len(leases))]
 
     async def fence(self, slot: str, epoch: int) -> int:

@@ -7,15 +7,13 @@ scripts are in ``lua/``; here is only what goes in and out. What can be seen of 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from shoal.errors import QueueFullError, RunError, ShoalError
+from shoal.errors import QueueFullError, RunError
 from shoal.frontier.redis.ledger import Ledger
 from shoal.frontier.redis.records import (
     UNREADABLE,
@@ -32,6 +30,7 @@ from shoal.frontier.redis.records import (
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint, push_fingerprint
 from shoal.frontier.servertime import ServerTime
+from shoal.frontier.unheard import heard
 from shoal.http import Request
 from shoal.links import host_of
 from shoal.ports import (
@@ -99,13 +98,7 @@ class RedisFrontier:
     # -- leasing
 
     async def lease(self, limit: int, ttl: float) -> Leased:
-        job = asyncio.ensure_future(self._lease(limit, ttl))
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            with suppress(ShoalError):  # it happens all the same, and nobody is left to work on what it takes
-                await self.release((await job).leases)
-            raise
+        return await heard(self._lease(limit, ttl), lambda leased: self.release(leased.leases))
 
     async def _lease(self, limit: int, ttl: float) -> Leased:
         if not self._joined:
@@ -143,6 +136,23 @@ class RedisFrontier:
         return [
             msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
             for lease, is_kept in zip(leases, kept, strict=True)
+        ]
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        if not leases:
+            return []
+        # Whoever had the old tokens may have begun.
+        return await heard(
+            self._reissue(leases, ttl),
+            lambda anew: self.release([lease for lease in anew if lease], contacted=True),
+        )
+
+    async def _reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = time.monotonic() + ttl
+        tokens = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases))
+        return [
+            msgspec.structs.replace(lease, token=token, deadline=deadline) if token else None
+            for lease, token in zip(leases, tokens, strict=True)
         ]
 
     # -- ending leases

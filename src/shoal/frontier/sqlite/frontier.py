@@ -7,17 +7,15 @@ the file at any moment, which is done when the run is opened and whenever a tran
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, QueueFullError, RequestError
+from shoal.errors import QueueFullError, RequestError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
 from shoal.frontier.rules import (
     HALTED,
@@ -33,6 +31,7 @@ from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
 from shoal.frontier.sqlite.records import Ledger, Records, slot_of, storable
 from shoal.frontier.sqlite.seen import Seen
+from shoal.frontier.unheard import heard
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -195,14 +194,8 @@ class SQLiteFrontier:
     # -- leasing
 
     async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased:
-        deadline = time.monotonic() + ttl
-        job = asyncio.ensure_future(self._change(partial(self._lease, limit, ttl, deadline, holder)))
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            with suppress(FrontierError):  # it happens all the same, and nobody is left to work on what it takes
-                await self.release((await job).leases)
-            raise
+        step = self._change(partial(self._lease, limit, ttl, time.monotonic() + ttl, holder))
+        return await heard(step, lambda leased: self.release(leased.leases))
 
     def _lease(
         self, limit: int, ttl: float, deadline: float, holder: Holder | None, ledger: Ledger, now: float
@@ -332,18 +325,31 @@ class SQLiteFrontier:
         ledger.leased -= len(ended)
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        deadline = time.monotonic() + ttl
+        return await self._change(partial(self._extend, leases, ttl, time.monotonic() + ttl, False))
 
-        def step(ledger: Ledger, now: float) -> list[Lease | None]:
-            current = [self._current(lease) for lease in leases]
-            rows = [(now + ttl, held.number) for held in current if held]
-            self._db.executemany("UPDATE request SET due = ? WHERE id = ?", rows)
-            return [
-                msgspec.structs.replace(lease, deadline=deadline) if held else None
-                for lease, held in zip(leases, current, strict=True)
-            ]
+    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        step = self._change(partial(self._extend, leases, ttl, time.monotonic() + ttl, True))
+        # Whoever had the old tokens may have begun.
+        return await heard(step, lambda anew: self.release([lease for lease in anew if lease], contacted=True))
 
-        return await self._change(step)
+    def _extend(
+        self, leases: Sequence[Lease], ttl: float, deadline: float, anew: bool, ledger: Ledger, now: float
+    ) -> list[Lease | None]:
+        """The leases until ``ttl`` from now; ``anew``: under new tokens."""
+        extended: list[Lease | None] = []
+        changes = []
+        for lease in leases:
+            held = self._current(lease)
+            if held is None:
+                extended.append(None)
+                continue
+            if anew:
+                ledger.token += 1
+                held = self._held[held.fingerprint] = msgspec.structs.replace(held, token=ledger.token)
+            changes.append((held.token, now + ttl, held.number))
+            extended.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        self._db.executemany("UPDATE request SET token = ?, due = ? WHERE id = ?", changes)
+        return extended
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         return await self._change(partial(self._complete, completions))

@@ -84,6 +84,28 @@ BEGIN
 END
 $$;
 
+-- Returns which of them were good, counted from 1, and their new tokens. They stay with the slot they were leased under.
+CREATE OR REPLACE FUNCTION reissue(
+    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision
+) RETURNS TABLE (nth bigint, token bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision;
+BEGIN
+    PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
+    _now := clock(_offset);
+    RETURN QUERY
+        UPDATE held SET token = nextval('token'), due = _now + _ttl
+            FROM (
+                SELECT h.tid, u.nth FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
+                CROSS JOIN LATERAL (SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
+                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+            ) s
+            WHERE held.ctid = s.tid
+            RETURNING s.nth, held.token;
+END
+$$;
+
 -- Returns which of them were given back, counted from 1.
 CREATE OR REPLACE FUNCTION release(
     _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _contacted boolean

@@ -9,13 +9,15 @@ BEGIN
     FOR _function IN
         SELECT p.oid::regprocedure AS name,
             p.proname = ANY(
-                '{push, lease, renew, release, finish, fence, claim, advance, relinquish, read_items}') AS often
+                '{push, lease, renew, reissue, release, finish, fence, claim, advance, relinquish,
+                  read_items}') AS often
         FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
-            '{push, lease, renew, release, finish, fence, retry_dead, update_host, host_states, set_options, remember,
-              recall, claim, advance, relinquish, roles, read_items, trim_items, stats, audit, find, search, history,
-              dead_page, dead_kinds, create_run, get_run, list_runs, set_state, delete_run, cluster_join, cluster_beat,
-              cluster_look, cluster_take, cluster_retire, cluster_leave, cluster_scale, cluster_events}')
+            '{push, lease, renew, reissue, release, finish, fence, retry_dead, update_host, host_states, set_options,
+              remember, recall, claim, advance, relinquish, roles, read_items, trim_items, stats, audit, find, search,
+              history, dead_page, dead_kinds, create_run, get_run, list_runs, set_state, delete_run, cluster_join,
+              cluster_beat, cluster_look, cluster_take, cluster_retire, cluster_leave, cluster_scale,
+              cluster_events}')
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function.name, current_schema());
         IF _function.often THEN

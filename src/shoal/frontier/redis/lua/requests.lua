@@ -61,6 +61,22 @@ end
 
 local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
 
+-- What is held under leases that were packed as fingerprints and tokens: the fingerprints, and the request of each, or
+-- false where the lease was lost.
+local function read_leases(blob)
+  local fingerprints, tokens, at = {}, {}, 1
+  while at <= #blob do
+    fingerprints[#fingerprints + 1], tokens[#tokens + 1], at = read('<c16I8', blob, at)
+  end
+  local records, requests = fetch(own.key .. ':req', fingerprints), {}
+  for i in ipairs(fingerprints) do
+    local request = read_record(records[i])
+    local is_current = request and request.state == LEASED and request.token == tokens[i]
+    requests[i] = is_current and request or false
+  end
+  return fingerprints, requests
+end
+
 -- -- adding
 
 local offered, offered_list = {}, {} -- requests of this step: true for those that are new and not added yet

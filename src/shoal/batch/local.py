@@ -1,0 +1,73 @@
+"""Batches on this machine: an engine for each, and places that are shared out among them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from shoal.assembly import make_engine, make_scheduler
+from shoal.batch.session import Session
+from shoal.batch.shares import shares
+from shoal.config import Config
+from shoal.engine import Engine
+from shoal.fetch.http import HttpFetcher
+
+
+class _Nudge:
+    """Tells whoever waits for a session that there is something new."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def nudge(self) -> None:
+        self._session.changed.set()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class LocalWork:
+    """Works on sessions in this process. They share its connections, and their hosts' politeness by the store."""
+
+    def __init__(self, config: Config, fetcher: HttpFetcher, worker_id: str, places: int) -> None:
+        """``places``: pages in flight, of all sessions together."""
+        self._config = config
+        self._fetcher = fetcher
+        self._worker_id = worker_id
+        self._places = places
+        self._engines: dict[str, Engine] = {}
+        self._callers: dict[str, str] = {}
+
+    async def run(self, session: Session) -> None:
+        """To the end, or until it is cancelled."""
+        config = session.config(self._config)
+        async with AsyncExitStack() as stack:
+            scheduler = make_scheduler(session.spider(self._worker_id), config, session.frontier, shared=True)
+            engine = make_engine(
+                session.spider(self._worker_id), config, scheduler, stack, [_Nudge(session)], source=None,
+                shared=True,  # the hosts are: another session may keep this one waiting
+                keep_items=True, fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
+            )  # fmt: skip
+            self._engines[session.id], self._callers[session.id] = engine, session.settings.caller
+            self._share_out()
+            try:
+                await engine.run()
+            finally:
+                del self._engines[session.id], self._callers[session.id]
+                self._share_out()
+            if await session.frontier.is_finished() or scheduler.limit_reached:
+                await session.finish()
+
+    def stop(self, session_id: str) -> None:
+        """What is in flight is dropped."""
+        if session_id in self._engines:
+            self._engines[session_id].abort()
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Those at work, by session."""
+        return self._engines
+
+    def _share_out(self) -> None:
+        for session_id, places in shares(self._callers, self._places).items():
+            self._engines[session_id].concurrency = places

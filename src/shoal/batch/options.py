@@ -1,0 +1,92 @@
+"""What a caller may ask for. Data only: nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from shoal.errors import RequestError, SelectorError
+from shoal.http import Request
+from shoal.selector import Selector
+
+Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
+
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
+_FIELD_NAME = re.compile(r"[^\s].{0,99}")
+
+
+class FieldQuery(BaseModel):
+    """Where a field is on a page: a CSS query (with `::text` or `::attr(name)` if wanted) or an XPath."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    css: Annotated[str | None, Field(max_length=1000, examples=["h1"])] = None
+    xpath: Annotated[str | None, Field(max_length=1000, examples=["//h1/text()"])] = None
+    all: Annotated[bool, Field(description="A list of all that is found, instead of the first.")] = False
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> FieldQuery:
+        if (self.css is None) == (self.xpath is None):
+            raise ValueError("give one of css and xpath")
+        try:
+            page = Selector("")
+            page.css(self.css) if self.css is not None else page.xpath(self.xpath or "")
+        except SelectorError as exc:
+            raise ValueError(str(exc)) from exc
+        return self
+
+
+class BatchOptions(BaseModel):
+    """How the pages of a batch are fetched, and what is taken from them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Annotated[Format, Field(description="What `content` is.")] = "html"
+    fields: Annotated[
+        dict[str, FieldQuery],
+        Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=100),
+    ] = {}
+    headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50)] = {}
+    cookies: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=100)] = {}
+    timeout: Annotated[float, Field(gt=0, le=600, description="Seconds for one page.")] = 30.0
+    max_bytes: Annotated[int, Field(ge=1, le=64 << 20, description="A larger page fails.")] = 5 << 20
+    robots: Annotated[bool, Field(description="Keep to robots.txt.")] = True
+    retries: Annotated[int, Field(ge=0, le=10, description="Attempts after the first one that failed.")] = 2
+    depth: Annotated[
+        int, Field(ge=0, le=10, description="How many links away from the given URLs, on their own hosts.")
+    ] = 0
+    max_pages: Annotated[int, Field(ge=1, le=100_000, description="With `depth`: pages of the whole batch.")] = 1000
+    render: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
+    screenshot: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _text_is_css(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        for name in fields:
+            if not isinstance(name, str) or not _FIELD_NAME.fullmatch(name):
+                raise ValueError(f"a field's name has 1 to 100 characters, not {name!r:.80}")
+        return {name: {"css": query} if isinstance(query, str) else query for name, query in fields.items()}
+
+    @field_validator("render", "screenshot")
+    @classmethod
+    def _no_browser(cls, wanted: bool) -> bool:
+        if wanted:
+            raise ValueError("this server has no browser: pages are fetched over HTTP, and not rendered")
+        return wanted
+
+    @model_validator(mode="after")
+    def _can_be_sent(self) -> BatchOptions:
+        if (self.format == "fields") != bool(self.fields):
+            raise ValueError('the format "fields" and the option fields go together')
+        for name in self.headers:
+            if name.lower() in _OURS:
+                raise ValueError(f"the header {name} is not yours to set")
+        try:
+            Request("http://localhost/", headers=self.headers, cookies=self.cookies)
+        except RequestError as exc:
+            raise ValueError(str(exc)) from exc
+        return self

@@ -1,0 +1,5 @@
+"""For Celery's own commands: ``celery -A shoal.celery worker``, ``celery -A shoal.celery flower``."""
+
+from shoal.tasks.app import app as app
+
+__all__ = ["app"]

@@ -1,0 +1,22 @@
+"""What Prometheus is told: families made of what the crawl counts anyway, at the moment when somebody asks.
+
+`serving` answers for one process. Whoever has a server of its own puts the families of several runs together::
+
+    Response(render([*of_ledger(stats, {"run": run_id, "spider": spider}), ...]), media_type=CONTENT_TYPE)
+"""
+
+from shoal.metrics.exposition import CONTENT_TYPE, Family, Sample, render
+from shoal.metrics.families import of_counters, of_frontier, of_hosts, of_ledger, of_standing, of_vitals
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Family",
+    "Sample",
+    "of_counters",
+    "of_frontier",
+    "of_hosts",
+    "of_ledger",
+    "of_standing",
+    "of_vitals",
+    "render",
+]

@@ -1,0 +1,38 @@
+"""What people ask about runs and hosts, on the command line and over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from shoal.assembly import frontier_options
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.links import host_of, normalize_url
+from shoal.ports import FrontierOptions, HostState, Run, Store
+from shoal.runs.starting import RunSettings
+
+
+def run_options(run: Run, config: Config) -> FrontierOptions:
+    """Those that the run was started with, if it keeps them."""
+    return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
+
+
+def host_name(text: str) -> str:
+    """A host as frontiers name it; ``*`` for all others. ConfigError or RequestError if it is none."""
+    if text == "*":
+        return text
+    if "/" in text or text.split() != [text]:
+        raise ConfigError(f"{text!r} is no host; write it as example.com or example.com:8080")
+    return host_of(normalize_url(f"http://{text}/"))
+
+
+async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int) -> list[HostState]:
+    """The busiest hosts of some runs: politeness is theirs together."""
+    found: dict[str, HostState] = {}
+    for run in runs:
+        for state in await (await store.frontier(run.run_id, run_options(run, config))).host_states(limit):
+            known = found.get(state.host)
+            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
+    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]

@@ -1,0 +1,1 @@
+"""Shoal over HTTP: batches, runs, hosts and clusters."""

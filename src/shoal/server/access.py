@@ -1,0 +1,108 @@
+"""Who may come in, and with how much."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.config import Serve
+from shoal.errors import ConfigError
+from shoal.server.problems import problem
+
+_OPEN = ("/health", "/ready")
+"""What may be asked for without a token: whether the server is well, and nothing else."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def check_binding(config: Serve) -> None:
+    """ConfigError when anyone in the network could crawl from here."""
+    if config.host not in _LOOPBACK and not (config.token or config.tokens):
+        raise ConfigError(
+            f"{config.host} can be reached from other machines, so a token is needed: set SHOAL_SERVE__TOKEN, or "
+            "serve.token in shoal.toml; callers send it as `Authorization: Bearer TOKEN`"
+        )
+
+
+class Gate:
+    """Around the application: refuses whoever has no token, and bodies that are too large.
+
+    The caller's name is in the scope's state for whoever shares something out.
+    """
+
+    def __init__(self, app: ASGIApp, config: Serve) -> None:
+        self._app = app
+        self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
+        self._max_bytes = config.max_request_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        caller = self._caller(scope, headers)
+        if caller is None:
+            refusal = problem(
+                401,
+                "no token",
+                "send the token as `Authorization: Bearer TOKEN`",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await refusal(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        if _length(headers) > self._max_bytes:
+            await self._too_large(scope, receive, send)
+            return
+        await self._limited(scope, receive, send)
+
+    def _caller(self, scope: Scope, headers: Headers) -> str | None:
+        """The name of the token, or the address where there are none; None for a stranger."""
+        address = scope["client"][0] if scope.get("client") else ""
+        if not self._tokens:
+            return address
+        given = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        found = None
+        for name, token in self._tokens.items():  # all of them, so that the time says nothing
+            if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+                found = name or address
+        return address if found is None and scope["path"] in _OPEN else found
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A body without a declared length is counted as it comes."""
+        size = 0
+        begun = False
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                raise _TooLargeError
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, watched)
+        except _TooLargeError:
+            if not begun:
+                await self._too_large(scope, receive, send)
+
+    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
+        await problem(413, "too large", message, headers={"Connection": "close"})(scope, receive, send)
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+def _length(headers: Headers) -> int:
+    text = headers.get("content-length", "")
+    return int(text) if text.isdecimal() else 0

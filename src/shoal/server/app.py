@@ -1,0 +1,65 @@
+"""The application: routes, their description, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from starlette.staticfiles import StaticFiles
+from swagger_ui_bundle import swagger_ui_path
+
+from shoal import __version__
+from shoal.config import Config
+from shoal.server import clusters, crawl, health, hosts, runs
+from shoal.server.access import Gate, check_binding
+from shoal.server.problems import install
+from shoal.server.state import Server
+
+_ABOUT = """Send URLs, get content: on this machine, or on Celery workers.
+
+Where the server has a token, send it as `Authorization: Bearer TOKEN`. Whatever can't be done is answered by one
+format: `{"error": {"kind": ..., "message": ..., "details": [...]}}`."""
+
+
+def create_app(config: Config) -> FastAPI:
+    """The API as an ASGI application. ConfigError when it would be open to the network without a token."""
+    check_binding(config.serve)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server = app.state.server = Server(config)
+        await server.open()
+        try:
+            yield
+        finally:
+            await server.close()
+
+    app = FastAPI(
+        title="Shoal", version=__version__, description=_ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None,
+        openapi_url="/openapi.json",
+    )  # fmt: skip
+    install(app)
+    app.include_router(crawl.router)
+    app.include_router(runs.router)
+    app.include_router(hosts.router)
+    app.include_router(clusters.router)
+    app.include_router(health.router)
+    _serve_docs(app)
+    app.add_middleware(Gate, config=config.serve)
+    return app
+
+
+def _serve_docs(app: FastAPI) -> None:
+    """`/docs` without a network: its script and style come from here."""
+    app.mount("/docs/assets", StaticFiles(directory=Path(swagger_ui_path)))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json", title="Shoal", swagger_js_url="/docs/assets/swagger-ui-bundle.js",
+            swagger_css_url="/docs/assets/swagger-ui.css", swagger_favicon_url="/docs/assets/favicon-32x32.png",
+        )  # fmt: skip

@@ -1,0 +1,166 @@
+"""`/api/crawl`: batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from shoal.batch.session import Session, Webhook
+from shoal.http import Request as Page
+from shoal.server.models import BatchAnswer, BatchRequest, DistributedStatus, SessionPage, SessionStarted
+from shoal.server.problems import ProblemError, responses
+from shoal.server.state import Server, server_of
+
+router = APIRouter(prefix="/api/crawl", tags=["crawl"])
+
+_ALIVE_EVERY = 15.0  # seconds between signs of life in a stream
+
+SessionId = Annotated[str, Path(max_length=100, description="The session_id of a batch.")]
+
+
+@router.post(
+    "/batch",
+    response_model=BatchAnswer,
+    responses={202: {"model": SessionStarted}, **responses(401, 413, 422, 429, 503)},
+    summary="Crawl a batch of URLs",
+)
+async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
+    """Send URLs, get content. At the time-out the answer has what is there, the rest is `pending`, and the work goes
+    on: the session has it later."""
+    server = server_of(request)
+    limit = server.config.serve.max_urls
+    if len(batch.urls) > limit:
+        raise ProblemError(
+            422, "too many urls", f"{len(batch.urls)} URLs; a batch has {limit} at most (serve.max_urls)"
+        )
+    desk, options = server.local, batch.options
+    if batch.distributed:
+        desk, options = await server.remote.desk(), server.remote.with_defaults(options)
+    session = await desk.take(batch.urls, options, caller=request.state.caller, webhook=_webhook(server, batch))
+    if not batch.wait:
+        started = {
+            "session_id": session.id,
+            "state": "running",
+            "distributed": batch.distributed,
+            "status_url": f"/api/crawl/{session.id}",
+            "stream_url": f"/api/crawl/{session.id}/stream",
+        }
+        return _json(started, 202, Location=f"/api/crawl/{session.id}")
+    await session.wait(batch.timeout)
+    found = await session.results(server.config.serve.max_answer_bytes)
+    return _json(
+        {
+            "session_id": session.id,
+            "state": await session.state(),
+            "results": found.results,
+            "stats": found.stats,
+            "distributed": batch.distributed,
+        }
+    )
+
+
+@router.get("/distributed/status", response_model=DistributedStatus, responses=responses(401))
+async def distributed_status(request: Request) -> Response:
+    """Whether batches can be given to Celery workers, or why not."""
+    return _json(await server_of(request).remote.status())
+
+
+@router.get("/{session_id}", response_model=SessionPage, responses=responses(401, 404, 422, 503))
+async def read_session(
+    session_id: SessionId,
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=2**53, description="`next` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """How far a batch is, and its results a page at a time."""
+    session = await _find(request, session_id)
+    state = await session.state()
+    stats = await session.stats()
+    page = await session.read(after, limit)
+    return _json(
+        {
+            "session_id": session.id,
+            "state": state,
+            "distributed": session.settings.distributed,
+            "progress": {
+                "total": stats.pushed,
+                "ready": stats.ready,
+                "waiting": stats.waiting,
+                "in_work": stats.leased,
+                "done": stats.done,
+                "failed": stats.dead,
+                "results": stats.items,
+            },
+            "results": [result for _, result in page],
+            "next": page[-1][0] if page else after,
+        }
+    )
+
+
+@router.delete("/{session_id}", responses=responses(401, 404, 422, 503))
+async def cancel_session(session_id: SessionId, request: Request) -> Response:
+    """Fetch nothing more of a batch. What is there can still be read."""
+    session = await _find(request, session_id)
+    server = server_of(request)
+    desk = await server.remote.desk() if session.settings.distributed else server.local
+    await desk.cancel(session)
+    return _json({"session_id": session.id, "state": await session.state()})
+
+
+@router.get(
+    "/{session_id}/stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, **responses(401, 404, 422, 503)},
+)
+async def stream_session(
+    session_id: SessionId,
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    last_event_id: Annotated[str | None, Header(description="Sent by browsers that connect again.")] = None,
+) -> StreamingResponse:
+    """Results as they come, as server-sent events: `result` for each, `done` at the end."""
+    session = await _find(request, session_id)
+    if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < 16:
+        after = int(last_event_id)
+    return StreamingResponse(_events(session, after), media_type="text/event-stream")
+
+
+async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    quiet_since = loop.time()
+    async for found in session.follow(after):
+        for number, result in found:
+            yield b"id: %d\nevent: result\ndata: %b\n\n" % (number, msgspec.json.encode(result))
+        if found:
+            quiet_since = loop.time()
+        elif loop.time() - quiet_since > _ALIVE_EVERY:
+            quiet_since = loop.time()
+            yield b": alive\n\n"
+    done = {"session_id": session.id, "state": await session.state()}
+    yield b"event: done\ndata: %b\n\n" % msgspec.json.encode(done)
+
+
+async def _find(request: Request, session_id: str) -> Session:
+    """Only the caller's own."""
+    session = await server_of(request).find_session(session_id)
+    if session is None or session.settings.caller != request.state.caller:
+        raise ProblemError(404, "no such session", f"there is no session {session_id!r:.110}, or it has expired")
+    return session
+
+
+def _webhook(server: Server, batch: BatchRequest) -> Webhook | None:
+    if batch.webhook is None:
+        return None
+    secret = batch.webhook.secret or server.config.serve.webhook_key
+    if not secret:
+        raise ProblemError(422, "bad request", "webhook.secret: give one; this server has no key of its own")
+    return Webhook(Page(batch.webhook.url).url, secret)
+
+
+def _json(content: Any, status: int = 200, **headers: str) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")

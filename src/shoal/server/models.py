@@ -1,0 +1,130 @@
+"""What comes in and goes out, as the API's description shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shoal.batch.options import BatchOptions
+
+_URL = "http://127.0.0.1:8080/"
+
+
+class WebhookRequest(BaseModel):
+    """Where to send a message when the batch is done."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, Field(max_length=2083, examples=["https://example.com/done"])]
+    secret: Annotated[
+        str | None, Field(min_length=8, max_length=200, description="Signs the message; else the server's key does.")
+    ] = None
+
+
+class BatchRequest(BaseModel):
+    """URLs to crawl, and how."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"urls": [_URL], "options": {"format": "markdown"}, "timeout": 60}]},
+    )
+
+    urls: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(min_length=1, description="What to crawl.")]
+    distributed: Annotated[bool, Field(description="On Celery workers instead of this machine.")] = False
+    options: BatchOptions = BatchOptions()
+    timeout: Annotated[
+        float, Field(gt=0, le=3600, description="Seconds to wait. Then the rest is `pending`, and goes on.")
+    ] = 300.0
+    wait: Annotated[bool, Field(description="False answers at once with 202 and the session.")] = True
+    webhook: WebhookRequest | None = None
+
+
+class ResultError(BaseModel):
+    """Why a page could not be had. `kind` is a short word such as `timeout`, `dns`, `http 404`, `robots`, `address`."""
+
+    kind: str
+    message: str
+
+
+class Result(BaseModel):
+    """What became of one URL."""
+
+    status: Literal["success", "failed", "pending", "cancelled"]
+    url: Annotated[str, Field(description="As it was given.")]
+    final_url: Annotated[str | None, Field(description="After redirects.")]
+    http_status: int | None
+    title: str | None
+    content_type: str | None
+    content: Annotated[Any, Field(description="Text, or a list of links, or the fields; none for what is no text.")]
+    worker_id: str | None
+    depth: int
+    fetched_at: Annotated[float | None, Field(description="Seconds since 1970.")]
+    error: ResultError | None
+    truncated: Annotated[bool, Field(description="The content was left out: the answer would be too large.")] = False
+
+
+class BatchStats(BaseModel):
+    """The figures of a batch."""
+
+    total: int
+    success: int
+    failed: int
+    pending: int
+    cancelled: int
+    workers_used: int
+
+
+class BatchAnswer(BaseModel):
+    """A batch, with everything that is there."""
+
+    session_id: str
+    state: Literal["running", "paused", "finished", "cancelled"]
+    results: list[Result]
+    stats: BatchStats
+    distributed: bool
+
+
+class SessionStarted(BaseModel):
+    """A batch that goes on by itself."""
+
+    session_id: str
+    state: Literal["running"]
+    distributed: bool
+    status_url: str
+    stream_url: str
+
+
+class Progress(BaseModel):
+    """How far a batch is."""
+
+    total: int
+    ready: int
+    waiting: int
+    in_work: int
+    done: int
+    failed: int
+    results: int
+
+
+class SessionPage(BaseModel):
+    """Some of a batch's results, in the order in which they came in."""
+
+    session_id: str
+    state: Literal["running", "paused", "finished", "cancelled"]
+    distributed: bool
+    progress: Progress
+    results: list[Result]
+    next: Annotated[int, Field(description="Give it as `after` to get what comes behind.")]
+
+
+class DistributedStatus(BaseModel):
+    """Whether `distributed: true` would work now."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"distributed_available": True, "message": "Redis connected", "workers": 2}]}
+    )
+
+    distributed_available: bool
+    message: str
+    workers: Annotated[int | None, Field(description="How many answered; none if nobody was asked.")] = None

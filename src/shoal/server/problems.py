@@ -1,0 +1,94 @@
+"""Errors as callers get them: one format, whatever went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from shoal.batch.desk import TooManySessionsError
+from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
+
+_STATUSES: dict[type[ShoalError], tuple[int, str]] = {
+    RunError: (409, "wrong state"),
+    RequestError: (422, "bad request"),
+    ConfigError: (422, "bad request"),
+    StoreAwayError: (503, "store away"),
+    CoordinatorAwayError: (503, "coordinator away"),
+    TooManySessionsError: (429, "too many sessions"),
+}
+
+
+class ProblemDetail(BaseModel):
+    """What went wrong: `kind` for programs, `message` for people."""
+
+    kind: str
+    message: str
+    details: list[dict[str, Any]] = []
+
+
+class Problem(BaseModel):
+    """The answer to whatever could not be done."""
+
+    error: ProblemDetail
+
+
+def problem(
+    status: int,
+    kind: str,
+    message: str,
+    details: list[dict[str, Any]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {"error": {"kind": kind, "message": message, "details": details or []}}
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+class ProblemError(Exception):
+    """Ends a request with this answer."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For the description of a route: what it answers when it can't."""
+    return {status: {"model": Problem} for status in statuses}
+
+
+def install(app: FastAPI) -> None:
+    """Whatever a route raises becomes a problem."""
+
+    @app.exception_handler(ProblemError)
+    async def _own(request: Request, exc: ProblemError) -> Response:
+        return problem(exc.status, exc.kind, str(exc))
+
+    @app.exception_handler(HTTPException)
+    async def _plain(request: Request, exc: HTTPException) -> Response:
+        kinds = {404: "not found", 405: "method not allowed"}
+        return problem(exc.status_code, kinds.get(exc.status_code, "http"), str(exc.detail), headers=exc.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, exc: RequestValidationError) -> Response:
+        details = [
+            {"where": ".".join(map(str, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
+            for error in exc.errors()
+        ]
+        first = details[0] if details else {"where": "body", "message": "it can't be read"}
+        return problem(422, "bad request", f"{first['where']}: {first['message']}", details)
+
+    @app.exception_handler(ShoalError)
+    async def _ours(request: Request, exc: ShoalError) -> Response:
+        for kind in type(exc).__mro__:
+            if kind in _STATUSES:
+                status, word = _STATUSES[kind]
+                retry = {"Retry-After": "5"} if status in (429, 503) else {}
+                return problem(status, word, str(exc), headers=retry)
+        return problem(500, "internal", str(exc))

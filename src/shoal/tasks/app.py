@@ -1,0 +1,71 @@
+"""The Celery application: ``celery -A shoal.celery worker``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, Task
+from celery.signals import worker_process_init, worker_process_shutdown
+
+from shoal.tasks.settings import QUEUE, TASK, celery_settings
+from shoal.tasks.worker import PageWorker
+
+_RESULTS_KEPT = 3600
+_VISIBILITY = 900
+"""Seconds after which the broker hands a task to another worker, if the first has not acknowledged it. A task that is
+only late is refused then: its lease has another token."""
+
+_PATIENCE = {"socket_timeout": 10, "socket_connect_timeout": 5, "health_check_interval": 10, "socket_keepalive": True}
+
+settings = celery_settings()
+app = Celery("shoal", broker=settings.broker_url, backend=settings.result_backend)
+app.conf.update(
+    task_default_queue=QUEUE,
+    task_serializer="json",
+    result_serializer="json",
+    accept_content=["json"],
+    result_expires=_RESULTS_KEPT,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_track_started=True,
+    task_send_sent_event=True,
+    worker_send_task_events=True,
+    worker_prefetch_multiplier=1,
+    worker_concurrency=settings.concurrency,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={"visibility_timeout": _VISIBILITY, **_PATIENCE},
+    result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
+    redis_socket_timeout=10.0,
+    redis_socket_connect_timeout=5.0,
+    redis_backend_health_check_interval=10,
+    task_publish_retry_policy={"max_retries": 1, "interval_start": 0.1},
+)
+
+_worker: PageWorker | None = None
+
+
+@app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]
+def crawl(self: Task, session_id: str, url: str, lease: str) -> dict[str, Any]:
+    """Fetch one page of a session, under the lease that came with the task. ``url`` is for those who look on."""
+    return _page_worker().work(session_id, lease, worker_id=str(self.request.hostname or "celery"))
+
+
+def _page_worker() -> PageWorker:
+    global _worker
+    if _worker is None:  # a pool of threads, or none
+        _worker = PageWorker()
+    return _worker
+
+
+@worker_process_init.connect  # type: ignore[untyped-decorator]
+def _begin(**_: Any) -> None:
+    """After the fork: neither an event loop nor a connection can be shared with the parent."""
+    global _worker
+    _worker = PageWorker()
+
+
+@worker_process_shutdown.connect  # type: ignore[untyped-decorator]
+def _end(**_: Any) -> None:
+    if _worker is not None:
+        _worker.close()

@@ -1,0 +1,163 @@
+"""Works on the pages that come as tasks: one event loop and one pool of connections for the life of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import uvloop
+
+from shoal.assembly import make_onion, make_scheduler
+from shoal.batch.session import OVER, Session
+from shoal.config import Config, find_config_file, load_config
+from shoal.errors import RunError
+from shoal.events import Counters
+from shoal.fetch.guard import AddressGuard
+from shoal.fetch.http import HttpFetcher
+from shoal.frontier import open_store
+from shoal.handling import Handler, Parsed, Settlement
+from shoal.leases import LeaseKeeper
+from shoal.persistence import Persistence
+from shoal.ports import Failure, Lease, Store
+from shoal.tasks.messages import unpack
+from shoal.tasks.settings import distributed_frontier
+
+log = logging.getLogger("shoal.tasks")
+
+LEASE_TTL = 60.0
+"""At most: after this a page whose worker died goes to another."""
+_SESSIONS = 50  # that a process keeps open
+
+
+def lease_ttl(config: Config) -> float:
+    return min(LEASE_TTL, config.lease.ttl)
+
+
+class PageWorker:
+    """Runs in the background of a worker process; tasks hand pages in and wait."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self._config = config or load_config(file=find_config_file(os.environ), environ=os.environ).config
+        self._loop = uvloop.new_event_loop()
+        self._pages: _Pages | None = None
+        threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
+
+    def work(self, session_id: str, lease: str, *, worker_id: str) -> dict[str, Any]:
+        """What became of the page."""
+        return asyncio.run_coroutine_threadsafe(self._work(session_id, lease, worker_id), self._loop).result()
+
+    async def _work(self, session_id: str, lease: str, worker_id: str) -> dict[str, Any]:
+        if self._pages is None:
+            self._pages = _Pages(self._config, worker_id)
+        return await self._pages.work(session_id, unpack(lease))
+
+    def close(self) -> None:
+        if self._pages is not None:
+            asyncio.run_coroutine_threadsafe(self._pages.close(), self._loop).result(5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class _OpenSession:
+    """A session that pages came from, with what handling them needs."""
+
+    def __init__(self, session: Session, config: Config, fetcher: HttpFetcher, worker_id: str) -> None:
+        self.session = session
+        self.frontier = session.frontier
+        own = session.config(config)
+        spider = session.spider(worker_id)
+        scheduler = make_scheduler(spider, own, session.frontier, shared=True)
+        fetch, self.heard = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
+        self.handler = Handler(spider, own, scheduler, fetch, Counters())
+        self.at_work: dict[bytes, asyncio.Task[Settlement]] = {}
+        self.leases = LeaseKeeper(session.frontier, lease_ttl(config), self._drop)
+        self.keeping = asyncio.create_task(self.leases.run())
+
+    def _drop(self, lease: Lease) -> None:
+        if lease.fingerprint in self.at_work:
+            self.at_work[lease.fingerprint].cancel()
+
+
+class _Pages:
+    """What lives in the loop."""
+
+    def __init__(self, config: Config, worker_id: str) -> None:
+        self._config = config
+        self._worker_id = worker_id
+        self._ttl = lease_ttl(config)
+        self._fetcher = HttpFetcher(config.http, config.user_agent, AddressGuard(config.serve.allow))
+        self._persist = Persistence(shared=True)
+        self._store: Store | None = None
+        self._open: OrderedDict[str, _OpenSession] = OrderedDict()
+        self._opening = asyncio.Lock()
+
+    async def work(self, session_id: str, sent: Lease) -> dict[str, Any]:
+        answer: dict[str, Any] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
+        opened = await self._session(session_id)
+        if opened is None:
+            return {**answer, "state": "gone"}  # the session was removed
+        frontier = opened.frontier
+        try:
+            (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl))
+            if lease is None:
+                log.info("a task that came late or twice is left alone url=%s", sent.request.url)
+                return {**answer, "state": "stale"}
+            if await self._persist(opened.session.state) in OVER:
+                await self._persist(lambda: frontier.release([lease]))
+                return {**answer, "state": "cancelled"}
+        except RunError:
+            return {**answer, "state": "gone"}
+        opened.heard(lease)
+        opened.leases.add(lease)
+        task = opened.at_work[lease.fingerprint] = asyncio.create_task(opened.handler.handle(lease))
+        try:
+            settlement = await task
+        except asyncio.CancelledError:
+            return {**answer, "state": "lost"}  # the lease: another has it, or will
+        finally:
+            opened.leases.remove(lease)
+            opened.at_work.pop(lease.fingerprint, None)
+        return {**answer, "state": await self._settle(opened, settlement)}
+
+    async def _settle(self, opened: _OpenSession, settlement: Settlement) -> str:
+        frontier = opened.frontier
+        if isinstance(settlement, Parsed):
+            completion = settlement.completion
+            (pushed,) = await self._persist(lambda: frontier.complete([completion]))
+            return "lost" if pushed is None else "done"
+        if isinstance(settlement, Failure):
+            (state,) = await self._persist(lambda: frontier.fail([settlement]))
+            return state or "lost"
+        await self._persist(lambda: frontier.release([settlement.lease], contacted=settlement.contacted))
+        return "postponed"
+
+    async def _session(self, session_id: str) -> _OpenSession | None:
+        async with self._opening:
+            if session_id in self._open:
+                self._open.move_to_end(session_id)
+                return self._open[session_id]
+            if self._store is None:
+                self._store = await self._persist(lambda: open_store(distributed_frontier(self._config)))
+            store = self._store
+            session = await self._persist(lambda: Session.find(store, session_id))
+            if session is None:
+                return None
+            self._open[session_id] = _OpenSession(session, self._config, self._fetcher, self._worker_id)
+            self._tidy()
+            return self._open[session_id]
+
+    def _tidy(self) -> None:
+        """Forget the sessions that were not heard of for longest."""
+        for session_id in list(self._open)[:-_SESSIONS]:
+            if not self._open[session_id].at_work:
+                self._open.pop(session_id).keeping.cancel()
+
+    async def close(self) -> None:
+        for opened in self._open.values():
+            opened.keeping.cancel()
+        await self._fetcher.close()
+        if self._store is not None:
+            await self._store.close()

@@ -1,0 +1,216 @@
+"""What the tests of the API share: a server as a process, Celery workers beside it, and a small client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.fleets import SHOAL
+from tests.databases import RedisServer, free_port
+
+CELERY = [sys.executable, "-m", "celery", "-A", "shoal.celery"]
+FAST = {
+    "SHOAL_DOWNLOAD_DELAY": "0",
+    "SHOAL_SERVE__ALLOW": "127.0.0.0/8",
+    "SHOAL_RETRY__BASE_DELAY": "0.1",
+    "CELERY_TASK_RATE_LIMIT": "none",
+}
+"""A site on this machine may be crawled, and as fast as it can."""
+
+
+def until(holds: Callable[[], Any], timeout: float = 30.0, what: str = "it") -> Any:
+    """What the condition gives as soon as that is something."""
+    end = time.monotonic() + timeout
+    while True:
+        found = holds()
+        if found:
+            return found
+        assert time.monotonic() < end, f"after {timeout:g} s {what} is not so"
+        time.sleep(0.05)
+
+
+class Process:
+    """A process with everything that it started, and what it said."""
+
+    def __init__(self, command: Sequence[str], folder: Path, name: str, environ: dict[str, str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """All of it, at once: like a power cut."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self, timeout: float = 15.0) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Api:
+    """A server, seen by a caller."""
+
+    def __init__(self, folder: Path, environ: dict[str, str], arguments: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.environ = environ
+        self.arguments = arguments
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.headers: dict[str, str] = {}
+        self.start()
+
+    def start(self) -> None:
+        command = [*SHOAL, "serve", "--port", str(self.port), *self.arguments]
+        self.process = Process(command, self.folder, "api", self.environ)
+        until(self._answers, what="the server")
+
+    def _answers(self) -> bool:
+        assert self.process.process.poll() is None, self.process.said()
+        try:
+            return self.get("/health")[0] == 200
+        except OSError:
+            return False
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Status and decoded answer."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path,
+            data,
+            {"Content-Type": "application/json", **self.headers, **(headers or {})},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=100) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.ask("GET", path)
+
+    def batch(self, urls: Sequence[str], **more: Any) -> Any:
+        """The answer to a batch that must go well."""
+        status, answer = self.ask("POST", "/api/crawl/batch", {"urls": list(urls), **more})
+        assert status in (200, 202), answer
+        return answer
+
+    def results(self, session_id: str) -> list[dict[str, Any]]:
+        """All results of a session, page by page."""
+        found: list[dict[str, Any]] = []
+        after = 0
+        while True:
+            status, page = self.get(f"/api/crawl/{session_id}?after={after}&limit=100")
+            assert status == 200, page
+            if not page["results"]:
+                return found
+            found += page["results"]
+            after = page["next"]
+
+    def wait(self, session_id: str, timeout: float = 60.0) -> dict[str, Any]:
+        """The session when it is over."""
+
+        def over() -> Any:
+            status, page = self.get(f"/api/crawl/{session_id}?limit=1")
+            assert status == 200, page
+            return page if page["state"] in ("finished", "cancelled") else None
+
+        found: dict[str, Any] = until(over, timeout, f"session {session_id}")
+        return found
+
+
+@contextmanager
+def serving(folder: Path, environ: dict[str, str] | None = None, *arguments: str) -> Iterator[Api]:
+    """The API on a port of its own, with a frontier in memory unless told otherwise."""
+    api = Api(folder, {**FAST, **(environ or {})}, arguments)
+    try:
+        yield api
+    finally:
+        api.process.kill()
+
+
+class Celery:
+    """A broker of its own, workers, and what watches them."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.folder = folder
+        self.redis = RedisServer()
+        base = self.redis.url.rpartition("/")[0]
+        self.environ = {
+            **FAST, "CELERY_BROKER_URL": f"{base}/0", "CELERY_RESULT_BACKEND": f"{base}/1",
+            "SHOAL_FRONTIER": f"{base}/2", "SHOAL_LEASE__TTL": "4",
+            **environ,
+        }  # fmt: skip
+        self.workers: list[Process] = []
+        self._others: list[Process] = []
+        self.api = Api(folder, self.environ)
+
+    def worker(self) -> Process:
+        name = f"worker-{len(self.workers) + 1}"
+        command = [*CELERY, "worker", "-n", f"{name}@%h", "--loglevel", "INFO"]
+        made = Process(command, self.folder, name, self.environ)
+        self.workers.append(made)
+        return made
+
+    def start_workers(self, count: int) -> None:
+        """Until all of them answer."""
+        for _ in range(count):
+            self.worker()
+        alive = sum(worker.process.poll() is None for worker in self.workers)
+        until(lambda: self.status().get("workers") == alive, 40, f"a fleet of {alive} workers")
+
+    def control(self, *words: str) -> None:
+        """Celery's own word to its workers."""
+        done = subprocess.run(
+            [*CELERY, "control", "--timeout", "1", *words], cwd=self.folder, env={**os.environ, **self.environ},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def status(self) -> dict[str, Any]:
+        status, answer = self.api.get("/api/crawl/distributed/status")
+        assert status == 200
+        found: dict[str, Any] = answer
+        return found
+
+    def flower(self) -> str:
+        """Its URL."""
+        port = free_port()
+        command = [*CELERY, "flower", f"--port={port}", "--address=127.0.0.1"]
+        self._others.append(
+            Process(command, self.folder, "flower", {**self.environ, "FLOWER_UNAUTHENTICATED_API": "true"})
+        )
+        return f"http://127.0.0.1:{port}"
+
+    def close(self) -> None:
+        for process in (*self.workers, *self._others, self.api.process):
+            process.kill()
+        self.redis.close()
+
+
+@contextmanager
+def celery(folder: Path, workers: int, **environ: str) -> Iterator[Celery]:
+    made = Celery(folder, **environ)
+    try:
+        made.start_workers(workers)
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,200 @@
+"""Batches on real Celery workers, with a real Redis and a real Flower, while things die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.acceptance.serving import Celery, celery, until
+from tests.acceptance.target import Target, closest, target
+
+
+@pytest.fixture
+def site() -> Iterator[Target]:
+    with target() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Celery]:
+    """Three workers, for all tests: each leaves as many behind as it found."""
+    with celery(tmp_path_factory.mktemp("celery"), 3, CELERY_TASK_MAX_RETRIES="1") as made:
+        yield made
+
+
+def pages(site: Target, count: int, **query: Any) -> list[str]:
+    words = "".join(f"&{name}={value}" for name, value in query.items())
+    return [f"{site.url}/{number}?x=1{words}" for number in range(count)]
+
+
+def seen(site: Target) -> Counter[str]:
+    """The pages that were asked for; robots.txt is none."""
+    return Counter(visit.path for visit in site.visits() if "x=1" in visit.path)
+
+
+def check(answer: dict[str, Any], urls: list[str]) -> None:
+    """Each URL has its page, in the order in which they were given."""
+    assert answer["state"] == "finished"
+    assert [result["url"] for result in answer["results"]] == urls
+    assert not [result for result in answer["results"] if result["status"] != "success"]
+    for number, result in enumerate(answer["results"]):
+        assert f"<h1>/{number}</h1>" in result["content"]
+
+
+def check_log(fleet: Celery, session_id: str, urls: list[str]) -> None:
+    """The session's own log of results has each URL once, and each went well."""
+    results = fleet.api.results(session_id)
+    assert Counter(result["url"] for result in results) == Counter(urls)
+    assert {result["status"] for result in results} == {"success"}
+
+
+def ask(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_three_workers_and_flower(fleet: Celery, site: Target) -> None:
+    flower = fleet.flower()
+    until(lambda: _answers(f"{flower}/healthcheck"), 30, "Flower")
+    until(lambda: len(ask(f"{flower}/api/workers")) == 3, 30, "Flower's list of workers")
+    urls = pages(site, 300)
+    answer = fleet.api.batch(urls, distributed=True, timeout=60)
+    check(answer, urls)
+    assert answer["distributed"] is True
+    assert answer["stats"] | {"total": 300, "success": 300, "failed": 0, "workers_used": 3} == answer["stats"]
+    names = {result["worker_id"].partition("@")[0] for result in answer["results"]}
+    assert names == {"worker-1", "worker-2", "worker-3"}
+    assert seen(site) == Counter(url.removeprefix(site.url) for url in urls)
+    until(lambda: _tasks(flower)[("shoal.crawl", "SUCCESS")] >= 300, 20, "Flower's list of tasks")
+    assert set(_tasks(flower)) == {("shoal.crawl", "SUCCESS")}  # some more: a robots.txt takes the turn of a page
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _tasks(flower: str) -> Counter[tuple[str, str]]:
+    """How many there are, by name and state."""
+    return Counter((task["name"], task["state"]) for task in ask(f"{flower}/api/tasks?limit=1000").values())
+
+
+def test_what_is_delivered_twice_is_done_once(fleet: Celery, site: Target) -> None:
+    fleet.control("cancel_consumer", "shoal")
+    urls = pages(site, 8)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])
+    until(lambda: broker.llen("shoal") == 8, 20, "the queue")
+    for message in broker.lrange("shoal", 0, -1):
+        broker.rpush("shoal", message)
+    fleet.control("add_consumer", "shoal")
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)
+    until(lambda: sum(worker.said().count("'state': 'stale'") for worker in fleet.workers) == 8, 20, "the copies")
+    assert sum(seen(site).values()) == 8
+
+
+def test_politeness_is_the_fleets(fleet: Celery, site: Target) -> None:
+    """Two sessions, three workers, one site."""
+    status, answer = fleet.api.ask("PUT", f"/api/hosts/{site.url.removeprefix('http://')}", {"delay": 0.1})
+    assert status == 200, answer
+    urls = pages(site, 30)
+    sessions = [fleet.api.batch(urls, distributed=True, wait=False)["session_id"] for _ in range(2)]
+    for session in sessions:
+        fleet.api.wait(session)
+        check_log(fleet, session, urls)
+    assert closest([visit for visit in site.visits() if "x=1" in visit.path]) >= 0.1
+
+
+def test_failures_are_tried_again(fleet: Celery, site: Target) -> None:
+    answer = fleet.api.batch([f"{site.url}/a?x=1&status=500", f"{site.url}/b?x=1&status=404"], distributed=True)
+    found = [(result["error"]["kind"], result["http_status"]) for result in answer["results"]]
+    assert found == [("http 500", 500), ("http 404", 404)]
+    assert seen(site) == {"/a?x=1&status=500": 2, "/b?x=1&status=404": 1}
+
+
+def test_a_cancelled_session_is_left_alone(fleet: Celery, site: Target) -> None:
+    session = fleet.api.batch(pages(site, 200, wait=0.1), distributed=True, wait=False)["session_id"]
+    site.wait_for(5)
+    status, answer = fleet.api.ask("DELETE", f"/api/crawl/{session}")
+    assert (status, answer["state"]) == (200, "cancelled")
+    time.sleep(1.0)
+    before = len(site.visits())
+    time.sleep(1.0)
+    assert len(site.visits()) == before
+
+
+def test_the_rate_limit_is_celerys(fleet: Celery, site: Target) -> None:
+    fleet.control("rate_limit", "shoal.crawl", "1/s")
+    try:
+        began = time.monotonic()
+        urls = pages(site, 9)
+        check(fleet.api.batch(urls, distributed=True, timeout=60), urls)
+        assert time.monotonic() - began > 1.5  # three workers, and the first page of each goes at once
+    finally:
+        fleet.control("rate_limit", "shoal.crawl", "0")
+
+
+def test_a_worker_is_killed(fleet: Celery, site: Target) -> None:
+    urls = pages(site, 300, wait=0.05)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    site.wait_for(60)
+    fleet.workers[0].kill()
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)
+    fleet.start_workers(1)
+
+
+def test_the_processes_of_a_worker_are_killed(fleet: Celery, site: Target) -> None:
+    """Its main process lives and gives the tasks back."""
+    urls = pages(site, 100, wait=0.1)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    site.wait_for(15)
+    main = fleet.workers[-1].process.pid
+    for pid in Path(f"/proc/{main}/task/{main}/children").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_redis_is_killed_and_comes_back(fleet: Celery, site: Target, forgets: bool) -> None:
+    """Workers are there again by themselves. A broker that forgot its tasks gets them once more."""
+    urls = pages(site, 200, wait=0.05)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    site.wait_for(40)
+    fleet.redis.kill()
+    assert not fleet.status()["distributed_available"]
+    assert fleet.api.get("/health")[0] == 200
+    assert fleet.api.get("/ready")[0] == 503
+    fleet.redis.start()
+    if forgets:
+        redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"]).flushdb()
+    fleet.api.wait(session, 90)
+    check_log(fleet, session, urls)
+    until(lambda: fleet.status().get("workers") == 3, 40, "a fleet of three")
+    assert fleet.status()["message"] == "Redis connected"
+    assert fleet.api.get("/ready")[0] == 200
+
+
+def test_a_server_that_is_killed_goes_on_when_it_is_back(fleet: Celery, site: Target) -> None:
+    urls = pages(site, 200, wait=0.05)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    site.wait_for(30)
+    fleet.api.process.kill()
+    fleet.api.start()
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)

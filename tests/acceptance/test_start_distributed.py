@@ -1,0 +1,197 @@
+"""`scripts/start-distributed`: all parts of distributed crawling at one command, kept alive, and gone at Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.target import target
+from tests.acceptance.test_cli import ROOT
+from tests.databases import RedisServer, free_port
+
+SCRIPT = str(ROOT / "scripts" / "start-distributed")
+
+
+class Distributed:
+    """The script as a process, on ports of its own, and what it said."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.folder = folder
+        self.ports = {name: free_port() for name in ("redis", "api", "flower")}
+        self._said = folder / "said"
+        settings = {
+            "CELERY_BROKER_URL": f"redis://127.0.0.1:{self.ports['redis']}/0",
+            "CELERY_TASK_RATE_LIMIT": "none",
+            "SHOAL_DOWNLOAD_DELAY": "0",
+            "SHOAL_SERVE__ALLOW": "127.0.0.0/8",
+            "API_PORT": str(self.ports["api"]),
+            "FLOWER_PORT": str(self.ports["flower"]),
+            **environment,
+        }
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(
+                [SCRIPT, *arguments, "--folder", str(folder)],
+                stdout=said, stderr=said, env={**os.environ, **settings}, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    @property
+    def processes(self) -> set[int]:
+        """All that were started here: their output, and that of their children, goes to files of the folder."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "fd" / "1").readlink().is_relative_to(self.folder):
+                    found.add(int(entry.name))
+            except OSError:  # it has ended meanwhile
+                continue
+        return found
+
+    def pid(self, name: str) -> int:
+        (found,) = re.findall(rf"^{name}: starting \.\.\. ready \(process (\d+)\)$", self.said, re.MULTILINE)
+        return int(found)
+
+    def wait_until(self, holds: Callable[[], object], timeout: float = 30.0) -> None:
+        until = time.monotonic() + timeout
+        while not holds():
+            assert time.monotonic() < until, self.said
+            time.sleep(0.05)
+
+    def wait_for(self, text: str) -> None:
+        self.wait_until(lambda: text in self.said or self.process.poll() is not None)
+        assert text in self.said, self.said
+
+    def ask(self, part: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.ports[part]}{path}")
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps(body).encode()
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
+            return json.load(answer)
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(40.0)
+
+    def close(self) -> None:
+        for pid in self.processes:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Distributed]]:
+    made: list[Distributed] = []
+
+    def begin(*arguments: str, **environment: str) -> Distributed:
+        made.append(Distributed(tmp_path, *arguments, **environment))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
+    fleet = start("2")
+    fleet.wait_for("Ctrl-C stops all of it.")
+    for name in ("redis", "api", "worker-1", "worker-2", "flower"):
+        assert fleet.pid(name) in fleet.processes
+    status = fleet.ask("api", "/api/crawl/distributed/status")
+    assert status == {"distributed_available": True, "message": "Redis connected", "workers": 2}
+
+    with target() as site:
+        urls = [f"{site.url}/{number}?wait=0.1" for number in range(20)]
+        batch = fleet.ask("api", "/api/crawl/batch", {"urls": urls, "distributed": True, "timeout": 20})
+    assert [result["status"] for result in batch["results"]] == ["success"] * 20
+    assert batch["stats"]["workers_used"] == 2
+    assert {result["worker_id"].partition("@")[0] for result in batch["results"]} == {"worker-1", "worker-2"}
+    tasks = fleet.ask("flower", "/api/tasks").values()
+    assert {task["state"] for task in tasks} == {"SUCCESS"}
+    assert all(any(url in task["args"] for task in tasks) for url in urls)
+    assert (fleet.folder / "redis" / "appendonlydir").is_dir()
+
+    before = fleet.processes
+    os.kill(fleet.pid("worker-1"), signal.SIGKILL)
+    fleet.wait_for("worker-1 was killed by signal 9; another takes its place in 1 s")
+    fleet.wait_for("worker-1 is started again: process ")
+    fleet.wait_until(lambda: fleet.ask("api", "/api/crawl/distributed/status")["workers"] == 2)
+    assert len(fleet.processes) == len(before)  # the children of the one that was killed are gone with it
+
+    assert fleet.stop(signal.SIGINT) == 0, fleet.said
+    assert "killed, as" not in fleet.said
+    assert fleet.processes == set()
+    assert all(map(is_free, fleet.ports.values()))
+
+
+def test_pages_in_work_are_finished_and_a_redis_that_answers_is_used(start: Callable[..., Distributed]) -> None:
+    with closing(RedisServer()) as redis, target() as site:
+        fleet = start("1", CELERY_BROKER_URL=redis.url, SHOAL_SERVE__TOKEN="secret")
+        fleet.wait_for('-H "Authorization: Bearer $SHOAL_SERVE__TOKEN"')
+        fleet.wait_for("Ctrl-C stops all of it.")
+        assert f"redis: the one at {redis.url} is used" in fleet.said
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{fleet.ports['api']}/api/crawl/batch",
+            json.dumps({"urls": [f"{site.url}/slow?wait=3"], "distributed": True, "wait": False}).encode(),
+            {"Content-Type": "application/json", "Authorization": "Bearer secret"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 202
+        site.wait_until(lambda seen: any(visit.path.startswith("/slow") for visit in seen))
+        assert fleet.stop(signal.SIGTERM) == 0, fleet.said
+        (slow,) = [visit for visit in site.visits() if visit.path.startswith("/slow")]
+        assert slow.end is not None
+        assert slow.end - slow.start >= 3
+        assert "succeeded in" in (fleet.folder / "logs" / "worker-1.log").read_text()
+        assert redis._answers()  # it is not ours to stop
+
+
+def test_what_keeps_it_from_starting_is_told(start: Callable[..., Distributed]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        for variable, option in (("API_PORT", "--api-port"), ("FLOWER_PORT", "--flower-port")):
+            fleet = start(**{variable: port})
+            assert fleet.process.wait(20) == 1
+            assert f"port {port} is taken" in fleet.said
+            assert option in fleet.said
+        fleet = start(CELERY_BROKER_URL=f"redis://127.0.0.1:{port}/0")
+        assert fleet.process.wait(20) == 1
+        assert "not a Redis that answers" in fleet.said
+    fleet = start(CELERY_BROKER_URL="redis://127.0.0.2:1/0")
+    assert fleet.process.wait(20) == 1
+    assert "no Redis answers at redis://127.0.0.2:1/0 (CELERY_BROKER_URL)" in fleet.said
+    fleet = start(CELERY_WORKER_CONCURRENCY="many")
+    assert fleet.process.wait(20) == 1
+    assert "start-distributed: CELERY_WORKER_CONCURRENCY must be a whole number" in fleet.said
+    fleet = start("none")
+    assert fleet.process.wait(20) == 2
+    assert "invalid count value: 'none'" in fleet.said
+
+
+def test_the_log_of_a_part_that_does_not_come_up_is_shown(start: Callable[..., Distributed]) -> None:
+    fleet = start(SHOAL_HTTP__PROXY="nonsense")
+    assert fleet.process.wait(30) == 1
+    assert re.search(r"(?m)^start-distributed: (api|worker-\d) ended with exit code 2\nthe end of ", fleet.said)
+    assert "  shoal: SHOAL_HTTP__PROXY" in fleet.said
+    assert fleet.said.endswith("stopped\n")
+    assert fleet.processes == set()

@@ -1,0 +1,204 @@
+"""Which addresses may be contacted on behalf of a stranger."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shoal.errors import ConfigError
+from shoal.fetch.guard import AddressGuard
+
+NOTHING_LISTED = AddressGuard([])
+LOOPBACK, PRIVATE, RESERVED = "a loopback address", "a private address", "a reserved address"
+LINK_LOCAL, MULTICAST, UNSPECIFIED = "a link-local address", "a multicast address", "the unspecified address"
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        # IPv4
+        ("127.0.0.1", LOOPBACK),
+        ("127.255.255.254", LOOPBACK),
+        ("0.0.0.0", UNSPECIFIED),
+        ("0.1.2.3", PRIVATE),
+        ("10.0.0.1", PRIVATE),
+        ("172.16.0.1", PRIVATE),
+        ("172.31.255.255", PRIVATE),
+        ("192.168.1.1", PRIVATE),
+        ("169.254.1.1", LINK_LOCAL),
+        ("100.64.0.1", PRIVATE),
+        ("100.127.255.255", PRIVATE),
+        ("192.0.0.1", RESERVED),
+        ("192.0.0.9", RESERVED),
+        ("192.0.0.170", RESERVED),
+        ("192.0.2.1", PRIVATE),
+        ("198.51.100.1", PRIVATE),
+        ("203.0.113.1", PRIVATE),
+        ("198.18.0.1", PRIVATE),
+        ("198.19.255.255", PRIVATE),
+        ("192.88.99.1", RESERVED),
+        ("224.0.0.1", MULTICAST),
+        ("239.255.255.250", MULTICAST),
+        ("240.0.0.1", RESERVED),
+        ("255.255.255.255", RESERVED),
+        # IPv6
+        ("::1", LOOPBACK),
+        ("0:0:0:0:0:0:0:1", LOOPBACK),
+        ("::", UNSPECIFIED),
+        ("fe80::1", LINK_LOCAL),
+        ("fe80::1%eth0", LINK_LOCAL),
+        ("::1%lo", LOOPBACK),
+        ("fc00::1", PRIVATE),
+        ("fdff:ffff::1", PRIVATE),
+        ("fec0::1", RESERVED),
+        ("ff02::1", MULTICAST),
+        ("ff0e::1", MULTICAST),
+        ("2001:db8::1", PRIVATE),
+        ("2001:2::1", RESERVED),
+        ("3fff::1", RESERVED),
+        ("100::1", RESERVED),
+        ("5f00::1", RESERVED),
+        ("4000::1", RESERVED),
+        # IPv4 within IPv6
+        ("::ffff:127.0.0.1", LOOPBACK),
+        ("::ffff:7f00:1", LOOPBACK),
+        ("::FFFF:10.0.0.1", PRIVATE),
+        ("::ffff:127.0.0.1%lo", LOOPBACK),
+        ("::ffff:0.0.0.0", UNSPECIFIED),
+        ("::ffff:169.254.169.254", LINK_LOCAL),
+        ("::ffff:0:127.0.0.1", RESERVED),
+        ("::127.0.0.1", RESERVED),
+        ("::8.8.8.8", RESERVED),
+        ("64:ff9b::127.0.0.1", LOOPBACK),
+        ("64:ff9b::a9fe:a9fe", LINK_LOCAL),
+        ("64:ff9b:1::8.8.8.8", RESERVED),
+        ("2002:7f00:1::", RESERVED),
+        ("2002:808:808::1", RESERVED),
+        ("2001:0:808:808::f7f7:f7f7", RESERVED),
+        # metadata of clouds
+        ("169.254.169.254", LINK_LOCAL),
+        ("169.254.170.2", LINK_LOCAL),
+        ("fd00:ec2::254", PRIVATE),
+        ("fd20:ce::254", PRIVATE),
+        ("fe80::a9fe:a9fe%2", LINK_LOCAL),
+        ("100.100.100.200", PRIVATE),
+        ("192.0.0.192", RESERVED),
+        ("168.63.129.16", RESERVED),
+        # what a system may read as an address
+        ("127.1", "no IP address"),
+        ("2130706433", "no IP address"),
+        ("0x7f000001", "no IP address"),
+        ("0177.0.0.1", "no IP address"),
+        ("127.0.0.01", "no IP address"),
+        ("[::1]", "no IP address"),
+        ("localhost", "no IP address"),
+        ("", "no IP address"),
+    ],
+)
+def test_what_is_refused(address: str, reason: str) -> None:
+    assert NOTHING_LISTED.refuses(address) == reason
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "8.8.8.8",
+        "1.0.0.1",
+        "126.255.255.255",
+        "128.0.0.1",
+        "172.15.255.255",
+        "172.32.0.1",
+        "100.63.255.255",
+        "100.128.0.1",
+        "168.63.129.17",
+        "223.255.255.255",
+        "2606:4700::1111",
+        "2a00:1450:4001::1",
+        "2001:4860:4860::8888",
+        "2003::1",
+        "::ffff:8.8.8.8",
+        "64:ff9b::8.8.8.8",
+    ],
+)
+def test_what_is_public(address: str) -> None:
+    assert NOTHING_LISTED.refuses(address) is None
+
+
+@pytest.mark.parametrize(
+    ("listed", "address", "allowed"),
+    [
+        ("127.0.0.0/8", "127.9.9.9", True),
+        ("127.0.0.0/8", "::ffff:127.0.0.1", True),
+        ("127.0.0.0/8", "64:ff9b::127.0.0.1", True),
+        ("127.0.0.0/8", "::1", False),
+        ("127.0.0.0/8", "10.0.0.1", False),
+        ("127.0.0.0/8", "::127.0.0.1", False),
+        ("127.0.0.0/8", "2002:7f00:1::", False),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1/32", "127.0.0.2", False),
+        ("::1", "::1", True),
+        ("::1", "127.0.0.1", False),
+        ("fe80::/10", "fe80::1%eth0", True),
+        ("fd00::/8", "fd00:ec2::254", True),
+        ("fd00::/8", "fc00::1", False),
+        ("2002:7f00:1::/48", "2002:7f00:1::5", True),
+        ("64:ff9b::/96", "64:ff9b::10.0.0.1", True),
+        ("64:ff9b::/96", "10.0.0.1", False),
+        ("::ffff:10.0.0.0/104", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.0/104", "10.0.0.1", False),
+        ("0.0.0.0/0", "224.0.0.1", True),
+        ("0.0.0.0/0", "127.1", False),
+        ("8.8.8.8", "9.9.9.9", True),
+    ],
+)
+def test_what_is_listed(listed: str, address: str, allowed: bool) -> None:
+    assert (AddressGuard(["203.0.113.0/24", listed]).refuses(address) is None) is allowed
+
+
+@pytest.mark.parametrize("text", ["localhost", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.*", "127.1", "", "[::1]", "::1/x"])
+def test_what_can_not_be_listed(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf'^"serve.allow" must hold addresses and networks .* not {re.escape(repr(text))}'
+    ):
+        AddressGuard(["127.0.0.1", text])
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> IPv4Network | IPv6Network:
+    address = draw(st.ip_addresses())
+    return ip_network(f"{address}/{draw(st.integers(0, address.max_prefixlen))}", strict=False)
+
+
+@given(networks(), st.data())
+def test_whatever_lies_in_a_listed_network_is_allowed(network: IPv4Network | IPv6Network, data: st.DataObject) -> None:
+    address = data.draw(st.ip_addresses(network=network))
+    assert AddressGuard([str(network)]).refuses(str(address)) is None
+
+
+@given(st.ip_addresses(), networks())
+def test_a_listed_network_opens_nothing_beside_it(address: object, network: IPv4Network | IPv6Network) -> None:
+    found = ip_address(str(address))
+    within = [found, IPv4Address(int(found) & 0xFFFFFFFF)]
+    assume(not any(each in network for each in within))
+    assert AddressGuard([str(network)]).refuses(str(found)) == NOTHING_LISTED.refuses(str(found))
+
+
+@given(st.ip_addresses())
+def test_whatever_is_not_global_is_refused(address: object) -> None:
+    """Hypothesis likes the special networks."""
+    found = ip_address(str(address))
+    # The same address as IPv4 is judged, whatever a version of Python thinks of its other spelling.
+    found = getattr(found, "ipv4_mapped", None) or found
+    assume(not found.is_global or found.is_multicast)
+    assert NOTHING_LISTED.refuses(str(found)) is not None
+
+
+@given(st.ip_addresses(v=4))
+def test_an_ipv4_address_is_judged_alike_in_ipv6(address: IPv4Address) -> None:
+    reason = NOTHING_LISTED.refuses(str(address))
+    assert NOTHING_LISTED.refuses(f"::ffff:{address}") == reason
+    assert NOTHING_LISTED.refuses(f"64:ff9b::{address}") == reason
