@@ -107,6 +107,14 @@ class Api:
     def get(self, path: str) -> tuple[int, Any]:
         return self.ask("GET", path)
 
+    def text(self, path: str) -> str:
+        """What is no JSON."""
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, headers=self.headers), timeout=30
+        ) as answer:
+            body: bytes = answer.read()
+            return body.decode()
+
     def batch(self, urls: Sequence[str], **more: Any) -> Any:
         """The answer to a batch that must go well."""
         status, answer = self.ask("POST", "/api/crawl/batch", {"urls": list(urls), **more})

@@ -76,6 +76,7 @@ def test_three_workers_and_flower(fleet: Celery, site: Target) -> None:
     assert names == {"worker-1", "worker-2", "worker-3"}
     assert seen(site) == Counter(url.removeprefix(site.url) for url in urls)
     until(lambda: _tasks(flower)[("shoal.crawl", "SUCCESS")] >= 300, 20, "Flower's list of tasks")
+    assert "shoal_celery_workers{} 3" in fleet.api.text("/metrics")
     assert set(_tasks(flower)) == {("shoal.crawl", "SUCCESS")}  # some more: a robots.txt takes the turn of a page
 
 

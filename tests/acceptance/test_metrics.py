@@ -19,6 +19,7 @@ from shoal.ports import Counts
 from tests.acceptance.clusters import SESSION, Cluster, check_items, urls
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url
+from tests.acceptance.serving import serving
 from tests.acceptance.target import Target, host_of, target
 from tests.databases import RedisServer, free_port
 from tests.scraping import Scrape, addresses, get, promtool, scrape, scrape_until
@@ -226,3 +227,25 @@ def test_a_crawl_of_its_own_has_metrics_too(site: Target, tmp_path: Path) -> Non
     finally:
         crawl.send_signal(signal.SIGKILL)
         crawl.wait()
+
+
+def test_the_api_tells_of_its_batches_and_of_the_runs_of_its_store(site: Target, tmp_path: Path) -> None:
+    with Fleet(tmp_path, frontier_url("redis")) as fleet:
+        run = {"run": fleet.start(f"{site.url}/a", f"{site.url}/b"), "spider": "pages"}
+        with serving(tmp_path, {"SHOAL_FRONTIER": fleet.frontier}) as api:
+            answer = api.batch([f"{site.url}/{number}" for number in range(5)] + [f"{site.url}/x?status=404"])
+            assert answer["stats"]["success"] == 5
+            held = api.batch([f"{site.url}/held?gate=1"], wait=False)["session_id"]
+            site.wait_until(lambda seen: any("held" in visit.path for visit in seen))
+            shown = Scrape(api.text("/metrics"))
+            promtool("check", "metrics", text=shown.text)
+            batch = {"run": "batch local", "spider": "(batch)"}
+            assert shown("shoal_pages_total", **batch) == 5
+            assert shown("shoal_errors_total", kind="http 404", **batch) == 1
+            assert shown("shoal_sessions", kind="local") == 1
+            assert shown("shoal_requests", state="leased", **batch) == 1
+            assert shown("shoal_requests", state="ready", **run) == 2
+            assert shown("shoal_frontier_up", **batch) == 1
+            site.open_gate()
+            api.wait(held)
+            assert Scrape(api.text("/metrics"))("shoal_sessions", kind="local") == 0

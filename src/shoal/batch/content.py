@@ -33,7 +33,7 @@ def content_of(response: Response, options: BatchOptions) -> Any:
         case "fields":
             return {name: _field(response, query) for name, query in options.fields.items()}
         case "text" if _is_html(response):
-            return response.document.main_text() or response.document.text.strip()
+            return response.document.main_text() or response.document.to_text().strip()
         case "markdown" if _is_html(response):
             return response.to_markdown()
     return response.text

@@ -76,6 +76,11 @@ class Desk:
     def running(self) -> int:
         return len(self._jobs)
 
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that are being worked on."""
+        return list(self._sessions.values())
+
     async def take(
         self, urls: Sequence[str], options: BatchOptions, *, caller: str, webhook: Webhook | None = None
     ) -> Session:

@@ -10,6 +10,7 @@ from shoal.batch.session import Session
 from shoal.batch.shares import shares
 from shoal.config import Config
 from shoal.engine import Engine
+from shoal.events import Counters
 from shoal.fetch.http import HttpFetcher
 
 
@@ -36,6 +37,8 @@ class LocalWork:
         self._worker_id = worker_id
         self._places = places
         self._engines: dict[str, Engine] = {}
+        self._ended = Counters()
+        """What engines did that are no more."""
         self._callers: dict[str, str] = {}
 
     async def run(self, session: Session) -> None:
@@ -54,6 +57,7 @@ class LocalWork:
                 await engine.run()
             finally:
                 del self._engines[session.id], self._callers[session.id]
+                self._ended.add(engine.counters)
                 self._share_out()
             if await session.frontier.is_finished() or scheduler.limit_reached:
                 await session.finish()
@@ -64,9 +68,16 @@ class LocalWork:
             self._engines[session_id].abort()
 
     @property
-    def engines(self) -> dict[str, Engine]:
-        """Those at work, by session."""
-        return self._engines
+    def counters(self) -> Counters:
+        """What was done since the process began."""
+        total = Counters()
+        for counters in (self._ended, *(engine.counters for engine in self._engines.values())):
+            total.add(counters)
+        return total
+
+    @property
+    def in_flight(self) -> int:
+        return sum(engine.in_flight for engine in self._engines.values())
 
     def _share_out(self) -> None:
         for session_id, places in shares(self._callers, self._places).items():

@@ -82,11 +82,21 @@ class BatchOptions(BaseModel):
     def _can_be_sent(self) -> BatchOptions:
         if (self.format == "fields") != bool(self.fields):
             raise ValueError('the format "fields" and the option fields go together')
-        for name in self.headers:
+        for name, value in self.headers.items():
             if name.lower() in _OURS:
                 raise ValueError(f"the header {name} is not yours to set")
-        try:
-            Request("http://localhost/", headers=self.headers, cookies=self.cookies)
-        except RequestError as exc:
-            raise ValueError(str(exc)) from exc
+            if not _can_be_sent(headers={name: value}):
+                raise ValueError(f"the header {name!r:.80} can't be sent: its name or its value can't be one")
+        for name, value in self.cookies.items():
+            if not _can_be_sent(cookies={name: value}):
+                raise ValueError(f"the cookie {name!r:.80} can't be sent: its name or its value can't be one")
         return self
+
+
+def _can_be_sent(**head: dict[str, str]) -> bool:
+    """Nothing else is said: a value may be a secret, and what is wrong with it is shown to whoever reads logs."""
+    try:
+        Request("http://localhost/", **head)
+    except RequestError:
+        return False
+    return True

@@ -6,16 +6,27 @@
 """
 
 from shoal.metrics.exposition import CONTENT_TYPE, Family, Sample, render
-from shoal.metrics.families import of_counters, of_frontier, of_hosts, of_ledger, of_standing, of_vitals
+from shoal.metrics.families import (
+    of_counters,
+    of_depth,
+    of_frontier,
+    of_hosts,
+    of_ledger,
+    of_sessions,
+    of_standing,
+    of_vitals,
+)
 
 __all__ = [
     "CONTENT_TYPE",
     "Family",
     "Sample",
     "of_counters",
+    "of_depth",
     "of_frontier",
     "of_hosts",
     "of_ledger",
+    "of_sessions",
     "of_standing",
     "of_vitals",
     "render",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from shoal.events import Counters, Latency, Standing, Vitals
@@ -78,6 +78,17 @@ def of_frontier(labels: Labels, *, up: bool) -> list[Family]:
 
 def of_ledger(stats: Stats, labels: Labels) -> list[Family]:
     """A run as its frontier has it: the same from whichever process is asked."""
+    return [
+        *of_depth(stats, labels),
+        _counter("shoal_requests_pushed_total", "Requests that have ever entered the run.", labels, stats.pushed),
+        _counter("shoal_duplicates_total", "Links to what the run had already.", labels, stats.duplicates),
+        _counter("shoal_run_items_total", "Items in the run's log, of all processes.", labels, stats.items),
+        _gauge("shoal_run_seeding", "Whether start requests are still to come.", labels, stats.seeding),
+    ]
+
+
+def of_depth(stats: Stats, labels: Labels) -> list[Family]:
+    """Only how much there is of each, for what comes and goes."""
     depth = {state: getattr(stats, state) for state in _STATES}
     return [
         Family(
@@ -86,10 +97,6 @@ def of_ledger(stats: Stats, labels: Labels) -> list[Family]:
             "Requests of the run, by state.",
             [Sample({**labels, "state": state}, count) for state, count in depth.items()],
         ),
-        _counter("shoal_requests_pushed_total", "Requests that have ever entered the run.", labels, stats.pushed),
-        _counter("shoal_duplicates_total", "Links to what the run had already.", labels, stats.duplicates),
-        _counter("shoal_run_items_total", "Items in the run's log, of all processes.", labels, stats.items),
-        _gauge("shoal_run_seeding", "Whether start requests are still to come.", labels, stats.seeding),
         _gauge(
             "shoal_ledger_imbalance",
             "Requests that entered the run and are in no state: 0, or something was lost.",
@@ -105,6 +112,21 @@ def of_hosts(hosts: Sequence[HostState], labels: Labels) -> list[Family]:
         Family(name, "gauge", text, [Sample({**labels, "host": host.host}, getattr(host, field)) for host in hosts])
         for name, field, text in _OF_HOSTS
     ]
+
+
+def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]:
+    """The batches of an API server, by where they are worked on, and Celery's workers, if anyone knows of them."""
+    families = [
+        Family(
+            "shoal_sessions",
+            "gauge",
+            "Batches that are being worked on.",
+            [Sample({"kind": kind}, count) for kind, count in running.items()],
+        )
+    ]
+    if workers is not None:
+        families.append(_gauge("shoal_celery_workers", "Celery workers that answered the last look.", {}, workers))
+    return families
 
 
 def of_standing(standing: Standing, labels: Labels) -> list[Family]:

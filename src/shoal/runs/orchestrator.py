@@ -98,9 +98,7 @@ class Orchestrator:
         return await self._queue(chosen, urls, new_run=new_run)
 
     async def _run_here(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, Any]:
-        crawl = Crawl(
-            chosen.spider, chosen.config, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls
-        )  # fmt: skip
+        crawl = Crawl(chosen.spider, chosen.config, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls)
         await crawl
         assert crawl.summary is not None
         summary = crawl.summary

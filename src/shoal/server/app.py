@@ -14,7 +14,7 @@ from swagger_ui_bundle import swagger_ui_path
 
 from shoal import __version__
 from shoal.config import Config
-from shoal.server import clusters, crawl, health, hosts, runs
+from shoal.server import clusters, crawl, health, hosts, metrics, runs
 from shoal.server.access import Gate, check_binding
 from shoal.server.problems import install
 from shoal.server.state import Server
@@ -48,6 +48,7 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(hosts.router)
     app.include_router(clusters.router)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     _serve_docs(app)
     app.add_middleware(Gate, config=config.serve)
     return app

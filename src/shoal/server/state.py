@@ -15,9 +15,11 @@ from fastapi import Request
 from shoal.batch.desk import Desk, Work
 from shoal.batch.local import LocalWork
 from shoal.batch.session import Session
+from shoal.batch.spider import BatchSpider
 from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
 from shoal.errors import FrontierError, StoreAwayError
+from shoal.events import Vitals
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.frontier import open_store
@@ -77,6 +79,13 @@ class Server:
         if found is None and self.remote.is_meant:
             found = await (await self.remote.desk()).find(session_id)
         return found
+
+    def vitals(self) -> Vitals:
+        """What it has done, of batches that are its own to work on."""
+        return Vitals(
+            worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
+            in_flight=self.work.in_flight, went_round=time.monotonic(),  # it answers, so its loop does
+        )  # fmt: skip
 
     async def is_ready(self) -> str:
         """What keeps it from working, or nothing."""

@@ -1,0 +1,291 @@
+"""What is deployed fits the code: settings that it knows, commands that it has, probes that it answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from celery.app.utils import find_app
+from celery.bin.celery import celery
+
+from shoal import __version__
+from shoal.cli.main import app
+from shoal.config import Config, env_name, flatten, load_config
+from shoal.errors import ConfigError
+from shoal.server.access import check_binding
+from shoal.server.app import create_app
+from shoal.tasks.settings import CelerySettings, celery_settings
+
+ROOT = Path(__file__).parent.parent.parent
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+COMPOSE_FILE = ROOT / "docker-compose.distributed.yml"
+COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+KUBERNETES_FILE = ROOT / "deploy" / "kubernetes" / "shoal.yaml"
+OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all(KUBERNETES_FILE.read_text()))
+WORKLOADS = {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] in ("Deployment", "StatefulSet")}
+DOCUMENT = (ROOT / "docs" / "deploying.md").read_text()
+IMAGE = f"shoal:{__version__}"
+OURS = {"shoal-api", "shoal-worker", "flower"}
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return default
+
+
+def known_variables() -> set[str]:
+    asked = Asked()
+    celery_settings(asked)
+    return asked.names | {env_name(key) for key in flatten(Config())}
+
+
+@pytest.mark.parametrize(
+    "path", ["deploy/Dockerfile", COMPOSE_FILE.name, "deploy/kubernetes/shoal.yaml", "docs/deploying.md"]
+)
+def test_every_variable_is_one_that_the_code_reads(path: str) -> None:
+    text = re.sub(r"\bSHOAL_API_PORT\b|\b(?:SHOAL|CELERY)_\*", "", (ROOT / path).read_text())  # an example of a bad one
+    named = set(re.findall(r"\b(?:SHOAL|CELERY)_\w+", text))
+    assert named <= known_variables(), named - known_variables()
+    assert named or "Dockerfile" in path
+
+
+# -- commands
+
+
+def parse(words: list[str]) -> None:
+    """The command and its options; nothing runs."""
+    command = typer.main.get_command(app)
+    with command.make_context("shoal", list(words)) as context:
+        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None
+        found.make_context(name, rest, parent=context)
+
+
+def shoal_commands() -> Iterator[list[str]]:
+    yield re.findall(r'"([^"]+)"', re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)[-1])
+    for service in SERVICES.values():
+        if service.get("image") == IMAGE and "entrypoint" not in service:
+            yield service["command"]
+    for workload in WORKLOADS.values():
+        for container in containers(workload):
+            if container["image"] == IMAGE and "command" not in container:
+                yield container["args"]
+    for line in re.findall(r"`shoal ([^`]+)`", DOCUMENT):
+        yield line.split()
+
+
+def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_every_command_of_ours_parses() -> None:
+    commands = list(shoal_commands())
+    assert {words[0] for words in commands} == {"serve", "celery-worker"}
+    for words in commands:
+        parse(words)
+    with pytest.raises(Exception, match="no-such"):
+        parse(["serve", "--no-such"])
+
+
+def test_flower_is_a_command_of_celery_for_our_application() -> None:
+    service, container = SERVICES["flower"], containers(WORKLOADS["flower"])[0]
+    assert service["entrypoint"] == container["command"] == ["celery"]
+    assert service["command"] == container["args"]
+    with celery.make_context("celery", list(service["command"])) as context:
+        assert find_app(context.params["app"]).main == "shoal"
+        assert celery.get_command(context, "flower") is not None
+
+
+# -- the image
+
+
+def test_the_image_is_made_of_what_is_sent_and_runs_as_nobody_special() -> None:
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert patterns[0] == "*"
+    sent = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    copied = {word for words in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for word in words.split()}
+    assert copied == sent
+    assert all((ROOT / name).exists() for name in sent)
+    assert not any(fnmatch(name, "*env*") for name in sent)
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["python:3.11-slim"] * 2
+    user = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)[-1]
+    assert user == ("10001", "10001")
+    assert "HEALTHCHECK" in DOCKERFILE
+    assert not re.search(r"(?i)(token|password|secret)=", DOCKERFILE)
+
+
+def test_one_image_of_this_version_and_no_moving_tags() -> None:
+    images = [service["image"] for service in SERVICES.values()]
+    images += [container["image"] for workload in WORKLOADS.values() for container in containers(workload)]
+    assert {image for image in images if image.startswith("shoal")} == {IMAGE}
+    assert all(re.search(r":\d", image) for image in images)
+    assert f"-t {IMAGE} ." in DOCKERFILE
+    assert f"-t {IMAGE} ." in DOCUMENT
+
+
+# -- Compose
+
+
+def interpolated(value: Any, **environment: str) -> str:
+    """As Compose does it, as far as it is used here."""
+
+    def replace(found: re.Match[str]) -> str:
+        name, how, rest = found.groups()
+        if name in environment:
+            return environment[name]
+        assert how == ":-", f"{name} has no value: {rest}"
+        return rest
+
+    return re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", replace, str(value))
+
+
+def service_environment(name: str, **environment: str) -> dict[str, str]:
+    given = SERVICES[name]["environment"]
+    return {key: interpolated(value, **environment) for key, value in given.items()}
+
+
+def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> None:
+    environ = service_environment("api", SHOAL_SERVE__TOKEN="t")
+    config = load_config(environ=environ).config
+    changed = {"frontier": "redis://redis:6379/2", "serve.host": "0.0.0.0", "serve.token": "t"}
+    assert config == Config().with_settings(changed)
+    settings = celery_settings(environ)
+    assert settings == CelerySettings(
+        broker_url="redis://redis:6379/0", result_backend="redis://redis:6379/1", rate_limit="10/m"
+    )
+    assert celery_settings(service_environment("celery-worker", CELERY_TASK_RATE_LIMIT="none")).rate_limit is None
+
+
+def test_compose_does_not_start_an_api_without_a_token() -> None:
+    with pytest.raises(AssertionError, match="SHOAL_SERVE__TOKEN has no value"):
+        service_environment("api")
+    environ = service_environment("api", SHOAL_SERVE__TOKEN="t")
+    check_binding(load_config(environ=environ).config.serve)
+    del environ["SHOAL_SERVE__TOKEN"]
+    with pytest.raises(ConfigError, match="token"):
+        check_binding(load_config(environ=environ).config.serve)
+
+
+def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
+    assert {"redis", "celery-worker", "flower", "api"} <= SERVICES.keys()
+    for name, service in SERVICES.items():
+        assert service["healthcheck"]["test"], name
+        assert service["restart"] == "unless-stopped", name
+        assert service["stop_grace_period"], name
+        assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}, name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        assert {volume.partition(":")[0] for volume in service.get("volumes", ())} <= COMPOSE["volumes"].keys()
+        for other, wanted in service.get("depends_on", {}).items():
+            assert wanted == {"condition": "service_healthy"}
+            assert "healthcheck" in SERVICES[other]
+    published = {name: interpolated(port) for name, each in SERVICES.items() for port in each.get("ports", ())}
+    assert published == {
+        "redis": "127.0.0.1:6379:6379", "api": "127.0.0.1:8000:8000", "flower": "127.0.0.1:5555:5555",
+    }  # fmt: skip
+    assert "--appendonly" in SERVICES["redis"]["command"]
+    assert SERVICES["postgres"]["profiles"] == ["postgres"]
+
+
+def test_the_document_names_files_and_services_that_there_are() -> None:
+    commands = re.findall(r"docker compose -f (\S+)([^`\n]*)", DOCUMENT)
+    assert {file for file, _ in commands} == {COMPOSE_FILE.name}
+    rest = " ".join(words for _, words in commands)
+    scaled = set(re.findall(r"--scale ([\w-]+)=", DOCUMENT))
+    assert scaled == {"celery-worker"}
+    assert "celery-worker" in rest
+    assert set(re.findall(r"(?:up -d|logs|--wait) ([a-z][\w-]*)", rest)) <= SERVICES.keys()
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \|", DOCUMENT[DOCUMENT.index("| service |") :], re.MULTILINE)
+    assert set(rows) == SERVICES.keys()
+    assert set(re.findall(r"deployment/([\w-]+)", DOCUMENT)) <= WORKLOADS.keys()
+
+
+# -- Kubernetes
+
+
+def test_there_is_all_that_it_takes_and_no_secret() -> None:
+    kinds = {(each["kind"], each["metadata"]["name"]) for each in OBJECTS}
+    assert kinds == {
+        ("Namespace", "shoal"), ("ConfigMap", "shoal"), ("NetworkPolicy", "redis"),
+        ("StatefulSet", "redis"), ("Service", "redis"),
+        ("Deployment", "shoal-api"), ("Service", "shoal-api"),
+        ("Deployment", "shoal-worker"),
+        ("Deployment", "flower"), ("Service", "flower"),
+    }  # fmt: skip
+    assert all(each["metadata"].get("namespace") == "shoal" for each in OBJECTS if each["kind"] != "Namespace")
+    wanted = set(re.findall(r"secretKeyRef: \{name: shoal, key: ([\w-]+)\}", KUBERNETES_FILE.read_text()))
+    assert wanted == set(re.findall(r"--from-literal=([\w-]+)=", DOCUMENT))
+    assert WORKLOADS["redis"]["spec"]["volumeClaimTemplates"][0]["metadata"]["name"] == "data"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_confined_bounded_and_probed(name: str) -> None:
+    spec = WORKLOADS[name]["spec"]
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == {"app": name}
+    pod = spec["template"]["spec"]
+    assert pod["enableServiceLinks"] is False  # else SHOAL_API_PORT is set, an unknown setting, and FLOWER_PORT, a URL
+    assert pod["terminationGracePeriodSeconds"] >= 10
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == (10001 if name in OURS else 999)
+    (container,) = pod["containers"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["resources"].keys() == {"requests", "limits"}
+    assert container["readinessProbe"]
+    assert container["livenessProbe"]
+    volumes = {volume["name"] for volume in pod.get("volumes", ())}
+    volumes |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", ())}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_the_probes_of_the_api_ask_for_what_it_has() -> None:
+    (container,) = containers(WORKLOADS["shoal-api"])
+    paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert paths == {"startupProbe": "/health", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    assert set(paths.values()) <= create_app(Config()).openapi()["paths"].keys()
+
+
+def test_services_lead_to_pods_and_pods_to_services() -> None:
+    services = {each["metadata"]["name"]: each["spec"] for each in OBJECTS if each["kind"] == "Service"}
+    for service in services.values():
+        (container,) = containers(WORKLOADS[service["selector"]["app"]])
+        (port,) = service["ports"]
+        assert port["port"] in {each["containerPort"] for each in container["ports"]}
+    policy = next(each["spec"] for each in OBJECTS if each["kind"] == "NetworkPolicy")
+    (expression,) = policy["ingress"][0]["from"][0]["podSelector"]["matchExpressions"]
+    assert set(expression["values"]) == OURS
+    for name in OURS:
+        urls = [each["value"] for each in containers(WORKLOADS[name])[0]["env"] if "://" in each.get("value", "")]
+        assert urls
+        assert all(re.fullmatch(r"redis://:\$\(REDIS_PASSWORD\)@redis:6379/[0-2]", url) for url in urls)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_settings_of_a_pod_can_be_read(name: str) -> None:
+    (config_map,) = [each["data"] for each in OBJECTS if each["kind"] == "ConfigMap"]
+    environ = dict(config_map)
+    for each in containers(WORKLOADS[name])[0]["env"]:
+        environ[each["name"]] = each.get("value", "secret").replace("$(REDIS_PASSWORD)", "p4ss")
+    config = load_config(environ=environ).config
+    settings = celery_settings(environ)
+    assert settings.broker_url == "redis://:p4ss@redis:6379/0"
+    assert (settings.rate_limit, settings.concurrency, settings.max_retries) == ("10/m", 2, 3)
+    assert config.download_delay == Config().download_delay
+    if name != "flower":
+        assert config.frontier == "redis://:p4ss@redis:6379/2"
+    if name == "shoal-api":
+        check_binding(config.serve)
