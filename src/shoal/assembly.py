@@ -71,10 +71,13 @@ def preload() -> None:
         importlib.import_module(f"shoal.{name}")
 
 
-def make_fetcher(config: Config) -> Fetcher:
+def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetcher:
+    """``networks``: private addresses are refused, but for these; None: nothing is."""
+    from shoal.fetch.guard import AddressGuard
     from shoal.fetch.http import HttpFetcher
 
-    return HttpFetcher(config.http, config.user_agent)
+    guard = None if networks is None else AddressGuard(networks)
+    return HttpFetcher(config.http, config.user_agent, guard)
 
 
 def make_onion(

@@ -130,6 +130,16 @@ def working(folder: Path, started: Any) -> Any:
 # -- a fleet
 
 
+def test_a_fleet_keeps_to_the_addresses_of_the_server_that_began(folder: Path, site: Target) -> None:
+    """Whoever may start runs can't look at private addresses through its workers."""
+    with serving(folder, {"SHOAL_SERVE__ALLOW": "10.9.8.0/24"}, "--frontier", frontier_url("redis")) as api:
+        begun = start(api, "Fleet", urls=[f"{site.url}/"])
+        with working(folder, begun) as worker:
+            assert worker.wait(20) == 0
+        assert must(api.get(f"/api/runs/{begun['run_id']}/ledger"))["dead_kinds"] == {"address": 1}
+        assert not site.visits()
+
+
 def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site: Target) -> None:
     links = "".join(f"&link=/{number}%3Fwait%3D0.1" for number in range(40))
     first, bad = normalize_url(f"{site.url}/?x{links}"), f"{site.url}/bad?status=500"

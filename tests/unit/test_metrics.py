@@ -23,7 +23,7 @@ from shoal.cli.main import app
 from shoal.errors import ConfigError
 from shoal.events import Counters, Latency, Standing, Vitals
 from shoal.frontier.memory import MemoryStore
-from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_vitals, render
+from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_sessions, of_vitals, render
 from shoal.metrics.serving import Address, ailment, listen, parse_address
 from shoal.ports import Frontier, FrontierOptions, HostState, Run, Stats
 from tests.scraping import ROOT, Scrape, promtool
@@ -59,6 +59,7 @@ def everything() -> Scrape:
         *of_frontier(LABELS, up=True),
         *of_ledger(STATS, LABELS),
         *of_hosts([HOST], LABELS),
+        *of_sessions({"local": 2, "distributed": 1}, 3),
     ]
     return Scrape(render(families))
 

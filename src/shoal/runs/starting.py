@@ -57,6 +57,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_items: bool = True
     scope: dict[str, Any] = {}
     """The section of the configuration."""
+    networks: tuple[str, ...] | None = None
+    """Of a run that a stranger may have begun: private addresses are not contacted, but for these networks."""
 
     @classmethod
     def of(cls, run: Run) -> RunSettings:
@@ -103,17 +105,20 @@ async def start_run(
     outputs: Sequence[str] = (),
     run_id: str | None = None,
     new_run: bool = False,
+    networks: Sequence[str] | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Started:
     """Create a run and push its start requests: of the spider, of a list, or of a file with a URL a line.
 
     One that was not seeded to its end goes on, unless ``new_run``; ``run_id`` names it, or the new one. Nothing of the
-    file is held in memory, and a line that is no URL costs only itself.
+    file is held in memory, and a line that is no URL costs only itself. ``networks``: see `RunSettings`.
     """
     _check_outputs(outputs)
     source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
     settings = _settings(spider, config, seeds, urls, urls_file, outputs)
+    if networks is not None:
+        settings = msgspec.structs.replace(settings, networks=tuple(networks))
     run = await _choose_run(store, spider, settings, run_id, new_run=new_run)
     frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
-from shoal.assembly import make_engine, make_scheduler
+from shoal.assembly import make_engine, make_fetcher, make_scheduler
 from shoal.config import Config
 from shoal.engine import Engine
 from shoal.errors import FrontierError, RunError, ShoalError
@@ -124,11 +124,13 @@ class Worker:
             await self._succeed(frontier)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)
+            fetcher = make_fetcher(self.config, settings.networks)
+            stack.push_async_callback(fetcher.close)
             engine = self._engine = make_engine(
                 self.spider, self.config, scheduler, stack, drains,
                 source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
                 shared=store.shared, keep_items=settings.keep_items, stay=self._keep_alive,
-                may_work=self._may_work,
+                may_work=self._may_work, fetcher=fetcher,
             )  # fmt: skip
             await self._begin(store, run, frontier)
             log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)

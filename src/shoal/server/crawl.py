@@ -74,7 +74,7 @@ async def distributed_status(request: Request) -> Response:
 async def read_session(
     session_id: SessionId,
     request: Request,
-    after: Annotated[int, Query(ge=0, le=2**53, description="`next` of the page before.")] = 0,
+    after: Annotated[int, Query(ge=0, le=10**13, description="`next` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """How far a batch is, and its results a page at a time."""
@@ -120,7 +120,7 @@ async def cancel_session(session_id: SessionId, request: Request) -> Response:
 async def stream_session(
     session_id: SessionId,
     request: Request,
-    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    after: Annotated[int, Query(ge=0, le=10**13)] = 0,
     last_event_id: Annotated[str | None, Header(description="Sent by browsers that connect again.")] = None,
 ) -> StreamingResponse:
     """Results as they come, as server-sent events: `result` for each, `done` at the end."""

@@ -79,7 +79,7 @@ async def _queue(server: Server, chosen: Chosen, order: StartRun) -> dict[str, A
         async with asyncio.timeout(_STARTING):
             started = await start_run(
                 server.store, chosen.spider, chosen.config, urls=order.urls, outputs=chosen.outputs,
-                new_run=order.new_run,
+                new_run=order.new_run, networks=server.config.serve.allow,
             )  # fmt: skip
     except TimeoutError:
         message = f"not all start requests were pushed within {_STARTING:g} s; the same request goes on with the rest"
