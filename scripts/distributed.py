@@ -68,15 +68,15 @@ class Fleet:
             self._need_redis()
         workers = [self._start_worker(number) for number in range(1, options.workers + 1)]
         api = self._start("api", [BIN / "shoal", "serve", "--host", HOST, "--port", str(options.api_port)])
-        flower = self._start(
+        self._wait(api, lambda: _answers(f"{self.api}/health"))
+        for worker in workers:
+            self._wait(worker, partial(self._hears, worker))
+        flower = self._start(  # it asks the workers what they are when it comes up, so they come first
             "flower",
             [BIN / "celery", "-A", "shoal.celery", "flower", f"--address={HOST}", f"--port={options.flower_port}"],
             # Flower's API asks for a password unless this is set. It listens on this machine only, hence it may be.
             FLOWER_UNAUTHENTICATED_API=os.environ.get("FLOWER_UNAUTHENTICATED_API", "true"),
         )
-        self._wait(api, lambda: _answers(f"{self.api}/health"))
-        for worker in workers:
-            self._wait(worker, partial(self._hears, worker))
         self._wait(flower, lambda: _answers(f"http://{HOST}:{options.flower_port}/healthcheck"))
         self._wait(api, self._is_available, "distributed crawling")
 

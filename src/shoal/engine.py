@@ -255,6 +255,11 @@ class Engine:
             self.give_back()
         self._wake()
 
+    def look(self) -> None:
+        """Ask for leases now: somebody knows that there may be some."""
+        self._lease_again = 0.0
+        self._wake()
+
     def give_back(self) -> None:
         """What was leased ahead and has not begun."""
         for lease in self._ahead:

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import target
 from tests.acceptance.test_cli import ROOT
 from tests.databases import RedisServer, free_port
@@ -126,6 +128,8 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     assert [result["status"] for result in batch["results"]] == ["success"] * 20
     assert batch["stats"]["workers_used"] == 2
     assert {result["worker_id"].partition("@")[0] for result in batch["results"]} == {"worker-1", "worker-2"}
+    workers = [f"worker-{number}@{socket.gethostname()}" for number in (1, 2)]
+    fleet.wait_until(lambda: sorted(fleet.ask("flower", "/api/workers")) == workers)
     tasks = fleet.ask("flower", "/api/tasks").values()
     assert {task["state"] for task in tasks} == {"SUCCESS"}
     assert all(any(url in task["args"] for task in tasks) for url in urls)
@@ -195,3 +199,13 @@ def test_the_log_of_a_part_that_does_not_come_up_is_shown(start: Callable[..., D
     assert "  shoal: SHOAL_HTTP__PROXY" in fleet.said
     assert fleet.said.endswith("stopped\n")
     assert fleet.processes == set()
+
+
+def test_a_worker_says_what_it_lacks() -> None:
+    without = "import sys; sys.modules['celery'] = None; from shoal.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", without, "celery-worker"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "shoal: `shoal celery-worker` needs celery; install it with: pip install 'shoal[celery]'\n"
+    done = subprocess.run([*SHOAL, "celery-worker", "--log-level", "loud"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("shoal: --log-level: ")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
-from shoal.assembly import make_engine, make_scheduler
-from shoal.batch.session import Session
+from shoal.assembly import make_engine
+from shoal.batch.session import OVER, Session
 from shoal.batch.shares import shares
+from shoal.batch.turns import Taker, TakingTurns, Turns
 from shoal.config import Config
 from shoal.engine import Engine
+from shoal.errors import FrontierError, RunError
 from shoal.events import Counters
 from shoal.fetch.http import HttpFetcher
+from shoal.scope import Scope
+
+_WATCH_EVERY = 1.0  # seconds between looks at what others do to a session
 
 
 class _Nudge:
@@ -40,27 +45,47 @@ class LocalWork:
         self._ended = Counters()
         """What engines did that are no more."""
         self._callers: dict[str, str] = {}
+        self._turns = Turns()
 
     async def run(self, session: Session) -> None:
         """To the end, or until it is cancelled."""
         config = session.config(self._config)
+        spider = session.spider(self._worker_id)
+        taker = Taker(session.settings.caller, session.id, lambda: self._engines[session.id].look())
+        scheduler = TakingTurns(
+            session.frontier, Scope(config.scope, spider.allowed_domains), self._turns, taker,
+            ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=session.shared,
+        )  # fmt: skip
         async with AsyncExitStack() as stack:
-            scheduler = make_scheduler(session.spider(self._worker_id), config, session.frontier, shared=True)
             engine = make_engine(
-                session.spider(self._worker_id), config, scheduler, stack, [_Nudge(session)], source=None,
-                shared=True,  # the hosts are: another session may keep this one waiting
+                spider, config, scheduler, stack, [_Nudge(session)], source=None, shared=session.shared,
                 keep_items=True, fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
             )  # fmt: skip
             self._engines[session.id], self._callers[session.id] = engine, session.settings.caller
             self._share_out()
+            watch = asyncio.create_task(self._watch(session))
             try:
                 await engine.run()
             finally:
+                watch.cancel()
+                self._turns.leave(taker)
                 del self._engines[session.id], self._callers[session.id]
                 self._ended.add(engine.counters)
                 self._share_out()
             if await session.frontier.is_finished() or scheduler.limit_reached:
                 await session.finish()
+
+    async def _watch(self, session: Session) -> None:
+        """Another process may cancel a session."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY)
+            with suppress(FrontierError):
+                try:
+                    is_over = await session.state() in OVER
+                except RunError:
+                    is_over = True
+                if is_over:
+                    self.stop(session.id)
 
     def stop(self, session_id: str) -> None:
         """What is in flight is dropped."""

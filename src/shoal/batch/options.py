@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
@@ -14,7 +13,7 @@ from shoal.selector import Selector
 Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
 
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
-_FIELD_NAME = re.compile(r"[^\s].{0,99}")
+_LONGEST_NAME = 100
 
 
 class FieldQuery(BaseModel):
@@ -38,6 +37,10 @@ class FieldQuery(BaseModel):
         return self
 
 
+def _text_is_css(query: Any) -> Any:
+    return {"css": query} if isinstance(query, str) else query
+
+
 class BatchOptions(BaseModel):
     """How the pages of a batch are fetched, and what is taken from them."""
 
@@ -45,7 +48,7 @@ class BatchOptions(BaseModel):
 
     format: Annotated[Format, Field(description="What `content` is.")] = "html"
     fields: Annotated[
-        dict[str, FieldQuery],
+        dict[str, Annotated[FieldQuery, BeforeValidator(_text_is_css, json_schema_input_type=FieldQuery | str)]],
         Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=100),
     ] = {}
     headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50)] = {}
@@ -61,15 +64,13 @@ class BatchOptions(BaseModel):
     render: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
     screenshot: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
 
-    @field_validator("fields", mode="before")
+    @field_validator("fields")
     @classmethod
-    def _text_is_css(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
+    def _have_names(cls, fields: dict[str, FieldQuery]) -> dict[str, FieldQuery]:
         for name in fields:
-            if not isinstance(name, str) or not _FIELD_NAME.fullmatch(name):
-                raise ValueError(f"a field's name has 1 to 100 characters, not {name!r:.80}")
-        return {name: {"css": query} if isinstance(query, str) else query for name, query in fields.items()}
+            if not (0 < len(name.strip()) <= len(name) <= _LONGEST_NAME and name.isprintable()):
+                raise ValueError(f"a field's name has 1 to {_LONGEST_NAME} characters, not {name!r:.80}")
+        return fields
 
     @field_validator("render", "screenshot")
     @classmethod
@@ -85,18 +86,18 @@ class BatchOptions(BaseModel):
         for name, value in self.headers.items():
             if name.lower() in _OURS:
                 raise ValueError(f"the header {name} is not yours to set")
-            if not _can_be_sent(headers={name: value}):
+            if not _is_possible(headers={name: value}):
                 raise ValueError(f"the header {name!r:.80} can't be sent: its name or its value can't be one")
         for name, value in self.cookies.items():
-            if not _can_be_sent(cookies={name: value}):
+            if not _is_possible(cookies={name: value}):
                 raise ValueError(f"the cookie {name!r:.80} can't be sent: its name or its value can't be one")
         return self
 
 
-def _can_be_sent(**head: dict[str, str]) -> bool:
-    """Nothing else is said: a value may be a secret, and what is wrong with it is shown to whoever reads logs."""
+def _is_possible(headers: dict[str, str] | None = None, cookies: dict[str, str] | None = None) -> bool:
+    """Nothing more is told than that: a value may be a secret."""
     try:
-        Request("http://localhost/", **head)
+        Request("http://localhost/", headers=headers or {}, cookies=cookies or {})
     except RequestError:
         return False
     return True

@@ -23,7 +23,8 @@ from shoal.ports import Frontier, FrontierOptions, History, Run, Stats, Store
 OVER = ("finished", "cancelled")
 """The states in which nothing more comes."""
 _PUSHED_AT_ONCE = 1000
-_READ_AT_ONCE = 500
+_READ_AT_ONCE = 100
+_LEFT_OUT = {"content": None, "truncated": True}
 _ROLE_TTL = 60.0
 _LOOK = (0.02, 0.25)  # seconds between looks at what others do to a session, first and at most
 
@@ -66,6 +67,8 @@ class Session:
         self.options = BatchOptions.model_validate(settings.options)
         self.changed = asyncio.Event()
         """Set by whoever works on it in this process, when there is something new."""
+        self.shared = store.shared
+        """Whether other processes may work on it too."""
         self._store = store
 
     @classmethod
@@ -196,12 +199,28 @@ class Session:
 
     # -- its results
 
-    async def read(self, after: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
-        """Results in the order in which they came in, each with its number."""
-        return [
-            (logged.seq, self._shown(decode_item(logged.payload)[1]))
-            for logged in await self.frontier.read_items(after, limit)
-        ]
+    async def read(
+        self, after: int, limit: int, max_bytes: int | None = None
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """Results in the order in which they came in, each with its number: up to ``limit``, and as many as fit into
+        ``max_bytes``. One that does not fit alone comes without its content."""
+        found: list[tuple[int, dict[str, Any]]] = []
+        room = max_bytes
+        while len(found) < limit:
+            items = await self.frontier.read_items(after, min(_READ_AT_ONCE, limit - len(found)))
+            if not items:
+                return found
+            for logged in items:
+                result = self._shown(decode_item(logged.payload)[1])
+                if room is not None:
+                    if found and len(logged.payload) > room:
+                        return found
+                    if len(logged.payload) > room:
+                        result |= _LEFT_OUT
+                    room -= len(logged.payload)
+                after = logged.seq
+                found.append((after, result))
+        return found
 
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
         """As the caller gets it: under the URL that it gave."""
@@ -223,7 +242,7 @@ class Session:
                 result = decode_item(logged.payload)[1]
                 size += len(logged.payload)
                 if size > max_bytes:
-                    result |= {"content": None, "truncated": True}
+                    result |= _LEFT_OUT
                 place = result.pop("place", None)
                 if place is None:
                     found.append(result)
@@ -248,12 +267,18 @@ class Session:
             if place in by_place:
                 results.append({**by_place[place], "url": url})
             elif state == "finished":
-                reason = lost[known].reason if known in lost else "it was given up"
-                results.append({"url": url, **_untried(), **no_page("worker lost", reason)})
+                results.append({"url": url, **_untried(), **self._given_up(lost.get(known))})
             else:
                 status = "cancelled" if state == "cancelled" else "pending"
                 results.append({"url": url, **_untried(), **no_page("", ""), "status": status, "error": None})
         return results
+
+
+    def _given_up(self, history: History | None) -> dict[str, Any]:
+        """Why a batch that is finished has no result for a URL."""
+        if history is None and self.options.depth:
+            return no_page("limit", f"the batch had its {self.options.max_pages} pages (max_pages)")
+        return no_page("worker lost", "it was given up" if history is None else history.reason)
 
 
 def _untried() -> dict[str, Any]:

@@ -15,6 +15,8 @@ from shoal.spider import Spider
 
 PLACE = "place"
 """In a request's meta: which of the given URLs it is for."""
+_SITE = "site"
+"""In the meta of what was found: the host that is not left."""
 _GIVEN_FIRST = 1.0  # their priority: before what is found on them
 
 
@@ -48,10 +50,16 @@ class BatchSpider(Spider):
             "error": None,
         }
         if response.request.depth < self._options.depth:
-            host = host_of(response.url)
+            yield from self._found_on(response)
+
+    def _found_on(self, response: Response) -> Iterator[Request]:
+        """The links within the site: the host that a given URL led to. A link that was redirected away from it leads
+        no further."""
+        host = host_of(response.url)
+        if response.meta.get(_SITE, host) == host:
             for url in response.links():
                 if host_of(url) == host and url not in self._given:
-                    yield self.request(url)
+                    yield self.request(url, meta={_SITE: host})
 
     def failed(self, request: Request, error: Exception) -> Iterator[dict[str, Any]]:
         """For one that is given up."""
