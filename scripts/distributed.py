@@ -33,6 +33,7 @@ BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
 UP_WITHIN = 60.0  # seconds that a part has to answer for the first time
 LEAVE_WITHIN = 30.0  # and to leave: workers finish the pages that they have begun
+LEAVE_AT_ONCE = 1.0  # the same after a second signal
 
 
 class StartError(Exception):
@@ -175,12 +176,13 @@ Ctrl-C stops all of it.""")
     def _leave(self, parts: Sequence[Part]) -> None:
         for part in parts:
             part.terminate()
-        until = time.monotonic() + LEAVE_WITHIN
+        asked = time.monotonic()
         while not all(part.has_ended for part in parts):
-            if time.monotonic() > until or self._signals.hurry.wait(0.1):
+            if time.monotonic() - asked > (LEAVE_AT_ONCE if self._signals.hurry.is_set() else LEAVE_WITHIN):
                 late = ", ".join(part.name for part in parts if not part.has_ended)
                 say(f"killed, as it did not leave in time: {late}")
                 break
+            time.sleep(0.1)
         for part in parts:
             part.kill()
 

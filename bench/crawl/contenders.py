@@ -69,6 +69,11 @@ ENVIRONMENTS = {
             ("shoal", "aiohttp", "uvloop", "msgspec", "redis", "hiredis", "asyncpg", "kazoo"),
         ),
         Environment(
+            "shoal-api",
+            (f"{REPOSITORY}[api,celery,redis]",),
+            ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),
+        ),
+        Environment(
             "scrapy-redis",
             ("scrapy>=2.19", "scrapy-redis==0.9.*", "hiredis"),
             ("Scrapy", "scrapy-redis", "redis", "hiredis", "Twisted", "parsel", "lxml"),

@@ -47,9 +47,10 @@ http {{
 
 @dataclass
 class Serving:
-    """What the server knows of a run. Everything but the URL is filled in when it has stopped."""
+    """What the server knows of a run. Everything but the URL and its process is filled in when it has stopped."""
 
     url: str
+    pid: int
     statuses: Counter[int] = field(default_factory=Counter)
     pages: Counter[str] = field(default_factory=Counter)
     robots: int = 0
@@ -98,7 +99,7 @@ def serve(nginx: str, root: Path, work: Path, pin: list[str], *, log: bool) -> I
     (work / "nginx.conf").write_text(config)
     command = [*pin, nginx, "-e", str(work / "error.log"), "-p", str(work), "-c", str(work / "nginx.conf")]
     process = subprocess.Popen(command)
-    serving = Serving(f"http://127.0.0.1:{port}/")
+    serving = Serving(f"http://127.0.0.1:{port}/", process.pid)
     try:
         wait_for(port, process)
         yield serving

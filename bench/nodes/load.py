@@ -16,6 +16,7 @@ class Load:
 
     def __init__(self, **processes: int) -> None:
         self._processes = processes
+        self._cores = os.sched_getaffinity(0).union(*map(os.sched_getaffinity, processes.values()))
         self.seconds = self._own = self._busy = 0.0
         self.spent = dict.fromkeys(processes, 0.0)
 
@@ -29,7 +30,7 @@ class Load:
     def _count(self, sign: int) -> None:
         self.seconds += sign * time.monotonic()
         self._own += sign * time.process_time()
-        self._busy += sign * sum(map(busy_seconds, os.sched_getaffinity(0)))
+        self._busy += sign * sum(map(busy_seconds, self._cores))
         for name, pid in self._processes.items():
             self.spent[name] += sign * cpu_seconds(pid)
 

@@ -1,10 +1,11 @@
-"""The figures of shared frontiers and clusters as sections of a page, with what has to be known of them."""
+"""The figures of shared frontiers, clusters and the API as sections of a page, with what has to be known of them."""
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
 
+from batches import tables as batches
 from crawl import chart, table
 from nodes import tables as nodes
 from stores import tables
@@ -82,6 +83,33 @@ def cluster(results: table.Results) -> str:
         is divided among them).""",
         table.markdown(nodes.idle(results), left=(0,)),
         nodes.disturbed(results["figures"]),
+        conditions(results),
+    )
+
+
+def batch(results: table.Results) -> str:
+    rates, small, sessions = (
+        table.markdown(lines, left=(0, len(lines[0]) - 1))
+        for lines in (batches.rates(results), batches.small(results), batches.sessions(results))
+    )
+    return section(
+        "## The API",
+        f"""`bench/batch`: `shoal serve` on one core, site and callers on another, {results["concurrency"]} pages at a
+        time, no delay, robots.txt obeyed, medians of {results["rounds"]} rounds. A local batch counts from the POST
+        to the decoded answer with the content of all pages. The crawl beside it has the same URLs, spider and
+        settings, on the same core, in a process that has imported everything; its items are collected in memory. A
+        batch on Celery has one worker with two processes and no rate limit; the tasks that do nothing go to the same
+        worker, through the same Redis, and count until the last result is stored; then to one that keeps to late
+        acknowledgement, no prefetching and results, but sends no events and does not store that a task was begun.
+        With Celery nothing is pinned: all share the cores.""",
+        rates,
+        f"""Batches of 3, one after the other, {results["batches"]} for each figure: alone, and while another caller
+        sends batches of 1,000 pages of the same host back to back.""",
+        small,
+        "Batches that are sent at the same moment, to a new server; its memory before that, after one small batch, and "
+        "at most.",
+        sessions,
+        table.markdown(batches.goals(results), left=(0, 3)),
         conditions(results),
     )
 

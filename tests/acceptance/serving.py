@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.acceptance.fleets import SHOAL
 from tests.databases import RedisServer, free_port
+from tests.servers import StreamServer
+
+Server = TypeVar("Server", bound=StreamServer)
 
 CELERY = [sys.executable, "-m", "celery", "-A", "shoal.celery"]
 FAST = {
@@ -37,6 +42,24 @@ def until(holds: Callable[[], Any], timeout: float = 30.0, what: str = "it") -> 
             return found
         assert time.monotonic() < end, f"after {timeout:g} s {what} is not so"
         time.sleep(0.05)
+
+
+@contextmanager
+def beside(server: Server) -> Iterator[Server]:
+    """One of the servers of the tests, on an event loop of its own: for tests that block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        try:
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 class Process:

@@ -360,8 +360,8 @@ BAD_STARTS = [
     (422, b'{"spider": "Here", "mode": "both"}'),
     (422, b'{"spider": "Broken"}'),
     (422, b'{"spider": "Nowhere"}'),
-    (400, b'{"spider": "Here", "arguments": {"a": %s}}' % (b"9" * 5000)),
-    (400, b"[" * 100_000),
+    (422, b'{"spider": "Here", "arguments": {"a": %s}}' % (b"9" * 5000)),
+    (422, b"[" * 100_000),
     (422, b"nonsense"),
 ]
 

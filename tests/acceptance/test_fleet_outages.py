@@ -160,7 +160,9 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(frontier: str, tmp_p
             wait_until(lambda mark=mark: mark.exists() and mark.read_text(), "a page in its hands")  # type: ignore[misc]
             os.kill(zombie.pid, signal.SIGSTOP)
         heir = start_worker(fleet, lease__ttl=2)
-        site.wait_until(lambda seen: {visit.path for visit in seen if visit.agent == "worker-2"} == set(paths))
+        seen = site.wait_until(lambda seen: {visit.path for visit in seen if visit.agent == "worker-2"} == set(paths))
+        held = len({visit.path for visit in seen if visit.agent != "worker-2"})  # answered when the gate opens
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == held, "all but those done")
         (tmp_path / "awake").touch()
 
         before, woken = picture(frontier, fleet.run_id), time.monotonic()

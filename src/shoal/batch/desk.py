@@ -19,6 +19,7 @@ from shoal.ports import Store
 log = logging.getLogger("shoal.batch")
 
 _SWEEP_EVERY = 30.0
+_CLOSING = 3.0  # seconds for what is under way when the process ends
 
 
 class Work(Protocol):
@@ -57,9 +58,12 @@ class Desk:
         self._max_sessions = max_sessions
         self._keep = keep
         self._told = told
+        self._beginning = 0
         self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._sessions: dict[str, Session] = {}
         self._ended: dict[str, float] = {}
+        """When each session that is over was, or was first seen to be."""
         self._sweeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -85,12 +89,18 @@ class Desk:
         self, urls: Sequence[str], options: BatchOptions, *, caller: str, webhook: Webhook | None = None
     ) -> Session:
         """Begin a batch. TooManySessionsError when that would be one too many."""
-        if len(self._jobs) >= self._max_sessions:
-            raise TooManySessionsError(f"{len(self._jobs)} sessions are running, which is the limit; try again later")
-        session = await Session.create(
-            self._store, self._config, urls, options, caller=caller, distributed=self._distributed, webhook=webhook
-        )
-        self._begin(session)
+        if len(self._jobs) + self._beginning >= self._max_sessions:
+            raise TooManySessionsError(
+                f"{self._max_sessions} sessions are running, which is the limit; try again later"
+            )
+        self._beginning += 1
+        try:
+            session = await Session.create(
+                self._store, self._config, urls, options, caller=caller, distributed=self._distributed, webhook=webhook
+            )
+            self._begin(session)
+        finally:
+            self._beginning -= 1
         return session
 
     async def find(self, session_id: str) -> Session | None:
@@ -119,34 +129,47 @@ class Desk:
         except ShoalError as exc:
             log.error("session %s can't go on: %s", session.id, exc)
             return
-        with suppress(RunError):
+        except Exception:  # the end of a task: a bug here costs one session and says so
+            log.exception("internal error session=%s", session.id)
+            return
+        telling = asyncio.create_task(self._tell(session))  # beside it: whoever is told may take its time
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell(self, session: Session) -> None:
+        try:
             if await session.state() in OVER:
                 await self._told(session)
+        except ShoalError as exc:  # it was removed, or the store is away
+            log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
 
     async def _sweep(self) -> None:
         """Remove what nobody has to keep any longer."""
         while True:
             await asyncio.sleep(min(_SWEEP_EVERY, self._keep))
             with suppress(FrontierError):
-                for run in await self._store.list_runs(BatchSpider.name):
-                    if run.state in OVER and self._is_old(run.run_id, run.created_at):
+                over = [run.run_id for run in await self._store.list_runs(BatchSpider.name) if run.state in OVER]
+                now = time.monotonic()
+                self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
+                for session_id, ended in self._ended.items():
+                    if now - ended > self._keep:
                         with suppress(RunError):  # another process was first
-                            await self._store.delete_run(run.run_id)
-                        self._ended.pop(run.run_id, None)
+                            await self._store.delete_run(session_id)
 
-    def _is_old(self, session_id: str, created_at: float) -> bool:
-        ended = self._ended.get(session_id)
-        return time.time() - created_at > self._keep and (ended is None or time.monotonic() - ended > self._keep)
+    def leave(self) -> None:
+        """Let those go who wait for a session."""
+        for session in self._sessions.values():
+            session.leave()
 
     async def close(self) -> None:
         """What is in flight is given back. Sessions in a store that lasts go on when it is opened again."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        jobs = list(self._jobs.items())
-        for session_id, _ in jobs:
+        for session_id in self._jobs:
             self.work.stop(session_id)
-        if jobs:
-            await asyncio.wait([job for _, job in jobs], timeout=5.0)
-        for _, job in jobs:
-            job.cancel()
-        await asyncio.gather(*(job for _, job in jobs), return_exceptions=True)
+        tasks = [*self._jobs.values(), *self._telling]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSING)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

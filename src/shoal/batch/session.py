@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Struct
 from shoal.batch.options import BatchOptions
 from shoal.batch.spider import BatchSpider, no_page, start_requests
 from shoal.config import Config
-from shoal.errors import RunError
+from shoal.errors import RequestError, RunError
 from shoal.item import decode_item
 from shoal.links import normalize_url
 from shoal.ports import Frontier, FrontierOptions, History, Run, Stats, Store
@@ -67,6 +68,8 @@ class Session:
         self.options = BatchOptions.model_validate(settings.options)
         self.changed = asyncio.Event()
         """Set by whoever works on it in this process, when there is something new."""
+        self.is_left = False
+        """This process ends: nobody waits for it here any longer."""
         self.shared = store.shared
         """Whether other processes may work on it too."""
         self._store = store
@@ -136,7 +139,7 @@ class Session:
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
             return
-        requests, _ = start_requests(self.spider(""), self.settings.urls)
+        requests = start_requests(self.spider(""), self.settings.urls)
         for begin in range(int(claim.cursor or b"0"), len(requests), _PUSHED_AT_ONCE):
             end = begin + _PUSHED_AT_ONCE
             await self.frontier.push(requests[begin:end], seed=claim, cursor=b"%d" % end)
@@ -162,15 +165,19 @@ class Session:
             await self._store.transition(self.id, "cancelled")
         self.changed.set()
 
-    async def wait(self, seconds: float) -> bool:
-        """Until it is over, or for so long; whether it is."""
+    def leave(self) -> None:
+        """Let those go who wait for it: they get what is there."""
+        self.is_left = True
+        self.changed.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until it is over, or for so long."""
         pause = _LOOK[0]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not await self._is_over():
+                while not await self._is_over() and not self.is_left:
                     await self._pause(pause)
                     pause = min(_LOOK[1], 1.5 * pause)
-        return await self._is_over()
 
     async def _is_over(self) -> bool:
         self.changed.clear()
@@ -182,15 +189,15 @@ class Session:
                 await self.changed.wait()
 
     async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, dict[str, Any]]]]:
-        """What comes in behind ``after``, with its number, until the session is over. Empty now and then, so that who
-        waits can see that all is well."""
+        """What comes in behind ``after``, with its number, until the session is over, or left. Empty now and then, so
+        that who waits can see that all is well."""
         pause = _LOOK[0]
         while True:
             over = await self._is_over()
             found = await self.read(after, _READ_AT_ONCE)
             if found:
                 after, pause = found[-1][0], _LOOK[0]
-            elif over:
+            elif over or self.is_left:
                 return
             yield found
             if not found:
@@ -199,36 +206,60 @@ class Session:
 
     # -- its results
 
-    async def read(
-        self, after: int, limit: int, max_bytes: int | None = None
-    ) -> list[tuple[int, dict[str, Any]]]:
+    async def read(self, after: int, limit: int, max_bytes: int | None = None) -> list[tuple[int, dict[str, Any]]]:
         """Results in the order in which they came in, each with its number: up to ``limit``, and as many as fit into
-        ``max_bytes``. One that does not fit alone comes without its content."""
-        found: list[tuple[int, dict[str, Any]]] = []
-        room = max_bytes
+        ``max_bytes``. One that does not fit alone comes without its content. What is no URL is first."""
+        wrong = list(self._wrong.values())
+        found = list(enumerate(wrong, 1))[after : after + limit]
+        after = max(0, after - len(wrong))
+        room = float("inf") if max_bytes is None else max_bytes
         while len(found) < limit:
             items = await self.frontier.read_items(after, min(_READ_AT_ONCE, limit - len(found)))
             if not items:
-                return found
+                break
             for logged in items:
                 result = self._shown(decode_item(logged.payload)[1])
-                if room is not None:
-                    if found and len(logged.payload) > room:
+                if len(logged.payload) > room:
+                    if found:
                         return found
-                    if len(logged.payload) > room:
-                        result |= _LEFT_OUT
-                    room -= len(logged.payload)
+                    result |= _LEFT_OUT
+                room -= len(logged.payload)
                 after = logged.seq
-                found.append((after, result))
+                found.append((len(wrong) + after, result))
         return found
+
+    @cached_property
+    def _wrong(self) -> dict[int, dict[str, Any]]:
+        """The results of what is no URL, by place: nothing of it is in the frontier."""
+        wrong = {}
+        for place, url in enumerate(self.settings.urls):
+            try:
+                normalize_url(url)
+            except RequestError as exc:
+                wrong[place] = {"url": url, **_untried(), **no_page("url", str(exc))}
+        return wrong
+
+    async def stats(self) -> Stats:
+        """The ledger of what is in the frontier."""
+        return await self.frontier.stats()
+
+    async def progress(self) -> dict[str, int]:
+        """How many pages are where, with what is no URL among those that failed."""
+        stats, wrong = await self.stats(), len(self._wrong)
+        return {
+            "total": stats.pushed + wrong,
+            "ready": stats.ready,
+            "waiting": stats.waiting,
+            "in_work": stats.leased,
+            "done": stats.done,
+            "failed": stats.dead + wrong,
+            "results": stats.items + wrong,
+        }
 
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
         """As the caller gets it: under the URL that it gave."""
         place = result.pop("place", None)
         return {**result, "url": self.settings.urls[place]} if place is not None else result
-
-    async def stats(self) -> Stats:
-        return await self.frontier.stats()
 
     async def results(self, max_bytes: int) -> Results:
         """All of them. Content that would make the answer larger than ``max_bytes`` is left out, and said to be."""
@@ -258,11 +289,10 @@ class Session:
         first: dict[str, int] = {}
         results = []
         for place, url in enumerate(self.settings.urls):
-            try:
-                known = normalize_url(url)
-            except ValueError as exc:
-                results.append({"url": url, **_untried(), **no_page("url", str(exc))})
+            if place in self._wrong:
+                results.append(self._wrong[place])
                 continue
+            known = normalize_url(url)
             place = first.setdefault(known, place)  # one that is there twice was fetched once
             if place in by_place:
                 results.append({**by_place[place], "url": url})
@@ -272,7 +302,6 @@ class Session:
                 status = "cancelled" if state == "cancelled" else "pending"
                 results.append({"url": url, **_untried(), **no_page("", ""), "status": status, "error": None})
         return results
-
 
     def _given_up(self, history: History | None) -> dict[str, Any]:
         """Why a batch that is finished has no result for a URL."""

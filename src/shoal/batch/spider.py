@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shoal.batch.content import content_of, content_type, title_of
@@ -93,16 +94,11 @@ def no_page(kind: str, message: str) -> dict[str, Any]:
     }
 
 
-def start_requests(spider: BatchSpider, urls: Sequence[str]) -> tuple[list[Request], dict[int, str]]:
-    """A request for each URL that is one, named by its place, and what is wrong with the others. A URL that is there
-    twice is fetched once."""
+def start_requests(spider: BatchSpider, urls: Sequence[str]) -> list[Request]:
+    """A request for each URL that is one, named by its place. A URL that is there twice is fetched once."""
     requests: dict[str, Request] = {}
-    wrong = {}
     for place, url in enumerate(urls):
-        try:
+        with suppress(RequestError):
             request = spider.request(url, meta={PLACE: place}, priority=_GIVEN_FIRST, dont_filter=True)
-        except RequestError as error:
-            wrong[place] = str(error)
-        else:
             requests.setdefault(request.url, request)
-    return list(requests.values()), wrong
+    return list(requests.values())

@@ -32,12 +32,11 @@ async def send_webhook(fetcher: Fetcher, session: Session) -> None:
     webhook = session.settings.webhook
     if webhook is None:
         return
-    stats = await session.stats()
     message = {
         "event": "batch.done",
         "session_id": session.id,
         "state": await session.state(),
-        "stats": {"total": stats.pushed, "done": stats.done, "failed": stats.dead, "results": stats.items},
+        "stats": await session.progress(),
     }
     body = msgspec.json.encode(message)
     why = ""

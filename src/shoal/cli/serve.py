@@ -31,16 +31,13 @@ def serve(
     It listens on this machine only; with another --host a token is needed (SHOAL_SERVE__TOKEN). Private addresses are
     not crawled unless --allow lists them. The description of the API is at /docs.
     """
-    try:
-        import uvicorn
+    from shoal.cli import progress
 
-        from shoal.server.app import create_app
+    try:
+        from shoal.server import process
     except ModuleNotFoundError as exc:
         raise ConfigError(f"`shoal serve` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
     options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
     config = resolve(None, options, setting).config
-    app = create_app(config)
-    uvicorn.run(
-        app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
-        server_header=False, timeout_graceful_shutdown=10,
-    )  # fmt: skip
+    progress.set_up_logging(progress.console(), config.log_level)
+    process.serve(config)

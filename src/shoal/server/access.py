@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import Serve
@@ -14,6 +17,7 @@ from shoal.server.problems import problem
 
 _OPEN = ("/health", "/ready")
 """What may be asked for without a token: whether the server is well, and nothing else."""
+_SWALLOWING = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -36,6 +40,7 @@ class Gate:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
         self._max_bytes = config.max_request_bytes
+        self._too_large = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +59,9 @@ class Gate:
             return
         scope.setdefault("state", {})["caller"] = caller
         if _length(headers) > self._max_bytes:
-            await self._too_large(scope, receive, send)
+            await _swallow(receive)
+            refusal = problem(413, "too large", self._too_large, headers={"Connection": "close"})
+            await refusal(scope, receive, send)
             return
         await self._limited(scope, receive, send)
 
@@ -63,44 +70,37 @@ class Gate:
         address = scope["client"][0] if scope.get("client") else ""
         if not self._tokens:
             return address
-        given = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
         found = None
         for name, token in self._tokens.items():  # all of them, so that the time says nothing
-            if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+            if hmac.compare_digest(given.strip().encode("latin-1"), token.encode()):
                 found = name or address
         return address if found is None and scope["path"] in _OPEN else found
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A body without a declared length is counted as it comes."""
         size = 0
-        begun = False
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_bytes:
-                raise _TooLargeError
+                await _swallow(receive)
+                raise HTTPException(413, self._too_large, {"Connection": "close"})  # comes to whoever reads the body
             return message
 
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, watched)
-        except _TooLargeError:
-            if not begun:
-                await self._too_large(scope, receive, send)
-
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
-        await problem(413, "too large", message, headers={"Connection": "close"})(scope, receive, send)
+        await self._app(scope, counted, send)
 
 
-class _TooLargeError(Exception):
-    pass
+async def _swallow(receive: Receive) -> None:
+    """Read on for a moment: who is cut off while it sends does not see the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SWALLOWING):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _length(headers: Headers) -> int:

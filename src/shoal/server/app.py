@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
+from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path
 
@@ -23,6 +24,10 @@ _ABOUT = """Send URLs, get content: on this machine, or on Celery workers.
 
 Where the server has a token, send it as `Authorization: Bearer TOKEN`. Whatever can't be done is answered by one
 format: `{"error": {"kind": ..., "message": ..., "details": [...]}}`."""
+
+
+# For the description alone: it is the gate that checks.
+_TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-API-Key", auto_error=False))]
 
 
 def create_app(config: Config) -> FastAPI:
@@ -40,13 +45,11 @@ def create_app(config: Config) -> FastAPI:
 
     app = FastAPI(
         title="Shoal", version=__version__, description=_ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
-    app.include_router(crawl.router)
-    app.include_router(runs.router)
-    app.include_router(hosts.router)
-    app.include_router(clusters.router)
+    for each in (crawl, runs, hosts, clusters):
+        app.include_router(each.router, dependencies=_TOKEN)
     app.include_router(health.router)
     app.include_router(metrics.router)
     _serve_docs(app)

@@ -10,17 +10,38 @@ import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from shoal.batch.session import Session, Webhook
+from shoal.batch.session import OVER, Session, Webhook
 from shoal.http import Request as Page
-from shoal.server.models import BatchAnswer, BatchRequest, DistributedStatus, SessionPage, SessionStarted
+from shoal.server.models import (
+    BatchAnswer,
+    BatchRequest,
+    DistributedStatus,
+    SessionPage,
+    SessionStarted,
+    SessionState,
+)
 from shoal.server.problems import ProblemError, responses
+from shoal.server.run_models import PRINTABLE
 from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/crawl", tags=["crawl"])
 
 _ALIVE_EVERY = 15.0  # seconds between signs of life in a stream
 
-SessionId = Annotated[str, Path(max_length=100, description="The session_id of a batch.")]
+_EVENTS = {
+    "schema": {  # of one event
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "description": "Sent back as Last-Event-ID by who connects again."},
+            "event": {"enum": ["result", "done"]},
+            "data": {"type": "string", "description": "JSON: a result, or the session and its state."},
+        },
+        "required": ["event", "data"],
+    },
+    "example": 'id: 1\nevent: result\ndata: {"status": "success"}\n\nevent: done\ndata: {"state": "finished"}\n\n',
+}
+
+SessionId = Annotated[str, Path(max_length=100, pattern=PRINTABLE, description="The session_id of a batch.")]
 
 
 @router.post(
@@ -77,32 +98,24 @@ async def read_session(
     after: Annotated[int, Query(ge=0, le=10**13, description="`next` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """How far a batch is, and its results a page at a time."""
+    """How far a batch is, and its results a page at a time, in the order in which they came in. A page ends early where
+    it would be too large."""
     session = await _find(request, session_id)
     state = await session.state()
-    stats = await session.stats()
-    page = await session.read(after, limit)
+    page = await session.read(after, limit, server_of(request).config.serve.max_answer_bytes)
     return _json(
         {
             "session_id": session.id,
             "state": state,
             "distributed": session.settings.distributed,
-            "progress": {
-                "total": stats.pushed,
-                "ready": stats.ready,
-                "waiting": stats.waiting,
-                "in_work": stats.leased,
-                "done": stats.done,
-                "failed": stats.dead,
-                "results": stats.items,
-            },
+            "progress": await session.progress(),
             "results": [result for _, result in page],
             "next": page[-1][0] if page else after,
         }
     )
 
 
-@router.delete("/{session_id}", responses=responses(401, 404, 422, 503))
+@router.delete("/{session_id}", response_model=SessionState, responses=responses(401, 404, 422, 503))
 async def cancel_session(session_id: SessionId, request: Request) -> Response:
     """Fetch nothing more of a batch. What is there can still be read."""
     session = await _find(request, session_id)
@@ -115,7 +128,7 @@ async def cancel_session(session_id: SessionId, request: Request) -> Response:
 @router.get(
     "/{session_id}/stream",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}}, **responses(401, 404, 422, 503)},
+    responses={200: {"content": {"text/event-stream": _EVENTS}}, **responses(401, 404, 422, 503)},
 )
 async def stream_session(
     session_id: SessionId,
@@ -141,8 +154,9 @@ async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
         elif loop.time() - quiet_since > _ALIVE_EVERY:
             quiet_since = loop.time()
             yield b": alive\n\n"
-    done = {"session_id": session.id, "state": await session.state()}
-    yield b"event: done\ndata: %b\n\n" % msgspec.json.encode(done)
+    state = await session.state()
+    if state in OVER:
+        yield b"event: done\ndata: %b\n\n" % msgspec.json.encode({"session_id": session.id, "state": state})
 
 
 async def _find(request: Request, session_id: str) -> Session:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shoal.batch.options import BatchOptions
 
+SessionStateName: TypeAlias = Literal["running", "paused", "finished", "cancelled"]
+
 _URL = "http://127.0.0.1:8080/"
+_SESSION = "1c5f0e7f3f3c4d0a9a1b2c3d4e5f6071"
+_RESULT = {
+    "status": "success", "url": _URL, "final_url": _URL, "http_status": 200, "title": "Bookshop",
+    "content_type": "text/html", "content": "# Books", "worker_id": "crawl-1-4711-3fa9", "depth": 0,
+    "fetched_at": 1767225600.5, "error": None,
+}  # fmt: skip
+_MISSING = {
+    **_RESULT, "status": "failed", "url": _URL + "nowhere", "final_url": _URL + "nowhere", "http_status": 404,
+    "title": None, "content_type": None, "content": None,
+    "error": {"kind": "http 404", "message": "the server answered 404"},
+}  # fmt: skip
+
+
+def _example(*examples: Any, strict: bool = False) -> ConfigDict:
+    return ConfigDict(extra="forbid" if strict else None, json_schema_extra={"examples": list(examples)})
 
 
 class WebhookRequest(BaseModel):
@@ -25,9 +42,14 @@ class WebhookRequest(BaseModel):
 class BatchRequest(BaseModel):
     """URLs to crawl, and how."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"urls": [_URL], "options": {"format": "markdown"}, "timeout": 60}]},
+    model_config = _example(
+        {"urls": [_URL, _URL + "nowhere"], "options": {"format": "markdown"}, "timeout": 60},
+        {
+            "urls": [_URL],
+            "options": {"format": "fields", "fields": {"heading": "h1", "prices": {"css": "p.price", "all": True}}},
+        },
+        {"urls": [_URL], "wait": False, "webhook": {"url": "https://example.com/done", "secret": "a long secret"}},
+        strict=True,
     )
 
     urls: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(min_length=1, description="What to crawl.")]
@@ -49,6 +71,8 @@ class ResultError(BaseModel):
 
 class Result(BaseModel):
     """What became of one URL."""
+
+    model_config = _example(_RESULT, _MISSING)
 
     status: Literal["success", "failed", "pending", "cancelled"]
     url: Annotated[str, Field(description="As it was given.")]
@@ -78,8 +102,16 @@ class BatchStats(BaseModel):
 class BatchAnswer(BaseModel):
     """A batch, with everything that is there."""
 
+    model_config = _example(
+        {
+            "session_id": _SESSION, "state": "finished", "results": [_RESULT, _MISSING],
+            "stats": {"total": 2, "success": 1, "failed": 1, "pending": 0, "cancelled": 0, "workers_used": 1},
+            "distributed": False,
+        }
+    )  # fmt: skip
+
     session_id: str
-    state: Literal["running", "paused", "finished", "cancelled"]
+    state: SessionStateName
     results: list[Result]
     stats: BatchStats
     distributed: bool
@@ -87,6 +119,13 @@ class BatchAnswer(BaseModel):
 
 class SessionStarted(BaseModel):
     """A batch that goes on by itself."""
+
+    model_config = _example(
+        {
+            "session_id": _SESSION, "state": "running", "distributed": False, "status_url": f"/api/crawl/{_SESSION}",
+            "stream_url": f"/api/crawl/{_SESSION}/stream",
+        }
+    )  # fmt: skip
 
     session_id: str
     state: Literal["running"]
@@ -110,20 +149,35 @@ class Progress(BaseModel):
 class SessionPage(BaseModel):
     """Some of a batch's results, in the order in which they came in."""
 
+    model_config = _example(
+        {
+            "session_id": _SESSION, "state": "running", "distributed": False,
+            "progress": {"total": 3, "ready": 1, "waiting": 0, "in_work": 1, "done": 1, "failed": 0, "results": 1},
+            "results": [_RESULT], "next": 1,
+        }
+    )  # fmt: skip
+
     session_id: str
-    state: Literal["running", "paused", "finished", "cancelled"]
+    state: SessionStateName
     distributed: bool
     progress: Progress
     results: list[Result]
     next: Annotated[int, Field(description="Give it as `after` to get what comes behind.")]
 
 
+class SessionState(BaseModel):
+    """A batch that was told to end."""
+
+    model_config = _example({"session_id": _SESSION, "state": "cancelled"})
+
+    session_id: str
+    state: Annotated[SessionStateName, Field(description="`finished` if it was that already.")]
+
+
 class DistributedStatus(BaseModel):
     """Whether `distributed: true` would work now."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"distributed_available": True, "message": "Redis connected", "workers": 2}]}
-    )
+    model_config = _example({"distributed_available": True, "message": "Redis connected", "workers": 2})
 
     distributed_available: bool
     message: str

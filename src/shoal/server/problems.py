@@ -9,7 +9,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from shoal.batch.desk import TooManySessionsError
@@ -25,16 +25,33 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
 }
 
 
+_KINDS = {404: "not found", 405: "method not allowed", 413: "too large", 422: "bad request"}
+
+
 class ProblemDetail(BaseModel):
     """What went wrong: `kind` for programs, `message` for people."""
 
     kind: str
     message: str
-    details: list[dict[str, Any]] = []
+    details: list[dict[str, str]] = []
 
 
 class Problem(BaseModel):
     """The answer to whatever could not be done."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": {
+                        "kind": "bad request",
+                        "message": "body.timeout: Input should be greater than 0",
+                        "details": [{"where": "body.timeout", "message": "Input should be greater than 0"}],
+                    }
+                }
+            ]
+        }
+    )
 
     error: ProblemDetail
 
@@ -43,11 +60,17 @@ def problem(
     status: int,
     kind: str,
     message: str,
-    details: list[dict[str, Any]] | None = None,
+    details: list[dict[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    body = {"error": {"kind": kind, "message": message, "details": details or []}}
+    details = [{name: _sayable(text) for name, text in detail.items()} for detail in details or []]
+    body = {"error": {"kind": kind, "message": _sayable(message), "details": details}}
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def _sayable(text: str) -> str:
+    """Messages quote what came in, and that may hold what no encoding has."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class ProblemError(Exception):
@@ -72,8 +95,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _plain(request: Request, exc: HTTPException) -> Response:
-        kinds = {404: "not found", 405: "method not allowed"}
-        return problem(exc.status_code, kinds.get(exc.status_code, "http"), str(exc.detail), headers=exc.headers)
+        if exc.status_code == 400:  # a body that is too deep, or has a number without end
+            return problem(422, _KINDS[422], "body: it can't be read")
+        kind = _KINDS.get(exc.status_code, "http")
+        return problem(exc.status_code, kind, str(exc.detail), headers=exc.headers)
+
+    @app.exception_handler(Exception)
+    async def _unforeseen(request: Request, exc: Exception) -> Response:
+        return problem(500, "internal", "something went wrong in the server; its log has more")
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, exc: RequestValidationError) -> Response:
@@ -82,7 +111,7 @@ def install(app: FastAPI) -> None:
             for error in exc.errors()
         ]
         first = details[0] if details else {"where": "body", "message": "it can't be read"}
-        return problem(422, "bad request", f"{first['where']}: {first['message']}", details)
+        return problem(422, _KINDS[422], f"{first['where']}: {first['message']}", details)
 
     @app.exception_handler(ShoalError)
     async def _ours(request: Request, exc: ShoalError) -> Response:

@@ -96,6 +96,12 @@ class Server:
             return f"the frontier does not answer: {exc or 'no answer in time'}"
         return ""
 
+    def leave(self) -> None:
+        """It is about to close: nobody is kept waiting."""
+        for desk in (self.local, self.remote.opened):
+            if desk is not None:
+                desk.leave()
+
     async def close(self) -> None:
         await self.jobs.close()
         await self.local.close()

@@ -32,6 +32,9 @@ _WINDOW = (16, 200)
 """Pages of one session that are with Celery at a time, at least and at most: as many as are done in half a second. So
 the queue is short where workers are slow, and a large session leaves room for others."""
 _LOOK = (0.01, 0.25)  # seconds between looks at a session, first and at most
+_IN_BROKER = 10
+"""How many times longer than a worker's a lease is while its task is in the broker: what runs out there uses up an
+attempt, though nobody has worked on it. So an API that is away for some minutes costs none."""
 _SEND_AGAIN = 600.0  # seconds after which a task that nobody began is sent once more, then twice as long, and so on
 _BROKER_AWAY = 1.0
 
@@ -90,7 +93,8 @@ class _Dispatch:
     """One session's."""
 
     def __init__(self, session: Session, config: Config, watch: CeleryWatch, is_stopped: Callable[[], bool]) -> None:
-        ttl = lease_ttl(config)
+        self._renew_every = lease_ttl(config) / 4
+        ttl = _IN_BROKER * lease_ttl(config)
         config = session.config(config).with_settings({"lease.ttl": ttl})
         self._watch = watch
         self._session = session
@@ -100,7 +104,7 @@ class _Dispatch:
         self._scheduler = make_scheduler(session.spider(""), config, session.frontier, shared=True)
         self._persist = Persistence(shared=True)
         self._sent: dict[bytes, _Sent] = {}
-        self._renew_at = time.monotonic() + ttl / 4
+        self._renew_at = time.monotonic() + self._renew_every
         self._pace = Pace()
 
     async def run(self) -> None:
@@ -156,7 +160,7 @@ class _Dispatch:
 
     async def _renew(self) -> None:
         """Of the leases in the broker. One that is lost was begun, is done, or will be leased again."""
-        self._renew_at = time.monotonic() + self._ttl / 4
+        self._renew_at = time.monotonic() + self._renew_every
         held = list(self._sent.values())
         if not held:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,11 +12,13 @@ from typing import Any
 from shoal.batch.desk import Desk, Work
 from shoal.batch.options import BatchOptions
 from shoal.config import Config
-from shoal.errors import ConfigError, FrontierError, ShoalError
+from shoal.errors import ConfigError, FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import open_store
 from shoal.ports import Store
 from shoal.tasks.settings import celery_settings, distributed_frontier
-from shoal.tasks.watch import CeleryWatch
+from shoal.tasks.watch import BrokerAwayError, CeleryWatch
+
+log = logging.getLogger("shoal.tasks")
 
 _ASKING = 4.0  # seconds that a look at the servers may take
 _TRY_EVERY = 5.0
@@ -28,6 +31,7 @@ class Remote:
     def __init__(self, config: Config, make_desk: Callable[[Store, Work], Desk]) -> None:
         self._config = config
         self._settings = celery_settings()
+        self._broker = self._settings.broker_url.partition(":")[0].capitalize()
         self._make_desk = make_desk
         self._watch = CeleryWatch()
         self._store: Store | None = None
@@ -83,12 +87,12 @@ class Remote:
                 assert self._store is not None
                 await self._store.get_run("none")
                 workers = await self._watch.look()
-        except TimeoutError:
-            return {"distributed_available": False, "message": "no answer in time", "workers": None}
+        except (BrokerAwayError, StoreAwayError, TimeoutError) as exc:
+            log.debug("not available: %s", exc)
+            return {"distributed_available": False, "message": f"{self._broker} not available", "workers": None}
         except ShoalError as exc:
             return {"distributed_available": False, "message": str(exc), "workers": None}
-        broker = self._settings.broker_url.partition(":")[0].capitalize()
-        return {"distributed_available": True, "message": f"{broker} connected", "workers": workers}
+        return {"distributed_available": True, "message": f"{self._broker} connected", "workers": workers}
 
     @property
     def workers(self) -> int | None:

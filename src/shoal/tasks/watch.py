@@ -52,6 +52,8 @@ class CeleryWatch:
             self.workers = None
             self.lost_at = time.monotonic()
             raise BrokerAwayError(f"{type(exc).__name__}: {exc}") from exc
+        if not there:
+            self.close()  # a broker that was emptied has forgotten where answers go: ask anew the next time
         self.workers = len(there)
         self._compare(there)
         return len(there)

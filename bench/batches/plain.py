@@ -1,0 +1,69 @@
+"""What a local batch is compared with: a crawl of the same URLs, in a process that has imported everything.
+
+It has the spider of batches, so that a page gives the same item: what is left between the two is the way of a batch
+through the server. As a program it says when it is ready, then reads the URLs of a crawl in one line of JSON, crawls
+them in memory, and answers with the seconds from the making of the crawl to its end, and with what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from subprocess import Popen
+from typing import Any
+
+from batches.setup import Setup, running, said
+
+
+@dataclass(frozen=True)
+class Plain:
+    process: Popen[str]
+
+    def timed(self, urls: Sequence[str]) -> tuple[float, list[str]]:
+        """Seconds, and what was wrong."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(urls) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(said(self.process))
+        wrong = answer["good"] != len(urls)
+        return answer["seconds"], [f"{answer['good']} pages of {len(urls)} crawled"] if wrong else []
+
+
+@contextmanager
+def plain(setup: Setup) -> Iterator[Plain]:
+    """Where the server is."""
+    with running(setup, "plain-crawl", "-m", "batches.plain", core=setup.server_core, talks=True) as process:
+        said(process)
+        yield Plain(process)
+
+
+async def _crawl(urls: list[str]) -> dict[str, Any]:
+    from shoal.batch.options import BatchOptions
+    from shoal.batch.spider import BatchSpider
+    from shoal.crawler import Crawl
+
+    began = time.perf_counter()
+    done = await Crawl(BatchSpider(BatchOptions(), "plain"), urls=urls)
+    seconds = time.perf_counter() - began
+    good = {item["url"] for item in done.items if item["title"] and item["content"]}
+    return {"seconds": seconds, "good": len(good)}
+
+
+async def _work() -> None:
+    from shoal.assembly import preload
+
+    preload()
+    print("ready", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await _crawl(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_work())

@@ -1,0 +1,89 @@
+"""What is the same for every part, and the processes that a part has beside it. In the environment with Shoal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+from crawl.machine import pin
+from crawl.site import path_of
+
+BENCH = Path(__file__).parents[1]
+FOLDER = BENCH / ".work/batch"
+"""What the processes say is kept here."""
+TOKENS = {"small": "token-of-the-small", "large": "token-of-the-large"}
+"""Two callers, whom a server gives equal shares."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    nginx: str
+    root: str
+    """The files of the site."""
+    pages: int
+    rounds: int
+    batches: int
+    """Small ones, for each distribution of their times."""
+    concurrency: int
+    site_core: int
+    """Of the site and the callers."""
+    server_core: int
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The settings of server, plain crawl and workers alike: no delay, and one host may have all places."""
+        return {
+            "SHOAL_DOWNLOAD_DELAY": "0",
+            "SHOAL_CONCURRENCY": str(self.concurrency),
+            "SHOAL_CONCURRENCY_PER_HOST": str(self.concurrency),
+            "SHOAL_LOG_LEVEL": "WARNING",
+            "SHOAL_SERVE__MAX_IN_FLIGHT": str(self.concurrency),
+            "SHOAL_SERVE__ALLOW": "127.0.0.0/8",
+            "SHOAL_SERVE__TOKENS": json.dumps(TOKENS),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def urls(self, site: str) -> list[str]:
+        """All pages of the site at this URL."""
+        return [site.rstrip("/") + path_of(number) for number in range(self.pages)]
+
+
+@contextmanager
+def running(
+    setup: Setup,
+    name: str,
+    *words: str,
+    core: int | None,
+    environ: Mapping[str, str] | None = None,
+    talks: bool = False,
+) -> Iterator[Popen[str]]:
+    """A Python process, killed with all that it started when the block ends. What it says goes to a log; one that
+    ``talks`` has pipes instead, but for its errors."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.log").open("wb") as log:
+        process = Popen(
+            [*([] if core is None else pin(core)), sys.executable, *words], cwd=BENCH, text=True,
+            stdin=PIPE if talks else DEVNULL, stdout=PIPE if talks else log, stderr=log,
+            env={**os.environ, **setup.environ, **(environ or {})}, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def said(process: Popen[str]) -> str:
+    """The next line of one that talks."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process has ended: {process.args}; why is in {FOLDER}")
+    return line

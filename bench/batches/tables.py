@@ -1,0 +1,151 @@
+"""The figures of batches as tables, and whether the goals are met."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from stores.tables import OTHERS, pace
+
+Figure = dict[str, Any]
+
+PARTS = ("local", "small", "sessions", "celery")
+SITES = {"slow": "a site that takes 50 ms a page", "fast": "nginx, at once"}
+
+RATE_HEADER = ["pages/s (spread)", "x those above", "CPU us a page", "notes"]
+LABELS = {
+    ("local", "crawl"): "a crawl in memory",
+    ("local", "batch"): "a local batch",
+    ("celery", "noop"): "Celery tasks that do nothing",
+    ("celery", "bare"): "the same, by a worker without events",
+    ("celery", "batch"): "a batch on Celery",
+}
+
+
+def rates(results: Figure) -> list[list[str]]:
+    """A line for each way, medians of the rounds."""
+    lines = [[f"{results['pages']:,} pages of 4 KB", *RATE_HEADER]]
+    for part, way in LABELS:
+        figures = of(results, part, way=way)
+        if figures:
+            paces = [pace(figure) for figure in figures]
+            spread = f" ({min(paces):,.0f}-{max(paces):,.0f})" if len(paces) > 1 else ""
+            above = [other for of_part, other in LABELS if of_part == part and other != "batch"]
+            ratios = [ratio(results, part, other) for other in above] if way == "batch" else []
+            lines.append(
+                [
+                    LABELS[part, way],
+                    f"{median(paces):,.0f}{spread}",
+                    ", ".join(f"{each:.2f}" for each in ratios if each is not None),
+                    cost(figures),
+                    notes(figures),
+                ]
+            )
+    return lines
+
+
+def cost(figures: list[Figure]) -> str:
+    """Of the process that crawls; with Celery, of all that have a part in it."""
+    costs = [figure["cpu_us"] for figure in figures]
+    if isinstance(costs[0], dict):
+        return ", ".join(f"{name} {median(each[name] for each in costs):,.0f}" for name in costs[0])
+    return f"{median(costs):,.0f}"
+
+
+def ratio(results: Figure, part: str, other: str) -> float | None:
+    """The rate of batches to the rate of what they are compared with; None when that was not measured."""
+    batches, others = ([pace(figure) for figure in of(results, part, way=way)] for way in ("batch", other))
+    return median(batches) / median(others) if batches and others else None
+
+
+SMALL_HEADER = [
+    "a batch of 3", "alone: p50, ms", "p99", "under load: p50, ms", "p99", "p99 : p50 alone", "large ones meanwhile",
+    "notes",
+]  # fmt: skip
+
+
+def small(results: Figure) -> list[list[str]]:
+    """A line for each site."""
+    lines = [SMALL_HEADER]
+    for site in SITES:
+        figures = of(results, "small", site=site)
+        if len(figures) == 2:
+            alone, loaded = figures
+            times = [figure[name] for figure in figures for name in ("p50", "p99")]
+            lines.append(
+                [
+                    SITES[site],
+                    *(f"{1000 * seconds:.1f}" for seconds in times),
+                    f"{loaded['p99'] / alone['p50']:.1f}",
+                    str(loaded["large_batches"]),
+                    notes(figures),
+                ]
+            )
+    return lines
+
+
+SESSIONS_HEADER = ["sessions", "finished", "at once", "seconds", "pages/s", "server idle, MB", "at most, MB", "notes"]
+
+
+def sessions(results: Figure) -> list[list[str]]:
+    """A line for each site."""
+    return [SESSIONS_HEADER, *map(sessions_cells, of(results, "sessions"))]
+
+
+def sessions_cells(figure: Figure) -> list[str]:
+    return [
+        f"{figure['sessions']} of {figure['pages']} pages, {SITES[figure['site']]}",
+        str(figure["finished"]),
+        str(figure["at_once"]),
+        f"{figure['seconds']:.2f}",
+        f"{figure['sessions'] * figure['pages'] / figure['seconds']:,.0f}",
+        f"{figure['idle_bytes'] / 1e6:.0f}",
+        f"{figure['peak_bytes'] / 1e6:.0f}",
+        notes([figure]),
+    ]
+
+
+def tables(results: Figure) -> list[list[list[str]]]:
+    """Those that have figures."""
+    return [lines for lines in (rates(results), small(results), sessions(results)) if len(lines) > 1]
+
+
+GOALS_HEADER = ["goal", "wanted", "measured", ""]
+
+
+def goals(results: Figure) -> list[list[str]]:
+    """A line for each goal that something was measured for."""
+    lines = [GOALS_HEADER]
+
+    def goal(name: str, wanted: str, measured: str, met: bool) -> None:
+        lines.append([name, wanted, measured, "met" if met else "MISSED"])
+
+    if (local := ratio(results, "local", "crawl")) is not None:
+        goal("a local batch to a crawl in memory, pages/s", "70 % at least", f"{100 * local:.0f} %", local >= 0.7)
+    if len(figures := of(results, "small", site="slow")) == 2:
+        times = figures[1]["p99"] / figures[0]["p50"]
+        goal("p99 of a batch of 3 under load to its p50 alone", "3 times at most", f"{times:.1f}", times <= 3)
+    if (celery := ratio(results, "celery", "noop")) is not None:
+        goal("a batch on Celery to tasks that do nothing", "60 % at least", f"{100 * celery:.0f} %", celery >= 0.6)
+    if figures := of(results, "sessions"):
+        idle = max(figure["idle_bytes"] for figure in figures) / 1e6
+        least = min(min(figure["finished"], figure["at_once"]) for figure in figures if figure["site"] == "slow")
+        goal("memory of the idle server", "under 150 MB", f"{idle:.0f} MB", idle < 150)
+        goal("sessions at once that all finish", "100", str(least), least >= 100)
+    return lines
+
+
+def of(results: Figure, part: str, **wanted: Any) -> list[Figure]:
+    return [
+        figure
+        for figure in results["figures"]
+        if figure["part"] == part and all(figure[key] == value for key, value in wanted.items())
+    ]
+
+
+def notes(figures: list[Figure]) -> str:
+    """What was wrong, and how many figures other programs disturbed."""
+    found = list(dict.fromkeys(problem for figure in figures for problem in figure["problems"]))
+    if marked := sum(figure["others"] > OTHERS for figure in figures):
+        found.append(f"other programs used the cores during {marked} of {len(figures)} figures")
+    return "; ".join(found)

@@ -1,0 +1,47 @@
+"""The process that serves the application, until it is asked to stop."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+
+from shoal.config import Config
+from shoal.server.app import create_app
+from shoal.server.state import Server
+
+_PATIENCE = 3  # seconds for the answers that are under way when it is asked to stop
+
+
+def serve(config: Config) -> None:
+    """Returns when it was asked to stop. ConfigError when it would be open to the network without a token."""
+    app = create_app(config)
+    process = _Process(
+        uvicorn.Config(
+            app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
+            server_header=False, timeout_graceful_shutdown=_PATIENCE,
+        ),
+        app,
+    )  # fmt: skip
+    # As in a process that only crawls: what is here by now stays, and pages leave few cycles behind.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    process.run()
+    if not process.started:
+        sys.exit(1)
+
+
+class _Process(uvicorn.Server):
+    """Lets those go who wait for a batch, before it waits for their connections to close."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        server: Server = self._app.state.server
+        server.leave()
+        await super().shutdown(sockets)

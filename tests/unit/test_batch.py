@@ -1,0 +1,465 @@
+"""The parts of a batch: what may be asked for, what is taken from a page, who has how much, and who may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from starlette.types import Message, Receive, Scope, Send
+
+from shoal.batch.content import content_of, content_type, title_of
+from shoal.batch.desk import Desk, TooManySessionsError
+from shoal.batch.options import BatchOptions, FieldQuery
+from shoal.batch.session import Session, Webhook
+from shoal.batch.shares import shares
+from shoal.batch.spider import BatchSpider, start_requests
+from shoal.batch.turns import Taker, TakingTurns, Turns
+from shoal.batch.webhook import sign
+from shoal.config import Config, Serve
+from shoal.config import Scope as ScopeConfig
+from shoal.errors import ConfigError, FetchError, SpiderError
+from shoal.frontier.memory.store import MemoryStore
+from shoal.http import Request, Response
+from shoal.item import encode_item
+from shoal.ports import Completion, Leased
+from shoal.scope import Scope as UrlScope
+from shoal.server.access import Gate, check_binding
+
+URL = "http://example.com/"
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+
+
+def page(body: str | bytes, headers: dict[str, str] | None = None, request: Request | None = None) -> Response:
+    data = body.encode() if isinstance(body, str) else body
+    url = URL if request is None else request.url
+    return Response(url, headers=HTML if headers is None else headers, body=data, request=request or Request(url))
+
+
+# -- options
+
+
+@given(
+    st.builds(
+        dict,
+        headers=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+        cookies=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+        timeout=st.floats(),
+        max_bytes=st.integers(),
+        retries=st.integers(-1, 11),
+        depth=st.integers(-1, 11),
+    )
+)
+def test_options_are_refused_or_can_be_kept_and_sent(words: dict[str, Any]) -> None:
+    try:
+        options = BatchOptions.model_validate(words)
+    except ValidationError:
+        return
+    assert BatchOptions.model_validate(json.loads(json.dumps(options.model_dump(mode="json")))) == options
+    request = BatchSpider(options, "").request(URL)
+    assert (request.headers, request.cookies, request.timeout) == (options.headers, options.cookies, options.timeout)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("headers", "X", "secret\r\nHost: x"), ("headers", "X Y", "secret"), ("headers", "X", "secret\0"),
+        ("headers", "", "secret"), ("headers", "Host", "secret"), ("cookies", "a", "secret; b=c"),
+        ("cookies", "a b", "secret"), ("cookies", "a", "secret\n"), ("cookies", "", "secret"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_value_is_not_told(where: str, name: str, value: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        BatchOptions.model_validate({where: {name: value}})
+    assert "secret" not in " ".join(error["msg"] for error in refused.value.errors())
+
+
+def test_text_is_a_css_query() -> None:
+    options = BatchOptions.model_validate({"format": "fields", "fields": {"a": "h1", "b": {"xpath": "//h1"}}})
+    assert options.fields == {"a": FieldQuery(css="h1"), "b": FieldQuery(xpath="//h1")}
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\0", "a\n", "\ud800"])
+def test_names_of_fields(name: str) -> None:
+    with pytest.raises(ValidationError, match="a field's name"):
+        BatchOptions.model_validate({"format": "fields", "fields": {name: "h1"}})
+
+
+# -- content
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("", ""),
+        ("words", "words"),
+        ("<title>T</title>", ""),
+        ("<title>T</title><h1>One</h1><p>two <b>three</b></p>", "One\n\ntwo three"),
+        ("<p>a</p><script>b</script><style>c</style><p>d</p>", "a\n\nd"),
+        ("<ul><li>a<li>b</ul>", "* a\n* b"),
+    ],
+)
+def test_text_is_what_a_reader_sees(html: str, text: str) -> None:
+    assert content_of(page(html), BatchOptions(format="text")) == text
+
+
+def test_text_of_a_long_page_is_its_main_content() -> None:
+    words = "<p>A paragraph with a good many words, and commas, so that it looks like content.</p>" * 12
+    html = f"<nav><a href=/>Home</a></nav><main><article><h1>Head</h1>{words}</article></main><footer>Foot</footer>"
+    text = content_of(page(html), BatchOptions(format="text"))
+    assert text.startswith("Head\n\nA paragraph")
+    assert "Home" not in text
+    assert "Foot" not in text
+
+
+@given(st.binary(max_size=300), st.sampled_from(["", "text/html", "text/plain; charset=x", "application/json"]))
+def test_any_bytes_have_a_content_that_can_be_kept(body: bytes, kind: str) -> None:
+    response = page(body, {"Content-Type": kind})
+    options = [BatchOptions(format=form) for form in ("html", "text", "markdown", "links")]  # type: ignore[arg-type]
+    options.append(BatchOptions(format="fields", fields={"a": FieldQuery(xpath="//text()", all=True)}))
+    for each in options:
+        assert encode_item({"content": content_of(response, each), "title": title_of(response)})
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/pdf", "application/octet-stream", "video/mp4"])
+def test_what_is_no_text_has_no_content(kind: str) -> None:
+    response = page(b"\x00\xff", {"Content-Type": f"{kind}; x=1"})
+    assert content_type(response) == kind
+    assert content_of(response, BatchOptions()) is None
+    assert title_of(response) is None
+
+
+# -- the spider
+
+
+def test_start_requests_have_their_place() -> None:
+    urls = ["no url", URL, "http://EXAMPLE.com/#top", "http://example.com/b", "ftp://example.com/"]
+    requests = start_requests(BatchSpider(BatchOptions(), ""), urls)
+    assert [(request.url, request.meta) for request in requests] == [
+        (URL, {"place": 1}),
+        ("http://example.com/b", {"place": 3}),
+    ]
+
+
+def followed(spider: BatchSpider, response: Response) -> list[str]:
+    return [each.url for each in spider.parse(response) if isinstance(each, Request)]
+
+
+def test_links_are_followed_on_the_host_of_a_given_url_or_where_it_leads() -> None:
+    spider = BatchSpider(BatchOptions(depth=2), "", given={f"{URL}given"})
+    links = f"<a href={URL}a>a</a><a href={URL}given>b</a><a href=http://other.com/c>c</a>"
+    assert followed(spider, page(links)) == [f"{URL}a"]
+    away = Request("http://other.com/", redirects=[URL], meta={"place": 0})
+    assert followed(spider, page(links, request=away)) == ["http://other.com/c"]
+    (found,) = (each for each in spider.parse(page(links)) if isinstance(each, Request))
+    left = found.replace(url="http://other.com/", redirects=[found.url])
+    assert followed(spider, page(links, request=left)) == []
+    found.depth = 2
+    assert followed(spider, page(links, request=found)) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (FetchError("no", kind="http 404", retryable=False, status=404), "http 404", 404),
+        (FetchError("no", kind="dns", retryable=True), "dns", None),
+        (SpiderError("the page can't be read"), "content", None),
+    ],
+)
+def test_a_page_that_is_given_up_has_a_result(error: Exception, kind: str, status: int | None) -> None:
+    (result,) = BatchSpider(BatchOptions(), "me").failed(Request(URL, meta={"place": 3}), error)
+    assert result["error"] == {"kind": kind, "message": str(error)}
+    assert (result["status"], result["http_status"], result["place"], result["worker_id"]) == (
+        "failed",
+        status,
+        3,
+        "me",
+    )
+
+
+# -- sessions
+
+
+async def session_of(store: MemoryStore, *urls: str, **options: Any) -> Session:
+    return await Session.create(
+        store, Config(download_delay=0), urls, BatchOptions(**options), caller="me", distributed=False
+    )
+
+
+async def work(session: Session, count: int, size: int = 10) -> None:
+    """Do so many pages, by hand."""
+    for lease in (await session.frontier.lease(count, 60)).leases:
+        response = page("x" * size, request=lease.request)
+        items = [encode_item(each) for each in BatchSpider(session.options, "me").parse(response)]
+        await session.frontier.complete([Completion(lease=lease, items=items)])
+
+
+async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
+    session = await session_of(MemoryStore(), "bad 1", f"{URL}1", f"{URL}2", "bad 2", f"{URL}3")
+    assert [result["url"] for _, result in await session.read(0, 10)] == ["bad 1", "bad 2"]
+    await work(session, 2)
+    assert [(number, result["url"]) for number, result in await session.read(0, 3)] == [
+        (1, "bad 1"), (2, "bad 2"), (3, f"{URL}1"),
+    ]  # fmt: skip
+    assert [(number, result["url"]) for number, result in await session.read(1, 9)] == [
+        (2, "bad 2"), (3, f"{URL}1"), (4, f"{URL}2"),
+    ]  # fmt: skip
+    assert await session.read(4, 9) == []
+    assert await session.progress() == {
+        "total": 5, "ready": 1, "waiting": 0, "in_work": 0, "done": 2, "failed": 2, "results": 4,
+    }  # fmt: skip
+    found = await session.results(1 << 20)
+    assert [result["status"] for result in found.results] == ["failed", "success", "success", "failed", "pending"]
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=20), st.integers(1, 6000), st.integers(1, 7))
+def test_pages_of_results_have_a_size(sizes: list[int], max_bytes: int, limit: int) -> None:
+    """Each result comes once, whole if it can be, and at least one at a time."""
+
+    async def read() -> None:
+        session = await session_of(MemoryStore(), *(f"{URL}{number}" for number in range(len(sizes))))
+        for size in sizes:
+            await work(session, 1, size)
+        after, seen = 0, []
+        while found := await session.read(after, limit, max_bytes):
+            assert len(found) <= limit
+            whole = [result["content"] for _, result in found if not result.get("truncated")]
+            assert sum(map(len, whole)) <= max_bytes
+            assert len(whole) == len(found) or len(found) == 1
+            after = found[-1][0]
+            seen += [result["url"] for _, result in found]
+        assert seen == [f"{URL}{number}" for number in range(len(sizes))]
+
+    asyncio.run(read())
+
+
+async def test_a_finished_session_says_why_a_url_has_no_result() -> None:
+    session = await session_of(MemoryStore(), f"{URL}1", f"{URL}2", depth=1, max_pages=1)
+    await work(session, 1)
+    await session.finish()
+    _, second = (await session.results(1 << 20)).results
+    assert second["error"] == {"kind": "limit", "message": "the batch had its 1 pages (max_pages)"}
+
+
+class Waiting:
+    """Works on sessions by waiting for their end."""
+
+    def __init__(self) -> None:
+        self._stops: dict[str, asyncio.Event] = {}
+
+    async def run(self, session: Session) -> None:
+        await self._stops.setdefault(session.id, asyncio.Event()).wait()
+
+    def stop(self, session_id: str) -> None:
+        self._stops.setdefault(session_id, asyncio.Event()).set()
+
+
+async def desk_of(store: MemoryStore, told: Callable[[Session], Awaitable[None]], keep: float = 100) -> Desk:
+    desk = Desk(store, Waiting(), Config(), distributed=False, max_sessions=2, keep=keep, told=told)
+    await desk.open()
+    return desk
+
+
+async def test_a_desk_takes_no_more_than_it_may_and_forgets() -> None:
+    heard: list[str] = []
+    has_time = asyncio.Event()
+
+    async def hear(session: Session) -> None:
+        heard.append(session.id)
+        await has_time.wait()  # which keeps nobody waiting
+
+    desk = await desk_of(MemoryStore(), hear, keep=0.1)
+    taken = await asyncio.gather(
+        *(desk.take([URL], BatchOptions(), caller="me", webhook=Webhook(URL, "x")) for _ in range(5)),
+        return_exceptions=True,
+    )
+    sessions = [each for each in taken if isinstance(each, Session)]
+    assert len(sessions) == 2
+    assert all(isinstance(each, TooManySessionsError) for each in taken if not isinstance(each, Session))
+    await desk.cancel(sessions[0])
+    async with asyncio.timeout(5):
+        while desk.running == 2 or not heard:
+            await asyncio.sleep(0.01)
+        assert heard == [sessions[0].id]
+        await desk.take([URL], BatchOptions(), caller="me")
+        while await desk.find(sessions[0].id) is not None:
+            await asyncio.sleep(0.01)
+    assert await desk.find(sessions[1].id) is not None
+    sessions[1].leave()
+    async with asyncio.timeout(1):
+        await sessions[1].wait(60)
+    has_time.set()
+    await desk.close()
+
+
+# -- shares and turns
+
+
+@given(
+    st.dictionaries(st.text("0123456789", min_size=1, max_size=2), st.sampled_from("abcd"), max_size=30),
+    st.integers(1, 200),
+)
+def test_shares(callers: dict[str, str], total: int) -> None:
+    places = shares(callers, total)
+    assert places.keys() == callers.keys()
+    sessions, of_caller = Counter(callers.values()), Counter[str]()
+    for session, caller in callers.items():
+        assert places[session] >= 1
+        of_caller[caller] += places[session]
+    for caller, count in of_caller.items():
+        assert total // len(sessions) <= count <= max(-(-total // len(sessions)), sessions[caller])
+        own = [places[session] for session in callers if callers[session] == caller]
+        assert max(own) - min(own) <= 1
+    if all(count <= total // len(sessions) for count in sessions.values()) and callers:
+        assert sum(places.values()) == total
+
+
+class Rival:
+    """A session that asks for its pages when it is told to, as an engine does."""
+
+    def __init__(self, turns: Turns, session: Session, name: str, served: list[str]) -> None:
+        taker = Taker(name, session.id, self._come)
+        scope = UrlScope(ScopeConfig(), ())
+        self.scheduler = TakingTurns(session.frontier, scope, turns, taker, ttl=60, max_pages=None, shared=False)
+        self.name, self._served = name, served
+        self._tasks: set[asyncio.Task[Leased]] = set()
+
+    def _come(self) -> None:
+        task = asyncio.ensure_future(self.ask())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def ask(self) -> Leased:
+        leased = await self.scheduler.next_requests(8)
+        for lease in leased.leases:
+            self._served.append(self.name)
+            asyncio.get_running_loop().call_soon(lambda lease=lease: self._done(lease))
+        return leased
+
+    def _done(self, lease: Any) -> None:
+        async def complete() -> Leased:
+            await self.scheduler.frontier.complete([Completion(lease=lease)])
+            return await self.ask()
+
+        task = asyncio.ensure_future(complete())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def test_sessions_take_turns_at_a_host() -> None:
+    """Whoever came first does not take each place again that it has given back."""
+    store, turns, served = MemoryStore(), Turns(), list[str]()
+    config = Config(download_delay=0, concurrency_per_host=2)
+    rivals = []
+    for name, count in (("large", 300), ("small", 3), ("other", 3)):
+        urls = [f"{URL}{name}/{number}" for number in range(count)]
+        session = await Session.create(store, config, urls, BatchOptions(), caller=name, distributed=False)
+        rivals.append(Rival(turns, session, name, served))
+    for rival in rivals:
+        await rival.ask()
+    async with asyncio.timeout(10):
+        while len(served) < 306:
+            await asyncio.sleep(0.01)
+    assert Counter(served) == {"large": 300, "small": 3, "other": 3}
+    assert {"small", "other"} & set(served[20:]) == set()
+
+
+async def test_who_does_not_come_keeps_nobody_waiting() -> None:
+    turns = Turns()
+
+    async def nothing() -> tuple[Leased, bool]:
+        return Leased([], None), True
+
+    for number in range(3):
+        await turns.take(Taker("gone", str(number), lambda: None), nothing)
+    async with asyncio.timeout(1):
+        await turns.take(Taker("here", "x", lambda: None), nothing)
+        await turns.take(Taker("here", "x", lambda: None), nothing)
+
+
+# -- webhooks
+
+
+@given(st.text(min_size=8, max_size=30), st.integers(0, 2**40), st.binary(max_size=100))
+def test_a_signature_can_be_checked_by_the_recipe(secret: str, at: int, body: bytes) -> None:
+    moment, _, code = sign(secret, at, body).removeprefix("t=").partition(",v1=")
+    assert moment == str(at)
+    assert code == hmac.new(secret.encode(), moment.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+# -- who may come in
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", "127.0.0.2"])
+def test_an_open_address_needs_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
+        check_binding(Serve(host=host))
+    with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
+        check_binding(Serve(host=host, token=""))
+    check_binding(Serve(host=host, token="x"))
+    check_binding(Serve(host=host, tokens={"ann": "x"}))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_the_loopback_needs_none(host: str) -> None:
+    check_binding(Serve(host=host))
+
+
+async def knock(config: Serve, path: str = "/api", *, body: list[bytes] = [], **headers: str) -> tuple[int, str]:
+    """The status of the answer, and who the application took it for."""
+    heard: list[str] = []
+    answered: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append(scope["state"]["caller"])
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200})
+
+    parts = [{"type": "http.request", "body": part, "more_body": True} for part in body]
+    messages = iter([*parts, {"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(message: Message) -> None:
+        answered.append(message)
+
+    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "headers": raw, "client": ("10.0.0.1", 1), "method": "POST"}
+    try:
+        await Gate(app, config)(scope, receive, send)
+    except Exception as exc:
+        return getattr(exc, "status_code", 0), ""
+    return answered[0]["status"], heard[0] if heard else ""
+
+
+async def test_the_gate_knows_callers_by_their_tokens() -> None:
+    config = Serve(tokens={"ann": "one", "bob": "zwéi"}, token="three")
+    assert await knock(config, authorization="Bearer one") == (200, "ann")
+    assert await knock(config, authorization="bearer  one ") == (200, "ann")
+    assert await knock(config, x_api_key="zwéi".encode().decode("latin-1")) == (200, "bob")
+    assert await knock(config, authorization="Basic x", x_api_key="one") == (200, "ann")
+    assert await knock(config, authorization="Bearer three") == (200, "10.0.0.1")
+    for headers in ({}, {"authorization": "one"}, {"authorization": "Bearer on"}, {"x_api_key": "onee"}):
+        assert await knock(config, **headers) == (401, "")
+    assert await knock(config, "/health") == (200, "10.0.0.1")
+    assert await knock(config, "/health/x") == (401, "")
+    assert await knock(Serve()) == (200, "10.0.0.1")
+
+
+async def test_the_gate_counts_what_comes() -> None:
+    config = Serve(max_request_bytes=10)
+    assert await knock(config, body=[b"12345", b"67890"]) == (200, "10.0.0.1")
+    assert (await knock(config, body=[b"12345", b"678901", b"2"]))[0] == 413
+    assert (await knock(config, content_length="11"))[0] == 413
+    assert (await knock(config, content_length="10"))[0] == 200
+    assert (await knock(config, content_length="x"))[0] == 200
