@@ -251,7 +251,10 @@ class Serve(Section, frozen=True, kw_only=True):
     max_urls: Count = 10_000  # of one batch
     max_request_bytes: Count = 8 * 1024 * 1024  # of one request's body
     max_answer_bytes: Count = 64 * 1024 * 1024  # of the content in one answer
+    max_session_bytes: Count = 1024**3  # of the results of one session; then its other pages fail
+    max_kept_bytes: Count = 4 * 1024**3  # of the results that a server in memory keeps; then it takes no more batches
     max_sessions: Count = 200  # running at a time
+    max_sessions_per_caller: Count = 100  # of these
     keep_results: Timeout = 3600.0  # how long the results of a session can be had
     webhook_key: str | None = None  # signs the messages of callers that give none of their own
 

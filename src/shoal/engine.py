@@ -320,10 +320,6 @@ class Engine:
             settlement = await self._handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
-        except Exception as exc:  # the end of a task: a bug here costs one request and says so
-            self.counters.errors["internal error"] += 1
-            log.exception("internal error url=%s", lease.request.url)
-            settlement = Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
         self._active.pop(task, None)
         self._ended(settlement, lease)
 

@@ -57,6 +57,14 @@ class Handler:
 
     async def handle(self, lease: Lease) -> Settlement:
         """Whatever becomes of the page, for the frontier to be told. Only a cancellation comes through."""
+        try:
+            return await self._handle(lease)
+        except Exception as exc:  # the end of a task: a bug here costs one request and says so
+            self.counters.errors["internal error"] += 1
+            log.exception("internal error url=%s", lease.request.url)
+            return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
+
+    async def _handle(self, lease: Lease) -> Settlement:
         request = lease.request
         try:
             response = await self._fetch(request)
@@ -168,19 +176,29 @@ class Handler:
         return failure
 
 
+def meant_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Headers and cookies of a request that may be sent to another URL too: what is secret only to the same host, and
+    never unencrypted if it was encrypted before."""
+    downgraded = request.url.startswith("https:") and not url.startswith("https:")
+    if host_of(url) == host_of(request.url) and not downgraded:
+        return request.headers, request.cookies
+    return {name: value for name, value in request.headers.items() if name.lower() not in _SECRETS}, {}
+
+
 def redirected_request(request: Request, url: str, status: int) -> Request:
     """The request that a redirect leads to, as browsers make it: a POST becomes a GET unless the status forbids that,
     and another host is not told what was meant for this one."""
     trail = [*request.redirects, request.url]
     keeps_body = status in (307, 308) or request.method in ("GET", "HEAD")
-    elsewhere = host_of(url) != host_of(request.url)
-    left_out = (_SECRETS if elsewhere else frozenset()) | (frozenset() if keeps_body else _OF_THE_BODY)
+    headers, cookies = meant_for(request, url)
+    if not keeps_body:
+        headers = {name: value for name, value in headers.items() if name.lower() not in _OF_THE_BODY}
     return request.replace(
         url=url,
         redirects=trail,
         method=request.method if keeps_body else "GET",
         body=request.body if keeps_body else b"",
-        headers={name: value for name, value in request.headers.items() if name.lower() not in left_out},
-        cookies={} if elsewhere else request.cookies,
+        headers=headers,
+        cookies=cookies,
         dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
     )

@@ -179,23 +179,28 @@ def serving(folder: Path, environ: dict[str, str] | None = None, *arguments: str
 
 
 class Celery:
-    """A broker of its own, workers, and what watches them."""
+    """A broker that forgets when it dies, a store that does not, workers, and what watches them."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
-        self.redis = RedisServer()
-        base = self.redis.url.rpartition("/")[0]
+        self.broker = RedisServer(appendonly="no")
+        self.store = RedisServer()
         self.environ = {
-            **FAST, "CELERY_BROKER_URL": f"{base}/0", "CELERY_RESULT_BACKEND": f"{base}/1",
-            "SHOAL_FRONTIER": f"{base}/2", "SHOAL_LEASE__TTL": "4",
+            **FAST,
+            "CELERY_BROKER_URL": self.broker.url,
+            "CELERY_RESULT_BACKEND": self.broker.url.removesuffix("/0") + "/1",
+            "SHOAL_FRONTIER": self.store.url,
+            "SHOAL_LEASE__TTL": "4",
             **environ,
-        }  # fmt: skip
+        }
         self.workers: list[Process] = []
+        self._made = 0
         self._others: list[Process] = []
         self.api = Api(folder, self.environ)
 
     def worker(self) -> Process:
-        name = f"worker-{len(self.workers) + 1}"
+        self._made += 1
+        name = f"worker-{self._made}"
         command = [*CELERY, "worker", "-n", f"{name}@%h", "--loglevel", "INFO"]
         made = Process(command, self.folder, name, self.environ)
         self.workers.append(made)
@@ -207,6 +212,14 @@ class Celery:
             self.worker()
         alive = sum(worker.process.poll() is None for worker in self.workers)
         until(lambda: self.status().get("workers") == alive, 40, f"a fleet of {alive} workers")
+
+    def replace_the_dead(self) -> int:
+        """As those who run Celery have it done: some of its workers give up when their broker dies. How many."""
+        dead = [worker for worker in self.workers if worker.process.poll() is not None]
+        for worker in dead:
+            self.workers.remove(worker)
+            self.worker()
+        return len(dead)
 
     def control(self, *words: str) -> None:
         """Celery's own word to its workers."""
@@ -234,7 +247,8 @@ class Celery:
     def close(self) -> None:
         for process in (*self.workers, *self._others, self.api.process):
             process.kill()
-        self.redis.close()
+        self.broker.close()
+        self.store.close()
 
 
 @contextmanager

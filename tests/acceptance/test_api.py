@@ -293,6 +293,28 @@ def test_max_pages(api: Api, site: Target) -> None:
     assert kind(answer["results"][3]) == "limit"
 
 
+def test_a_redirect_to_another_host_takes_no_secrets_along(api: Api, site: Target) -> None:
+    """Nor do the links that are found there."""
+    with beside(MisbehavingServer()) as start, beside(OnePage("<a href='/echo'>next</a>", start)) as other:
+        given = f"{start.url}/redirect-out?to={other.url}/"
+        options = {
+            "depth": 1, "headers": {"Authorization": "Bearer mine", "X-Mine": "yes"}, "cookies": {"sid": "mine"},
+        }  # fmt: skip
+        first, second = api.batch([given], options=options)["results"]
+    assert (first["final_url"], second["final_url"]) == (f"{other.url}/", f"{other.url}/echo")
+    heard = dict(json.loads(second["content"])["headers"])
+    assert heard["X-Mine"] == "yes"
+    assert not heard.keys() & {"Authorization", "Cookie"}
+
+
+def test_a_password_is_not_taken_in_a_url(api: Api, site: Target) -> None:
+    url = site.url.replace("//", "//me:the-password-in-a-url@")
+    (result,) = api.batch([f"{url}/a"])["results"]
+    assert kind(result) == "url"
+    assert "the-password-in-a-url" not in result["error"]["message"] + api.process.said()
+    assert site.visits() == []
+
+
 def test_redirects_and_other_spellings(api: Api, odd: MisbehavingServer) -> None:
     """Whatever is given has a result in its place, also if another one leads there."""
     upper = odd.url.upper().replace("HTTP", "hTTp")
@@ -350,6 +372,10 @@ def test_charsets(api: Api, odd: MisbehavingServer, name: str) -> None:
         ({"format": "fields", "fields": {"a": {"css": "a[", "all": True}}}, "a["),
         ({"format": "fields", "fields": {"a": {"xpath": "//["}}}, "//["),
         ({"format": "fields", "fields": {"a": {}}}, "css and xpath"),
+        ({"format": "fields", "fields": {"a": {"xpath": "count(//*[" * 30 + "1" + "])" * 30}}}, "at most 200"),
+        ({"format": "fields", "fields": {"a": {"xpath": "count(//*[" * 8 + "1" + "])" * 8}}}, "an XPath of a batch"),
+        ({"format": "fields", "fields": {"a": "div:has(div:has(div:has(b)))"}}, "a CSS query of a batch"),
+        ({"headers": {"X": "x" * 10_000}, "cookies": {"a": "b" * 10_000}}, "16384 bytes at most"),
         ({"format": "fields", "fields": {" ": "h1"}}, "name"),
         ({"format": "pdf"}, "html"),
         ({"code": "print()"}, "not permitted"),
@@ -458,7 +484,44 @@ def test_results_are_streamed_as_they_come(api: Api, site: Target) -> None:
     assert numbers == sorted(set(numbers))
     again = list(stream(api, session, numbers[2]))
     assert [number for _, _, number, _ in again[:-1]] == numbers[3:]
-    assert again[-1][1:] == ("done", 0, {"session_id": session, "state": "finished"})
+    assert again[-1][1:] == ("done", numbers[-1], {"session_id": session, "state": "finished"})
+
+
+def test_a_browser_does_not_connect_again_and_again(api: Api, site: Target) -> None:
+    """Whose EventSource takes the end of a stream for a broken connection, until it is told otherwise."""
+    for urls in ([f"{site.url}/a"], ["no url"]):
+        session = api.batch(urls)["session_id"]
+        *_, (_, name, number, _) = stream(api, session)
+        assert (name, number) == ("done", 1)
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=10)
+        connection.request("GET", f"/api/crawl/{session}/stream", headers={"Last-Event-ID": str(number)})
+        assert connection.getresponse().status == 204
+        connection.close()
+
+
+def test_a_stream_that_nobody_reads_takes_no_memory(tmp_path: Path) -> None:
+    with serving(tmp_path) as api, beside(MisbehavingServer()) as site:
+        urls = [f"{site.url}/links/20000?{number}" for number in range(200)]
+        session = api.batch(urls, options={"robots": False}, wait=False)["session_id"]
+        done = api.wait(session)
+        assert done["progress"]["done"] == 200
+        before = memory_of(api)
+        streams = []
+        for _ in range(10):
+            connection = socket.create_connection(("127.0.0.1", api.port))
+            connection.sendall(f"GET /api/crawl/{session}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            streams.append(connection)
+        time.sleep(2)
+        assert memory_of(api) - before < 60_000_000
+        for connection in streams:
+            connection.close()
+
+
+def memory_of(api: Api) -> int:
+    status = Path(f"/proc/{api.process.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def is_genuine(secret: str, signature: str, body: bytes) -> bool:
@@ -500,6 +563,21 @@ def test_a_webhook_needs_a_secret(api: Api) -> None:
     status, answer = api.ask("POST", "/api/crawl/batch", body)
     assert (status, is_problem(answer)) == (422, True)
     assert "webhook.secret" in answer["error"]["message"]
+
+
+def test_a_webhook_is_sent_by_the_next_process(tmp_path: Path, site: Target) -> None:
+    """If the one that saw the end of the session was stopped before it could be delivered."""
+    with beside(Receiver(500, 500, 200)) as receiver, serving(tmp_path, None, "--frontier", "sqlite:///api.db") as api:
+        session = api.batch([f"{site.url}/a"], webhook={"url": receiver.url, "secret": "a long secret"})["session_id"]
+        until(lambda: len(receiver.messages) == 2, 10, "a second attempt")
+        api.process.terminate()
+        api.start()
+        until(lambda: len(receiver.messages) == 3, 10, "a third attempt")
+        api.process.terminate()
+        api.start()
+        time.sleep(0.5)
+        assert len(receiver.messages) == 3
+        assert json.loads(receiver.messages[2][1])["session_id"] == session
 
 
 # -- addresses
@@ -659,6 +737,31 @@ def test_a_session_is_its_callers(guarded: Api, site: Target) -> None:
             assert session not in json.dumps(caller.get("/api/runs")[1])
 
 
+def test_a_session_belongs_to_a_token_and_not_to_an_address(tmp_path: Path, site: Target) -> None:
+    environ = {"SHOAL_SERVE__HOST": "0.0.0.0", "SHOAL_SERVE__TOKEN": ANN}
+    with serving(tmp_path, environ) as api, called(api, ANN) as caller:
+        session = caller.batch([f"{site.url}/a"])["session_id"]
+        connection = http.client.HTTPConnection("127.0.0.3", api.port, timeout=10, source_address=("127.0.0.2", 0))
+        connection.request("GET", f"/api/crawl/{session}", headers=caller.headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403), ({"Host": "evil.example:8000"}, 403), ({"Host": "localhost.evil"}, 403),
+        ({"Host": "[::2]:8000"}, 403), ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "127.0.0.1"}, 200), ({"Host": "[::1]:8000"}, 200), ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)  # fmt: skip
+def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], status: int) -> None:
+    """A browser on this machine would bring their requests, whatever name they gave to its address."""
+    found, answer = api.ask("GET", "/api/runs", headers=headers)
+    assert found == status
+    assert status == 200 or is_problem(answer)
+
+
 def test_a_body_is_not_too_large(guarded: Api) -> None:
     """Whether its length is declared or not."""
     body = json.dumps({"urls": ["http://127.0.0.1/" + "x" * 8000] * 20}).encode()
@@ -704,6 +807,16 @@ def test_there_are_not_too_many_sessions(guarded: Api, site: Target) -> None:
         assert begin(13)[0] == 202
 
 
+def test_nobody_has_more_sessions_by_another_address(tmp_path: Path, site: Target) -> None:
+    """Whoever comes from this machine is not believed where it says to come from."""
+    body = {"urls": [f"{site.url}/a?gate=1"], "wait": False}
+    with serving(tmp_path, {"SHOAL_SERVE__MAX_SESSIONS_PER_CALLER": "1"}) as api:
+        assert api.ask("POST", "/api/crawl/batch", body)[0] == 202
+        status, answer = api.ask("POST", "/api/crawl/batch", body, {"X-Forwarded-For": "10.1.1.1"})
+        assert (status, is_problem(answer)) == (429, True)
+        assert "of yours" in answer["error"]["message"]
+
+
 def test_an_answer_is_not_too_large(guarded: Api, odd: MisbehavingServer) -> None:
     """What is left out can be had a page at a time."""
     urls = [f"{odd.url}/links/100?{number}" for number in range(12)]
@@ -742,6 +855,49 @@ def test_no_secret_is_in_a_log_or_an_answer(guarded: Api, odd: MisbehavingServer
     said = guarded.process.said() + json.dumps(answers)
     assert "gave up" in said
     assert [secret for secret in [*secrets, ANN, BOB] if secret in said] == []
+
+
+def test_a_session_does_not_keep_too_much(tmp_path: Path, odd: MisbehavingServer) -> None:
+    environ = {"SHOAL_SERVE__MAX_SESSION_BYTES": "20000", "SHOAL_SERVE__MAX_KEPT_BYTES": "60000"}
+    urls = [f"{odd.url}/links/100?{number}" for number in range(40)]
+    with serving(tmp_path, environ) as api:
+        answer = api.batch(urls, options={"robots": False})
+        assert 1 < answer["stats"]["success"] < 30
+        failed = [result for result in answer["results"] if result["status"] == "failed"]
+        assert {kind(result) for result in failed} == {"limit"}
+        assert "serve.max_session_bytes" in failed[0]["error"]["message"]
+        for _ in range(10):
+            status, answer = api.ask("POST", "/api/crawl/batch", {"urls": urls, "options": {"robots": False}})
+            if status != 200:
+                break
+        assert (status, is_problem(answer)) == (429, True)
+        assert "60000 bytes" in answer["error"]["message"]
+
+
+# -- several servers on one store
+
+
+def test_a_session_is_not_over_while_another_server_has_its_pages(tmp_path: Path, site: Target) -> None:
+    """Also if that one dies with them. Its end is told once."""
+    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "3"}
+    (tmp_path / "second").mkdir()
+    with beside(Receiver(200)) as receiver, serving(tmp_path, environ) as first:
+        urls = [f"{site.url}/{number}?gate=1" for number in range(3)]
+        options = {"depth": 1, "max_pages": 3}
+        webhook = {"url": receiver.url, "secret": "a long secret"}
+        kept, lost = (first.batch(urls, options=options, wait=False, webhook=webhook)["session_id"] for _ in range(2))
+        site.wait_until(lambda visits: sum("gate" in visit.path for visit in visits) == 6)
+        first.ask("DELETE", f"/api/crawl/{lost}")
+        with serving(tmp_path / "second", environ) as second:
+            time.sleep(2)
+            assert second.get(f"/api/crawl/{kept}")[1]["state"] == "running"
+            first.process.kill()
+            site.open_gate()
+            second.wait(kept, 20)
+            assert Counter(result["status"] for result in second.results(kept)) == {"success": 3}
+            until(lambda: len(receiver.messages) == 2, 10, "two messages")
+            time.sleep(0.5)
+            assert len(receiver.messages) == 2
 
 
 # -- restarts
@@ -881,7 +1037,7 @@ def test_the_description_is_complete(api: Api) -> None:
             if status >= "400":
                 (content,) = found["content"].values()
                 assert content["schema"] == {"$ref": "#/components/schemas/Problem"}, name
-            else:
+            elif status != "204":
                 assert "schema" in found["content"].get("application/json", {"schema": 1}), name
     batch = operations["post /api/crawl/batch"]
     assert batch.keys() >= {"security"}

@@ -156,7 +156,8 @@ def test_a_worker_is_killed(fleet: Celery, site: Target) -> None:
     fleet.workers[0].kill()
     fleet.api.wait(session)
     check_log(fleet, session, urls)
-    fleet.start_workers(1)
+    fleet.replace_the_dead()
+    until(lambda: fleet.status().get("workers") == 3, 40, "a fleet of three")
 
 
 def test_the_processes_of_a_worker_are_killed(fleet: Celery, site: Target) -> None:
@@ -171,24 +172,33 @@ def test_the_processes_of_a_worker_are_killed(fleet: Celery, site: Target) -> No
     check_log(fleet, session, urls)
 
 
-@pytest.mark.parametrize("forgets", [False, True])
-def test_redis_is_killed_and_comes_back(fleet: Celery, site: Target, forgets: bool) -> None:
-    """Workers are there again by themselves. A broker that forgot its tasks gets them once more."""
+def test_the_broker_is_killed_and_has_forgotten_its_tasks(fleet: Celery, site: Target) -> None:
+    """Workers are there again by themselves, or are replaced, and get once more what nobody has begun."""
     urls = pages(site, 200, wait=0.05)
     session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
     site.wait_for(40)
-    fleet.redis.kill()
+    fleet.broker.kill()
     gone = {"distributed_available": False, "message": "Redis not available", "workers": None}
     assert fleet.status() == gone
     assert fleet.api.get("/health")[0] == 200
+    fleet.broker.start()
+    until(lambda: not fleet.replace_the_dead() and fleet.status().get("workers") == 3, 60, "a fleet of three")
+    fleet.api.wait(session, 60)
+    check_log(fleet, session, urls)
+    assert fleet.status()["message"] == "Redis connected"
+
+
+def test_the_store_is_killed_and_comes_back(fleet: Celery, site: Target) -> None:
+    urls = pages(site, 200, wait=0.05)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    site.wait_for(40)
+    fleet.store.kill()
+    assert not fleet.status()["distributed_available"]
+    assert fleet.api.get("/health")[0] == 200
     assert fleet.api.get("/ready")[0] == 503
-    fleet.redis.start()
-    if forgets:
-        redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"]).flushdb()
+    fleet.store.start()
     fleet.api.wait(session, 90)
     check_log(fleet, session, urls)
-    until(lambda: fleet.status().get("workers") == 3, 40, "a fleet of three")
-    assert fleet.status()["message"] == "Redis connected"
     assert fleet.api.get("/ready")[0] == 200
 
 

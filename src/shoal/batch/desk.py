@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -13,12 +14,14 @@ from shoal.batch.options import BatchOptions
 from shoal.batch.session import OVER, Session, Webhook
 from shoal.batch.spider import BatchSpider
 from shoal.config import Config
-from shoal.errors import FrontierError, RunError, ShoalError
+from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError
 from shoal.ports import Store
 
 log = logging.getLogger("shoal.batch")
 
 _SWEEP_EVERY = 30.0
+_SEED_AGAIN = 1.0
+_TELL_AGAIN = 5.0
 _CLOSING = 3.0  # seconds for what is under way when the process ends
 
 
@@ -33,7 +36,7 @@ class Work(Protocol):
 
 
 class TooManySessionsError(ShoalError):
-    """As many sessions as there may be are running already."""
+    """As many sessions as there may be are running already, or their results take all the room that there is."""
 
 
 class Desk:
@@ -48,9 +51,10 @@ class Desk:
         distributed: bool,
         max_sessions: int,
         keep: float,
-        told: Callable[[Session], Awaitable[None]],
+        told: Callable[[Session], Awaitable[bool]],
     ) -> None:
-        """``keep``: seconds after which a session that is over is removed. ``told`` is awaited when one is over."""
+        """``keep``: seconds after which a session that is over is removed. ``told`` is awaited when one is over, again
+        and again until it is true."""
         self.work = work
         self._store = store
         self._config = config
@@ -58,7 +62,13 @@ class Desk:
         self._max_sessions = max_sessions
         self._keep = keep
         self._told = told
-        self._beginning = 0
+        self._max_of_caller = config.serve.max_sessions_per_caller
+        self._max_kept = config.serve.max_kept_bytes if config.frontier.startswith("memory:") else None
+        self._kept: dict[str, int] = {}
+        """Bytes of the results of sessions that are over."""
+        self._beginning: Counter[str] = Counter()
+        """Sessions that are being made, by who shares what a caller may have."""
+        self._closing = False
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._sessions: dict[str, Session] = {}
@@ -67,13 +77,18 @@ class Desk:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Go on with what an earlier process left."""
+        """Go on with what an earlier process left: pages to fetch, and webhooks to send."""
         for run in reversed(await self._store.list_runs(BatchSpider.name)):
-            if run.state not in OVER:
+            over = run.state in OVER
+            if over and not run.settings.get("webhook"):
+                continue
+            try:
                 session = await Session.find(self._store, run.run_id)
-                if session is not None and session.settings.distributed == self._distributed:
-                    await session.seed()
-                    self._begin(session)
+            except RunError as exc:
+                log.error("a session is left alone: %s", exc)
+                continue
+            if session is not None and session.settings.distributed == self._distributed:
+                self._begin_to_tell(session) if over else self._begin(session)
         self._sweeping = asyncio.create_task(self._sweep())
 
     @property
@@ -86,22 +101,43 @@ class Desk:
         return list(self._sessions.values())
 
     async def take(
-        self, urls: Sequence[str], options: BatchOptions, *, caller: str, webhook: Webhook | None = None
-    ) -> Session:
-        """Begin a batch. TooManySessionsError when that would be one too many."""
-        if len(self._jobs) + self._beginning >= self._max_sessions:
+        self, urls: Sequence[str], options: BatchOptions, *, caller: str, address: str = "",
+        webhook: Webhook | None = None,
+    ) -> Session:  # fmt: skip
+        """Begin a batch; its URLs are in the store when this returns. TooManySessionsError when that would be one too
+        many."""
+        sharer = caller or address
+        self._check_room(sharer)
+        self._beginning[sharer] += 1
+        try:
+            session = await Session.create(
+                self._store, self._config, urls, options, caller=caller, address=address,
+                distributed=self._distributed, webhook=webhook,
+            )  # fmt: skip
+            self._begin(session)
+        finally:
+            self._beginning[sharer] -= 1
+        return session
+
+    def _check_room(self, sharer: str) -> None:
+        if len(self._jobs) + self._beginning.total() >= self._max_sessions:
             raise TooManySessionsError(
                 f"{self._max_sessions} sessions are running, which is the limit; try again later"
             )
-        self._beginning += 1
-        try:
-            session = await Session.create(
-                self._store, self._config, urls, options, caller=caller, distributed=self._distributed, webhook=webhook
+        own = sum(session.settings.sharer == sharer for session in self._sessions.values())
+        if own + self._beginning[sharer] >= self._max_of_caller:
+            raise TooManySessionsError(
+                f"{self._max_of_caller} sessions of yours are running, which is the limit; try again later"
             )
-            self._begin(session)
-        finally:
-            self._beginning -= 1
-        return session
+        if self._max_kept is not None and self.kept >= self._max_kept:
+            raise TooManySessionsError(
+                f"the results of other sessions take {self._max_kept} bytes, which is the limit; try again later"
+            )
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the results of all sessions, roughly, as far as they were made by this process."""
+        return sum(self._kept.values()) + sum(session.room.used for session in self._sessions.values())
 
     async def find(self, session_id: str) -> Session | None:
         """Also one that another process works on, if the store is shared."""
@@ -121,10 +157,13 @@ class Desk:
     def _forget(self, session: Session) -> None:
         del self._jobs[session.id], self._sessions[session.id]
         self._ended[session.id] = time.monotonic()
+        self._kept[session.id] = session.room.used
         session.changed.set()
 
     async def _see_through(self, session: Session) -> None:
         try:
+            if not await self._seeded(session):
+                return
             await self.work.run(session)
         except ShoalError as exc:
             log.error("session %s can't go on: %s", session.id, exc)
@@ -132,14 +171,28 @@ class Desk:
         except Exception:  # the end of a task: a bug here costs one session and says so
             log.exception("internal error session=%s", session.id)
             return
-        telling = asyncio.create_task(self._tell(session))  # beside it: whoever is told may take its time
+        self._begin_to_tell(session)
+
+    async def _seeded(self, session: Session) -> bool:
+        """Wait until its URLs are in the store. Whoever was to push them may have been killed: then its claim runs out,
+        and they are pushed here. False if this process ends before."""
+        while not self._closing:
+            with suppress(StoreAwayError):
+                if await session.seed() or await session.state() in OVER:
+                    return True
+            await asyncio.sleep(_SEED_AGAIN)
+        return False
+
+    def _begin_to_tell(self, session: Session) -> None:
+        telling = asyncio.create_task(self._tell(session))  # beside the work: whoever is told may take its time
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
 
     async def _tell(self, session: Session) -> None:
         try:
             if await session.state() in OVER:
-                await self._told(session)
+                while not await self._told(session):
+                    await asyncio.sleep(_TELL_AGAIN)
         except ShoalError as exc:  # it was removed, or the store is away
             log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
 
@@ -151,6 +204,7 @@ class Desk:
                 over = [run.run_id for run in await self._store.list_runs(BatchSpider.name) if run.state in OVER]
                 now = time.monotonic()
                 self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
+                self._kept = {session_id: size for session_id, size in self._kept.items() if session_id in self._ended}
                 for session_id, ended in self._ended.items():
                     if now - ended > self._keep:
                         with suppress(RunError):  # another process was first
@@ -163,6 +217,7 @@ class Desk:
 
     async def close(self) -> None:
         """What is in flight is given back. Sessions in a store that lasts go on when it is opened again."""
+        self._closing = True
         if self._sweeping is not None:
             self._sweeping.cancel()
         for session_id in self._jobs:

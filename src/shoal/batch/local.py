@@ -51,17 +51,17 @@ class LocalWork:
         """To the end, or until it is cancelled."""
         config = session.config(self._config)
         spider = session.spider(self._worker_id)
-        taker = Taker(session.settings.caller, session.id, lambda: self._engines[session.id].look())
+        taker = Taker(session.settings.sharer, session.id, lambda: self._engines[session.id].look())
+        scope = Scope(config.scope, spider.allowed_domains)
         scheduler = TakingTurns(
-            session.frontier, Scope(config.scope, spider.allowed_domains), self._turns, taker,
-            ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=session.shared,
-        )  # fmt: skip
+            session, scope, self._turns, taker, ttl=config.lease.ttl, max_pages=config.scope.max_pages
+        )
         async with AsyncExitStack() as stack:
             engine = make_engine(
                 spider, config, scheduler, stack, [_Nudge(session)], source=None, shared=session.shared,
                 keep_items=True, fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
             )  # fmt: skip
-            self._engines[session.id], self._callers[session.id] = engine, session.settings.caller
+            self._engines[session.id], self._callers[session.id] = engine, session.settings.sharer
             self._share_out()
             watch = asyncio.create_task(self._watch(session))
             try:
@@ -72,7 +72,7 @@ class LocalWork:
                 del self._engines[session.id], self._callers[session.id]
                 self._ended.add(engine.counters)
                 self._share_out()
-            if await session.frontier.is_finished() or scheduler.limit_reached:
+            if await session.is_complete():
                 await session.finish()
 
     async def _watch(self, session: Session) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from shoal.batch.grammar import LONGEST, check_css, check_xpath
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector
@@ -14,24 +15,31 @@ Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
 
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 _LONGEST_NAME = 100
+_LARGEST_HEAD = 16 * 1024  # bytes of headers and cookies together: they are kept with each URL
 
 
 class FieldQuery(BaseModel):
-    """Where a field is on a page: a CSS query (with `::text` or `::attr(name)` if wanted) or an XPath."""
+    """Where a field is on a page: a CSS query (with `::text` or `::attr(name)` if wanted) or an XPath. Only the part of
+    both is taken that is fast on any page."""
 
     model_config = ConfigDict(extra="forbid")
 
-    css: Annotated[str | None, Field(max_length=1000, examples=["h1"])] = None
-    xpath: Annotated[str | None, Field(max_length=1000, examples=["//h1/text()"])] = None
+    css: Annotated[str | None, Field(max_length=LONGEST, examples=["h1"])] = None
+    xpath: Annotated[str | None, Field(max_length=LONGEST, examples=["//h1/text()"])] = None
     all: Annotated[bool, Field(description="A list of all that is found, instead of the first.")] = False
 
     @model_validator(mode="after")
     def _can_be_read(self) -> FieldQuery:
         if (self.css is None) == (self.xpath is None):
             raise ValueError("give one of css and xpath")
+        page = Selector("")
         try:
-            page = Selector("")
-            page.css(self.css) if self.css is not None else page.xpath(self.xpath or "")
+            if self.css is not None:
+                check_css(self.css)
+                page.css(self.css)
+            elif self.xpath is not None:
+                check_xpath(self.xpath)
+                page.xpath(self.xpath)
         except SelectorError as exc:
             raise ValueError(str(exc)) from exc
         return self
@@ -49,7 +57,7 @@ class BatchOptions(BaseModel):
     format: Annotated[Format, Field(description="What `content` is.")] = "html"
     fields: Annotated[
         dict[str, Annotated[FieldQuery, BeforeValidator(_text_is_css, json_schema_input_type=FieldQuery | str)]],
-        Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=100),
+        Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=50),
     ] = {}
     headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50)] = {}
     cookies: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=100)] = {}
@@ -83,6 +91,9 @@ class BatchOptions(BaseModel):
     def _can_be_sent(self) -> BatchOptions:
         if (self.format == "fields") != bool(self.fields):
             raise ValueError('the format "fields" and the option fields go together')
+        head = (*self.headers.items(), *self.cookies.items())
+        if sum(len(text.encode(errors="replace")) for pair in head for text in pair) > _LARGEST_HEAD:
+            raise ValueError(f"headers and cookies have {_LARGEST_HEAD} bytes at most, together")
         for name, value in self.headers.items():
             if name.lower() in _OURS:
                 raise ValueError(f"the header {name} is not yours to set")

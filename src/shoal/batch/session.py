@@ -5,27 +5,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
+from pydantic import ValidationError
 
 from shoal.batch.options import BatchOptions
-from shoal.batch.spider import BatchSpider, no_page, start_requests
+from shoal.batch.spider import BatchSpider, Room, given_url, no_page, start_requests
 from shoal.config import Config
 from shoal.errors import RequestError, RunError
 from shoal.item import decode_item
-from shoal.links import normalize_url
-from shoal.ports import Frontier, FrontierOptions, History, Run, Stats, Store
+from shoal.ports import Frontier, FrontierOptions, LoggedItem, Run, Stats, Store
 
 OVER = ("finished", "cancelled")
 """The states in which nothing more comes."""
 _PUSHED_AT_ONCE = 1000
-_READ_AT_ONCE = 100
-_LEFT_OUT = {"content": None, "truncated": True}
+_READ_AT_ONCE = (16, 1 << 20)  # results, and bytes as far as they can be foreseen: a page may have many megabytes
+_BEHIND_ALL = 10**12
+"""Results of URLs that have none in the item log are numbered from here, by their place."""
 _ROLE_TTL = 60.0
 _LOOK = (0.02, 0.25)  # seconds between looks at what others do to a session, first and at most
 
@@ -43,11 +44,41 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
     urls: list[str]
     options: dict[str, Any]
     caller: str
+    """The name of its owner's token; nothing where there is one for all, or none."""
+    address: str = ""
+    """Where it came from."""
     distributed: bool
+    networks: tuple[str, ...] = ()
+    """Private networks that the server which took it allows, whoever works on it."""
+    max_bytes: int = 1 << 30
     webhook: Webhook | None = None
     delay: float
     concurrency_per_host: int
     max_attempts: int
+
+    @property
+    def sharer(self) -> str:
+        """With whom it shares what a caller may have: callers without a name are told apart by their addresses."""
+        return self.caller or self.address
+
+
+class _Outline(Struct):
+    """A result without its content, which is not even decoded."""
+
+    status: str
+    url: str
+    final_url: str | None
+    http_status: int | None
+    title: str | None
+    content_type: str | None
+    worker_id: str | None
+    depth: int
+    fetched_at: float | None
+    error: dict[str, str] | None
+    place: int | None = None
+
+
+_decode_outline = msgspec.msgpack.Decoder(tuple[str, _Outline]).decode
 
 
 class Results(Struct, frozen=True, kw_only=True):
@@ -60,12 +91,15 @@ class Results(Struct, frozen=True, kw_only=True):
 class Session:
     """A batch in a store. Any process may read it; whoever works on it holds leases."""
 
-    def __init__(self, store: Store, run: Run, frontier: Frontier, settings: SessionSettings) -> None:
+    def __init__(
+        self, store: Store, run: Run, frontier: Frontier, settings: SessionSettings, options: BatchOptions
+    ) -> None:
         self.id = run.run_id
         self.created_at = run.created_at
         self.frontier = frontier
         self.settings = settings
-        self.options = BatchOptions.model_validate(settings.options)
+        self.options = options
+        self.room = Room(settings.max_bytes)
         self.changed = asyncio.Event()
         """Set by whoever works on it in this process, when there is something new."""
         self.is_left = False
@@ -77,11 +111,12 @@ class Session:
     @classmethod
     async def create(
         cls, store: Store, config: Config, urls: Sequence[str], options: BatchOptions, *, caller: str,
-        distributed: bool, webhook: Webhook | None = None,
+        distributed: bool, address: str = "", webhook: Webhook | None = None,
     ) -> Self:  # fmt: skip
         """Its URLs are in the store when this returns."""
         settings = SessionSettings(
-            urls=list(urls), options=options.model_dump(mode="json"), caller=caller, distributed=distributed,
+            urls=list(urls), options=options.model_dump(mode="json"), caller=caller, address=address,
+            distributed=distributed, networks=config.serve.allow, max_bytes=config.serve.max_session_bytes,
             webhook=webhook, delay=config.download_delay, concurrency_per_host=config.concurrency_per_host,
             max_attempts=options.retries + 1,
         )  # fmt: skip
@@ -96,6 +131,7 @@ class Session:
 
     @classmethod
     async def find(cls, store: Store, session_id: str) -> Self | None:
+        """RunError for one that another version of Shoal has made, and this one can't read."""
         run = await store.get_run(session_id)
         return None if run is None or run.spider != BatchSpider.name else await cls._of(store, run)
 
@@ -103,13 +139,17 @@ class Session:
     async def _of(cls, store: Store, run: Run) -> Self:
         try:
             settings = msgspec.convert(dict(run.settings), SessionSettings)
+            asked = BatchOptions.model_validate(settings.options)
         except msgspec.ValidationError as exc:
             raise RunError(f"session {run.run_id} has settings that can't be read: {exc}") from exc
+        except ValidationError as exc:
+            which = ", ".join(".".join(map(str, error["loc"])) for error in exc.errors())  # not what: it may be secret
+            raise RunError(f"session {run.run_id} has options that can't be read: {which}") from exc
         options = FrontierOptions(
             max_attempts=settings.max_attempts, delay=settings.delay,
             concurrency_per_host=settings.concurrency_per_host,
         )  # fmt: skip
-        return cls(store, run, await store.frontier(run.run_id, options), settings)
+        return cls(store, run, await store.frontier(run.run_id, options), settings, asked)
 
     # -- for those who work on it
 
@@ -130,20 +170,33 @@ class Session:
         given: set[str] = set()
         if self.options.depth:
             for url in self.settings.urls:
-                with suppress(ValueError):
-                    given.add(normalize_url(url))
-        return BatchSpider(self.options, worker_id, given)
+                with suppress(RequestError):
+                    given.add(given_url(url))
+        return BatchSpider(self.options, worker_id, given, self.room)
 
-    async def seed(self) -> None:
-        """Push the URLs, or what an earlier attempt at it left."""
+    async def seed(self) -> bool:
+        """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
+        it did."""
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
-            return
+            return not (await self.frontier.stats()).seeding
         requests = start_requests(self.spider(""), self.settings.urls)
         for begin in range(int(claim.cursor or b"0"), len(requests), _PUSHED_AT_ONCE):
             end = begin + _PUSHED_AT_ONCE
             await self.frontier.push(requests[begin:end], seed=claim, cursor=b"%d" % end)
-        await self.frontier.relinquish(claim, finished=True)
+        return await self.frontier.relinquish(claim, finished=True)
+
+    async def is_complete(self) -> bool:
+        """Whether there is nothing more to do for anyone: all is settled, or the pages that it may have are done. What
+        others have leased may still come back to be done again, so it counts for neither."""
+        if await self.frontier.is_finished():
+            return True
+        if not self.options.depth:
+            return False
+        stats = await self.frontier.stats()
+        if stats.leased and stats.done + stats.leased >= self.options.max_pages:
+            await self.frontier.lease(0, _ROLE_TTL)  # nobody asks for more, and so what ran out would never come back
+        return stats.done >= self.options.max_pages and not stats.leased
 
     # -- its state
 
@@ -189,44 +242,74 @@ class Session:
                 await self.changed.wait()
 
     async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, dict[str, Any]]]]:
-        """What comes in behind ``after``, with its number, until the session is over, or left. Empty now and then, so
-        that who waits can see that all is well."""
+        """What comes in behind ``after``, with its number, until the session is over, or left: a little at a time, as
+        who reads may be slow. Empty now and then, so that who waits can see that all is well."""
         pause = _LOOK[0]
         while True:
-            over = await self._is_over()
-            found = await self.read(after, _READ_AT_ONCE)
-            if found:
-                after, pause = found[-1][0], _LOOK[0]
-            elif over or self.is_left:
+            over, before = await self._is_over(), after
+            async for portion in self._portions(after):
+                after = portion[-1][0]
+                yield [(number, self._shown(entry)) for number, entry in portion]
+            if after != before:
+                pause = _LOOK[0]
+                continue
+            if over or self.is_left:
                 return
-            yield found
-            if not found:
-                await self._pause(pause)
-                pause = min(_LOOK[1], 1.5 * pause)
+            yield []
+            await self._pause(pause)
+            pause = min(_LOOK[1], 1.5 * pause)
 
     # -- its results
 
-    async def read(self, after: int, limit: int, max_bytes: int | None = None) -> list[tuple[int, dict[str, Any]]]:
+    async def read(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, dict[str, Any]]]:
         """Results in the order in which they came in, each with its number: up to ``limit``, and as many as fit into
-        ``max_bytes``. One that does not fit alone comes without its content. What is no URL is first."""
-        wrong = list(self._wrong.values())
-        found = list(enumerate(wrong, 1))[after : after + limit]
-        after = max(0, after - len(wrong))
-        room = float("inf") if max_bytes is None else max_bytes
-        while len(found) < limit:
-            items = await self.frontier.read_items(after, min(_READ_AT_ONCE, limit - len(found)))
-            if not items:
-                break
-            for logged in items:
-                result = self._shown(decode_item(logged.payload)[1])
-                if len(logged.payload) > room:
-                    if found:
-                        return found
-                    result |= _LEFT_OUT
-                room -= len(logged.payload)
-                after = logged.seq
-                found.append((len(wrong) + after, result))
+        ``max_bytes``. One that does not fit alone comes without its content. What is no URL is first. What came to no
+        result is last, once the session is finished."""
+        found: list[tuple[int, dict[str, Any]]] = []
+        room = max_bytes
+        async for portion in self._portions(after):
+            for number, entry in portion:
+                size = len(entry.payload) if isinstance(entry, LoggedItem) else 0
+                if found and size > room:
+                    return found
+                found.append((number, self._shown(entry, whole=size <= room)))
+                room -= size
+                if len(found) == limit:
+                    return found
         return found
+
+    async def _portions(self, after: int) -> AsyncIterator[Sequence[tuple[int, LoggedItem | dict[str, Any]]]]:
+        """All that is behind ``after`` by now, some at a time and not decoded."""
+        finished = await self.state() == "finished"  # asked before the log is read: nothing comes into it after that
+        wrong = list(self._wrong.values())
+        if after < len(wrong):
+            yield list(enumerate(wrong[after:], after + 1))
+        if after < _BEHIND_ALL:
+            async for items in self._logged(max(0, after - len(wrong))):
+                yield [(len(wrong) + item.seq, item) for item in items]
+        if finished:
+            lost = await self._without_result()
+            behind = [(number, lost[place]) for place in sorted(lost) if (number := _BEHIND_ALL + 1 + place) > after]
+            if behind:
+                yield behind
+
+    async def _logged(self, after: int) -> AsyncIterator[list[LoggedItem]]:
+        """The item log. How much is read at once depends on how large the last ones were."""
+        most, most_bytes = _READ_AT_ONCE
+        count = 1
+        while items := await self.frontier.read_items(after, count):
+            yield items
+            after = items[-1].seq
+            largest = max(len(item.payload) for item in items)
+            count = max(1, min(most, 4 * count, most_bytes // max(1, largest)))
+
+    def _shown(self, entry: LoggedItem | dict[str, Any], *, whole: bool = True) -> dict[str, Any]:
+        """As the caller gets it: under the URL that it gave."""
+        if isinstance(entry, dict):
+            return entry
+        result = _decoded(entry, whole=whole)
+        place = result.pop("place", None)
+        return {**result, "url": self.settings.urls[place]} if place is not None else result
 
     @cached_property
     def _wrong(self) -> dict[int, dict[str, Any]]:
@@ -234,10 +317,19 @@ class Session:
         wrong = {}
         for place, url in enumerate(self.settings.urls):
             try:
-                normalize_url(url)
+                given_url(url)
             except RequestError as exc:
                 wrong[place] = {"url": url, **_untried(), **no_page("url", str(exc))}
         return wrong
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Each URL that is one, with the first place where it was given: it is fetched for that one."""
+        places: dict[str, int] = {}
+        for place, url in enumerate(self.settings.urls):
+            if place not in self._wrong:
+                places.setdefault(given_url(url), place)
+        return places
 
     async def stats(self) -> Stats:
         """The ledger of what is in the frontier."""
@@ -256,58 +348,69 @@ class Session:
             "results": stats.items + wrong,
         }
 
-    def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        """As the caller gets it: under the URL that it gave."""
-        place = result.pop("place", None)
-        return {**result, "url": self.settings.urls[place]} if place is not None else result
-
     async def results(self, max_bytes: int) -> Results:
         """All of them. Content that would make the answer larger than ``max_bytes`` is left out, and said to be."""
         state = await self.state()
         by_place: dict[int, dict[str, Any]] = {}
         found: list[dict[str, Any]] = []
-        after = size = 0
-        while items := await self.frontier.read_items(after, _READ_AT_ONCE):
-            after = items[-1].seq
-            for logged in items:
-                result = decode_item(logged.payload)[1]
-                size += len(logged.payload)
-                if size > max_bytes:
-                    result |= _LEFT_OUT
+        size = 0
+        async for items in self._logged(0):
+            for item in items:
+                size += len(item.payload)
+                result = _decoded(item, whole=size <= max_bytes)
                 place = result.pop("place", None)
                 if place is None:
                     found.append(result)
                 else:
                     by_place[place] = result
-        lost = {history.url: history async for history in self.frontier.dead()} if state == "finished" else {}
-        results = self._in_order(by_place, lost, state) + found
+        if state == "finished":
+            by_place |= await self._given_up(by_place)
+        results = self._in_order(by_place, "cancelled" if state == "cancelled" else "pending") + found
         return Results(results=results, stats=count(results))
 
-    def _in_order(
-        self, by_place: Mapping[int, dict[str, Any]], lost: Mapping[str, History], state: str
-    ) -> list[dict[str, Any]]:
-        first: dict[str, int] = {}
+    def _in_order(self, by_place: Mapping[int, dict[str, Any]], otherwise: str) -> list[dict[str, Any]]:
+        """A result for each given URL, in its place. ``otherwise``: the status of those that have none."""
+        none = {**_untried(), **no_page("", ""), "status": otherwise, "error": None}
         results = []
         for place, url in enumerate(self.settings.urls):
             if place in self._wrong:
                 results.append(self._wrong[place])
-                continue
-            known = normalize_url(url)
-            place = first.setdefault(known, place)  # one that is there twice was fetched once
-            if place in by_place:
-                results.append({**by_place[place], "url": url})
-            elif state == "finished":
-                results.append({"url": url, **_untried(), **self._given_up(lost.get(known))})
             else:
-                status = "cancelled" if state == "cancelled" else "pending"
-                results.append({"url": url, **_untried(), **no_page("", ""), "status": status, "error": None})
+                results.append({**by_place.get(self._places[given_url(url)], none), "url": url})
         return results
 
-    def _given_up(self, history: History | None) -> dict[str, Any]:
-        """Why a batch that is finished has no result for a URL."""
-        if history is None and self.options.depth:
-            return no_page("limit", f"the batch had its {self.options.max_pages} pages (max_pages)")
-        return no_page("worker lost", "it was given up" if history is None else history.reason)
+    async def _without_result(self) -> dict[int, dict[str, Any]]:
+        """What a finished session says of the URLs that are not in its item log, by their places."""
+        stats = await self.stats()
+        if not stats.remaining and (not stats.dead or (not self.options.depth and stats.items >= len(self._places))):
+            return {}
+        known: set[int] = set()
+        async for items in self._logged(0):
+            known.update(place for item in items if (place := _decode_outline(item.payload)[1].place) is not None)
+        return await self._given_up(known)
+
+    async def _given_up(self, known: Collection[int]) -> dict[int, dict[str, Any]]:
+        """Why a finished session has no results for the URLs whose places are not known."""
+        missing = {url: place for url, place in self._places.items() if place not in known}
+        if not missing:
+            return {}
+        lost = {history.url: history.reason async for history in self.frontier.dead()}
+        full = bool(self.options.depth) and (await self.stats()).done >= self.options.max_pages
+        results = {}
+        for url, place in missing.items():
+            if full and url not in lost:
+                why = no_page("limit", f"the batch had its {self.options.max_pages} pages (max_pages)")
+            else:
+                why = no_page("worker lost", lost.get(url, "it was given up"))
+            results[place] = {"url": self.settings.urls[place], **_untried(), **why}
+        return results
+
+
+def _decoded(item: LoggedItem, *, whole: bool) -> dict[str, Any]:
+    """A result as it is kept, or all of it but its content."""
+    if whole:
+        return decode_item(item.payload)[1]
+    return {**msgspec.structs.asdict(_decode_outline(item.payload)[1]), "content": None, "truncated": True}
 
 
 def _untried() -> dict[str, Any]:

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from shoal.ports import Frontier, Leased
+from shoal.batch.session import Session
+from shoal.ports import Leased
 from shoal.scheduler import Scheduler
 from shoal.scope import Scope
 
@@ -93,16 +94,23 @@ class TakingTurns(Scheduler):
     """The scheduler of one session among others."""
 
     def __init__(
-        self, frontier: Frontier, scope: Scope, turns: Turns, taker: Taker, *, ttl: float, max_pages: int | None,
-        shared: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(frontier, scope, ttl=ttl, max_pages=max_pages, shared=shared)
+        self, session: Session, scope: Scope, turns: Turns, taker: Taker, *, ttl: float, max_pages: int | None
+    ) -> None:
+        super().__init__(session.frontier, scope, ttl=ttl, max_pages=max_pages, shared=session.shared)
+        self._session = session
         self._turns = turns
         self._taker = taker
+        self._complete = False
 
     async def next_requests(self, limit: int) -> Leased:
         return await self._turns.take(self._taker, lambda: self._lease(limit))
 
     async def _lease(self, limit: int) -> tuple[Leased, bool]:
         leased = await super().next_requests(limit)
+        self._complete = super().limit_reached and await self._session.is_complete()
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0
+
+    @property
+    def limit_reached(self) -> bool:
+        """Only when the pages are done: what another process has leased may come back."""
+        return self._complete

@@ -10,16 +10,18 @@ import time
 
 import msgspec
 
-from shoal.batch.session import Session
+from shoal.batch.session import Session, Webhook
 from shoal.errors import FetchError, RequestError
 from shoal.http import Request
-from shoal.ports import Fetcher
+from shoal.ports import Claim, Fetcher
 
 log = logging.getLogger("shoal.batch")
 
 SIGNATURE = "X-Shoal-Signature"
 _PAUSES = (1.0, 5.0, 25.0)  # seconds before another attempt
 _TIMEOUT = 10.0
+_ROLE = "webhook"
+_MARGIN = 5.0  # seconds that the role is kept beyond an attempt
 
 
 def sign(secret: str, at: int, body: bytes) -> str:
@@ -27,11 +29,28 @@ def sign(secret: str, at: int, body: bytes) -> str:
     return f"t={at},v1={hmac.new(secret.encode(), b'%d.' % at + body, hashlib.sha256).hexdigest()}"
 
 
-async def send_webhook(fetcher: Fetcher, session: Session) -> None:
-    """Tell whoever wants to know that a session is over. A receiver that does not answer well is tried again."""
+async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
+    """Tell whoever wants to know that a session is over; once, whatever number of processes try. A receiver that does
+    not answer well is tried again. False while another process is about it, or was killed while it was."""
     webhook = session.settings.webhook
     if webhook is None:
-        return
+        return True
+    claim = await session.frontier.claim(_ROLE, _TIMEOUT + _MARGIN)
+    if claim is None:
+        return any(role.role == _ROLE and role.finished for role in await session.frontier.roles())
+    settled = False
+    try:
+        why = await _deliver(fetcher, session, webhook, claim)
+        settled = True
+    finally:
+        await session.frontier.relinquish(claim, finished=settled)
+    if why:
+        log.warning("the webhook of session %s was not delivered: %s", session.id, why)
+    return True
+
+
+async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: Claim) -> str:
+    """Why it could not be, or nothing. The role is kept from one attempt to the next, and no longer."""
     message = {
         "event": "batch.done",
         "session_id": session.id,
@@ -41,6 +60,8 @@ async def send_webhook(fetcher: Fetcher, session: Session) -> None:
     body = msgspec.json.encode(message)
     why = ""
     for pause in (0.0, *_PAUSES):
+        if not await session.frontier.advance(claim, b"", pause + _TIMEOUT + _MARGIN):
+            return "another process has taken over"
         await asyncio.sleep(pause)
         try:
             headers = {"Content-Type": "application/json", SIGNATURE: sign(webhook.secret, int(time.time()), body)}
@@ -48,14 +69,13 @@ async def send_webhook(fetcher: Fetcher, session: Session) -> None:
                 Request(webhook.url, method="POST", body=body, headers=headers, timeout=_TIMEOUT)
             )
         except RequestError as exc:
-            why = str(exc)
-            break
+            return str(exc)
         except FetchError as exc:
             why = str(exc)
             if not exc.retryable:
                 break
         else:
             if answer.ok:
-                return
+                return ""
             why = f"it answered {answer.status}"
-    log.warning("the webhook of session %s was not delivered: %s", session.id, why)
+    return why

@@ -31,14 +31,16 @@ def check_binding(config: Serve) -> None:
 
 
 class Gate:
-    """Around the application: refuses whoever has no token, and bodies that are too large.
+    """Around the application: refuses whoever has no token, and bodies that are too large. Where there are no tokens it
+    refuses web pages of other sites: a browser on this machine would ask for them.
 
-    The caller's name is in the scope's state for whoever shares something out.
+    The name of the caller's token (none, if it is the one for all) and its address are in the scope's state.
     """
 
     def __init__(self, app: ASGIApp, config: Serve) -> None:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
+        self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
         self._too_large = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
 
@@ -47,6 +49,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if not self._tokens and (foreign := self._foreign(headers)):
+            await problem(403, "forbidden", foreign)(scope, receive, send)
+            return
         caller = self._caller(scope, headers)
         if caller is None:
             refusal = problem(
@@ -57,7 +62,8 @@ class Gate:
             )
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
+        address = scope["client"][0] if scope.get("client") else ""
+        scope.setdefault("state", {}).update(caller=caller, address=address)
         if _length(headers) > self._max_bytes:
             await _swallow(receive)
             refusal = problem(413, "too large", self._too_large, headers={"Connection": "close"})
@@ -65,19 +71,31 @@ class Gate:
             return
         await self._limited(scope, receive, send)
 
+    def _foreign(self, headers: Headers) -> str:
+        """What is wrong with a request that a web page of another site may have made, or nothing. Such a page can give
+        a name of its own the address of this machine, but the name is what its requests have as their host."""
+        if headers.get("sec-fetch-site") == "cross-site":
+            return "without a token it can't be used by the pages of other sites"
+        host = headers.get("host", "")
+        name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if host and name.lower() not in self._hosts:
+            return (
+                f"without a token it is known as localhost, or by the address that it listens on, not as {name!r:.80}"
+            )
+        return ""
+
     def _caller(self, scope: Scope, headers: Headers) -> str | None:
-        """The name of the token, or the address where there are none; None for a stranger."""
-        address = scope["client"][0] if scope.get("client") else ""
+        """The name of the token; None for a stranger."""
         if not self._tokens:
-            return address
+            return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = headers.get("x-api-key", "")
         found = None
         for name, token in self._tokens.items():  # all of them, so that the time says nothing
             if hmac.compare_digest(given.strip().encode("latin-1"), token.encode()):
-                found = name or address
-        return address if found is None and scope["path"] in _OPEN else found
+                found = name
+        return "" if found is None and scope["path"] in _OPEN else found
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A body without a declared length is counted as it comes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from shoal.batch.session import OVER, Session, Webhook
 from shoal.http import Request as Page
+from shoal.server.answers import answer
 from shoal.server.models import (
     BatchAnswer,
     BatchRequest,
@@ -36,9 +37,9 @@ _EVENTS = {
             "event": {"enum": ["result", "done"]},
             "data": {"type": "string", "description": "JSON: a result, or the session and its state."},
         },
-        "required": ["event", "data"],
+        "required": ["id", "event", "data"],
     },
-    "example": 'id: 1\nevent: result\ndata: {"status": "success"}\n\nevent: done\ndata: {"state": "finished"}\n\n',
+    "example": 'id: 7\nevent: result\ndata: {"depth": 0}\n\nid: 7\nevent: done\ndata: {"state": "finished"}\n\n',
 }
 
 SessionId = Annotated[str, Path(max_length=100, pattern=PRINTABLE, description="The session_id of a batch.")]
@@ -62,7 +63,10 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     desk, options = server.local, batch.options
     if batch.distributed:
         desk, options = await server.remote.desk(), server.remote.with_defaults(options)
-    session = await desk.take(batch.urls, options, caller=request.state.caller, webhook=_webhook(server, batch))
+    session = await desk.take(
+        batch.urls, options, caller=request.state.caller, address=request.state.address,
+        webhook=_webhook(server, batch),
+    )  # fmt: skip
     if not batch.wait:
         started = {
             "session_id": session.id,
@@ -71,10 +75,10 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
             "status_url": f"/api/crawl/{session.id}",
             "stream_url": f"/api/crawl/{session.id}/stream",
         }
-        return _json(started, 202, Location=f"/api/crawl/{session.id}")
+        return answer(started, 202, {"Location": f"/api/crawl/{session.id}"})
     await session.wait(batch.timeout)
     found = await session.results(server.config.serve.max_answer_bytes)
-    return _json(
+    return answer(
         {
             "session_id": session.id,
             "state": await session.state(),
@@ -88,7 +92,7 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
 @router.get("/distributed/status", response_model=DistributedStatus, responses=responses(401))
 async def distributed_status(request: Request) -> Response:
     """Whether batches can be given to Celery workers, or why not."""
-    return _json(await server_of(request).remote.status())
+    return answer(await server_of(request).remote.status())
 
 
 @router.get("/{session_id}", response_model=SessionPage, responses=responses(401, 404, 422, 503))
@@ -103,7 +107,7 @@ async def read_session(
     session = await _find(request, session_id)
     state = await session.state()
     page = await session.read(after, limit, server_of(request).config.serve.max_answer_bytes)
-    return _json(
+    return answer(
         {
             "session_id": session.id,
             "state": state,
@@ -122,24 +126,31 @@ async def cancel_session(session_id: SessionId, request: Request) -> Response:
     server = server_of(request)
     desk = await server.remote.desk() if session.settings.distributed else server.local
     await desk.cancel(session)
-    return _json({"session_id": session.id, "state": await session.state()})
+    return answer({"session_id": session.id, "state": await session.state()})
 
 
 @router.get(
     "/{session_id}/stream",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": _EVENTS}}, **responses(401, 404, 422, 503)},
+    responses={
+        200: {"content": {"text/event-stream": _EVENTS}},
+        204: {"description": "There is nothing behind Last-Event-ID, and nothing more will come."},
+        **responses(401, 404, 422, 503),
+    },
 )
 async def stream_session(
     session_id: SessionId,
     request: Request,
     after: Annotated[int, Query(ge=0, le=10**13)] = 0,
     last_event_id: Annotated[str | None, Header(description="Sent by browsers that connect again.")] = None,
-) -> StreamingResponse:
-    """Results as they come, as server-sent events: `result` for each, `done` at the end."""
+) -> Response:
+    """Results as they come, as server-sent events: `result` for each, `done` at the end. Browsers connect again after
+    that, and are told by 204 not to."""
     session = await _find(request, session_id)
     if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < 16:
         after = int(last_event_id)
+        if await session.state() in OVER and not await session.read(after, 1, 0):
+            return Response(status_code=204)
     return StreamingResponse(_events(session, after), media_type="text/event-stream")
 
 
@@ -148,6 +159,7 @@ async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
     quiet_since = loop.time()
     async for found in session.follow(after):
         for number, result in found:
+            after = number
             yield b"id: %d\nevent: result\ndata: %b\n\n" % (number, msgspec.json.encode(result))
         if found:
             quiet_since = loop.time()
@@ -156,7 +168,8 @@ async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
             yield b": alive\n\n"
     state = await session.state()
     if state in OVER:
-        yield b"event: done\ndata: %b\n\n" % msgspec.json.encode({"session_id": session.id, "state": state})
+        data = msgspec.json.encode({"session_id": session.id, "state": state})
+        yield b"id: %d\nevent: done\ndata: %b\n\n" % (after, data)
 
 
 async def _find(request: Request, session_id: str) -> Session:
@@ -174,7 +187,3 @@ def _webhook(server: Server, batch: BatchRequest) -> Webhook | None:
     if not secret:
         raise ProblemError(422, "bad request", "webhook.secret: give one; this server has no key of its own")
     return Webhook(Page(batch.webhook.url).url, secret)
-
-
-def _json(content: Any, status: int = 200, **headers: str) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")

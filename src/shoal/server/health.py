@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from shoal.server.answers import answer
 from shoal.server.problems import problem, responses
 from shoal.server.state import server_of
 
@@ -23,8 +23,7 @@ class Health(BaseModel):
 @router.get("/health", response_model=Health)
 async def health(request: Request) -> Response:
     """The process answers. Nothing else is asked."""
-    answer = {"status": "ok", "sessions": server_of(request).local.running}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return answer({"status": "ok", "sessions": server_of(request).local.running})
 
 
 @router.get("/ready", response_model=Health, responses=responses(503))

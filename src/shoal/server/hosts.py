@@ -12,6 +12,7 @@ from shoal.batch.session import OVER
 from shoal.errors import ConfigError
 from shoal.ports import HostUpdate
 from shoal.runs.lookup import host_name, hosts_of, run_options
+from shoal.server.answers import answer
 from shoal.server.problems import ProblemError, responses
 from shoal.server.run_models import PRINTABLE, BlockHost, HostList, SetHost
 from shoal.server.state import Server, server_of
@@ -72,4 +73,4 @@ async def _hosts(server: Server, limit: int, only: str = "*") -> Response:
     runs = [run for run in await server.store.list_runs() if run.state not in OVER]
     found = await hosts_of(server.store, runs, server.config, limit)
     shown = [state for state in found if only in (state.host, "*")]
-    return Response(msgspec.json.encode({"hosts": shown}), media_type="application/json")
+    return answer({"hosts": shown})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from shoal.batch.desk import TooManySessionsError
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
+from shoal.server.answers import answer
 
 _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     RunError: (409, "wrong state"),
@@ -65,7 +65,7 @@ def problem(
 ) -> Response:
     details = [{name: _sayable(text) for name, text in detail.items()} for detail in details or []]
     body = {"error": {"kind": kind, "message": _sayable(message), "details": details}}
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    return answer(body, status, headers)
 
 
 def _sayable(text: str) -> str:

@@ -22,7 +22,7 @@ def serve(config: Config) -> None:
     process = _Process(
         uvicorn.Config(
             app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
-            server_header=False, timeout_graceful_shutdown=_PATIENCE,
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=_PATIENCE,
         ),
         app,
     )  # fmt: skip

@@ -76,7 +76,7 @@ class Server:
 
     async def find_session(self, session_id: str) -> Session | None:
         found = await self.local.find(session_id)
-        if found is None and self.remote.is_meant:
+        if found is None and (self.remote.opened is not None or self.remote.is_meant):
             found = await (await self.remote.desk()).find(session_id)
         return found
 

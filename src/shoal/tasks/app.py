@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from celery import Celery, Task
@@ -28,6 +29,7 @@ app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_track_started=True,
+    task_time_limit=_VISIBILITY,
     task_send_sent_event=True,
     worker_send_task_events=True,
     worker_prefetch_multiplier=1,
@@ -43,19 +45,21 @@ app.conf.update(
 )
 
 _worker: PageWorker | None = None
+_making = threading.Lock()
 
 
 @app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]
-def crawl(self: Task, session_id: str, url: str, lease: str) -> dict[str, Any]:
+def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, Any]:
     """Fetch one page of a session, under the lease that came with the task. ``url`` is for those who look on."""
-    return _page_worker().work(session_id, lease, worker_id=str(self.request.hostname or "celery"))
+    return _page_worker().work(session_id, lease, store, worker_id=str(self.request.hostname or "celery"))
 
 
 def _page_worker() -> PageWorker:
     global _worker
-    if _worker is None:  # a pool of threads, or none
-        _worker = PageWorker()
-    return _worker
+    with _making:
+        if _worker is None:  # a pool of threads, or none
+            _worker = PageWorker()
+        return _worker
 
 
 @worker_process_init.connect  # type: ignore[untyped-decorator]

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from kombu.exceptions import OperationalError
 from msgspec import Struct
 
 from shoal.assembly import make_scheduler
@@ -20,9 +19,9 @@ from shoal.batch.session import OVER, Session
 from shoal.config import Config
 from shoal.errors import FrontierError, RunError
 from shoal.persistence import Persistence
-from shoal.ports import Lease
-from shoal.tasks.messages import pack
-from shoal.tasks.settings import TASK
+from shoal.ports import Lease, Stats
+from shoal.tasks.broker import publish, queue_is_empty
+from shoal.tasks.settings import distributed_frontier, store_name
 from shoal.tasks.watch import CeleryWatch
 from shoal.tasks.worker import lease_ttl
 
@@ -35,8 +34,12 @@ _LOOK = (0.01, 0.25)  # seconds between looks at a session, first and at most
 _IN_BROKER = 10
 """How many times longer than a worker's a lease is while its task is in the broker: what runs out there uses up an
 attempt, though nobody has worked on it. So an API that is away for some minutes costs none."""
-_SEND_AGAIN = 600.0  # seconds after which a task that nobody began is sent once more, then twice as long, and so on
+_SEND_AGAIN = 600.0  # seconds after which a task that nobody began is sent once more, whatever the reason
+_UNHEARD = 15.0
+"""Seconds after which a task that nobody began and that is not in the queue is taken for lost: a worker may have
+dropped it when its connection broke. Then twice as long, and so on: it may as well wait for the rate limit."""
 _BROKER_AWAY = 1.0
+_STATE_EVERY = 1.0  # seconds between looks at whether the session was cancelled
 
 
 class _Sent(Struct):
@@ -44,11 +47,14 @@ class _Sent(Struct):
 
     lease: Lease
     at: float
-    patience: float = _SEND_AGAIN
+    patience: float = _UNHEARD
+
+    def is_late(self) -> bool:
+        return time.monotonic() - self.at > self.patience
 
     def is_lost(self, lost_at: float) -> bool:
-        """Whether it may be, or at least nobody seems to get to it."""
-        return self.at < lost_at or time.monotonic() - self.at > self.patience
+        """Whether it may be."""
+        return self.at < lost_at or time.monotonic() - self.at > _SEND_AGAIN
 
 
 class Pace:
@@ -77,22 +83,25 @@ class Dispatcher:
     def __init__(self, config: Config, watch: CeleryWatch) -> None:
         self._config = config
         self._watch = watch
-        self._stopped: set[str] = set()
+        self._at_work: dict[str, _Dispatch] = {}
 
     def stop(self, session_id: str) -> None:
-        self._stopped.add(session_id)
+        if session_id in self._at_work:
+            self._at_work[session_id].stop()
 
     async def run(self, session: Session) -> None:
+        dispatch = self._at_work[session.id] = _Dispatch(session, self._config, self._watch)
         try:
-            await _Dispatch(session, self._config, self._watch, lambda: session.id in self._stopped).run()
+            await dispatch.run()
         finally:
-            self._stopped.discard(session.id)
+            del self._at_work[session.id]
 
 
 class _Dispatch:
     """One session's."""
 
-    def __init__(self, session: Session, config: Config, watch: CeleryWatch, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, session: Session, config: Config, watch: CeleryWatch) -> None:
+        self._store = store_name(distributed_frontier(config))
         self._renew_every = lease_ttl(config) / 4
         ttl = _IN_BROKER * lease_ttl(config)
         config = session.config(config).with_settings({"lease.ttl": ttl})
@@ -100,40 +109,49 @@ class _Dispatch:
         self._session = session
         self._frontier = session.frontier
         self._ttl = ttl
-        self._is_stopped = is_stopped
+        self._stopped = False
+        self._look_at_state = 0.0
         self._scheduler = make_scheduler(session.spider(""), config, session.frontier, shared=True)
         self._persist = Persistence(shared=True)
         self._sent: dict[bytes, _Sent] = {}
         self._renew_at = time.monotonic() + self._renew_every
         self._pace = Pace()
 
+    def stop(self) -> None:
+        self._stopped = True
+
     async def run(self) -> None:
         pause = _LOOK[0]
-        while not self._is_stopped() and not await self._is_over():
-            moved = await self._step()
+        while not self._stopped and not await self._was_ended():
+            stats = await self._persist(self._frontier.stats)
+            if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
+                await self._persist(self._session.finish)
+                break
+            moved = await self._step(stats)
             if time.monotonic() >= self._renew_at:
                 await self._renew()
             pause = _LOOK[0] if moved else min(_LOOK[1], 1.5 * pause)
             await asyncio.sleep(pause)
         await self._take_back()
 
-    async def _is_over(self) -> bool:
+    async def _was_ended(self) -> bool:
+        """By somebody: it was cancelled, or removed."""
+        if time.monotonic() < self._look_at_state:
+            return False
+        self._look_at_state = time.monotonic() + _STATE_EVERY
         try:
-            state = await self._persist(self._session.state)
+            return await self._persist(self._session.state) in OVER
         except RunError:
             return True
-        if state in OVER:
-            return True
-        if await self._persist(self._frontier.is_finished) or (
-            self._scheduler.limit_reached and not (await self._persist(self._frontier.stats)).leased
-        ):
-            await self._persist(self._session.finish)
-            return True
-        return False
 
-    async def _step(self) -> bool:
+    def _may_be_complete(self, stats: Stats) -> bool:
+        if not (stats.remaining or stats.seeding):
+            return True
+        options = self._session.options
+        return bool(options.depth) and stats.done >= options.max_pages and not stats.leased
+
+    async def _step(self, stats: Stats) -> bool:
         """Send what may be sent; whether anything has happened since the last time."""
-        stats = await self._persist(self._frontier.stats)
         moved = self._pace.note(stats.done + stats.dead, time.monotonic())
         if moved:
             self._session.changed.set()
@@ -148,7 +166,7 @@ class _Dispatch:
 
     async def _send(self, leases: Sequence[Lease]) -> None:
         """What the broker does not take goes back, without using up an attempt."""
-        sent = await asyncio.to_thread(_publish, self._session.id, leases)
+        sent = await publish(self._session.id, self._store, leases)
         now = time.monotonic()
         for lease in leases[:sent]:
             self._sent[lease.fingerprint] = _Sent(lease, now)
@@ -169,7 +187,7 @@ class _Dispatch:
         except FrontierError as exc:
             log.warning("leases could not be renewed: %s", exc)
             return
-        late = []
+        lost, late = [], []
         for each, lease in zip(held, renewed, strict=True):
             if lease is None:
                 if self._sent.get(each.lease.fingerprint) is each:
@@ -177,11 +195,15 @@ class _Dispatch:
                 continue
             each.lease = lease
             if each.is_lost(self._watch.lost_at):
+                lost.append(each)
+            elif each.is_late():
                 late.append(each)
-        if late:
-            count = await asyncio.to_thread(_publish, self._session.id, [each.lease for each in late])
-            log.info("%d tasks that nobody began were sent once more", count)
-            for each in late[:count]:
+        if late and await queue_is_empty():
+            lost += late
+        if lost:
+            count = await publish(self._session.id, self._store, [each.lease for each in lost])
+            log.warning("%d tasks that nobody began were sent once more", count)
+            for each in lost[:count]:
                 each.at, each.patience = time.monotonic(), 2 * each.patience
 
     async def _take_back(self) -> None:
@@ -192,18 +214,3 @@ class _Dispatch:
                 await self._frontier.release(leases)
             except FrontierError as exc:
                 log.warning("leases were not given back, they run out by themselves: %s", exc)
-
-
-def _publish(session_id: str, leases: Sequence[Lease]) -> int:
-    """How many were sent."""
-    from shoal.tasks.app import app
-
-    count = 0
-    try:
-        with app.producer_or_acquire() as producer:
-            for lease in leases:
-                app.send_task(TASK, (session_id, lease.request.url, pack(lease)), producer=producer)
-                count += 1
-    except OperationalError as exc:
-        log.debug("broker: %s", exc)
-    return count

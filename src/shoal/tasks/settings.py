@@ -51,6 +51,12 @@ def _count(environ: Mapping[str, str], name: str, default: int, *, least: int) -
     return int(text)
 
 
+def store_name(url: str) -> str:
+    """What the API and its workers call a store when they talk about it: its address, but for user and password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}".replace("localhost", "127.0.0.1")
+
+
 def distributed_frontier(config: Config, settings: CelerySettings | None = None) -> str:
     """Where the sessions of Celery's workers are kept: the frontier, if it is a server's; else beside the results."""
     settings = settings or celery_settings()

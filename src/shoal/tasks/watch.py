@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from shoal.errors import ShoalError
+from shoal.tasks.settings import QUEUE
 
 log = logging.getLogger("shoal.tasks")
 
@@ -23,7 +25,7 @@ class BrokerAwayError(ShoalError):
 
 
 class CeleryWatch:
-    """Asks all workers now and then, over one connection that it keeps."""
+    """Asks the workers of our queue now and then, over one connection that it keeps. Others may use the broker too."""
 
     def __init__(self) -> None:
         self.lost_at = 0.0
@@ -33,7 +35,8 @@ class CeleryWatch:
         self._missed: dict[tuple[str, int], int] = {}
         """Workers by name and process, and how often in a row they did not answer."""
         self._connection: Any = None
-        self._asking = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
+        self._looking: asyncio.Task[int] | None = None
 
     async def run(self) -> None:
         while True:
@@ -45,9 +48,21 @@ class CeleryWatch:
             await asyncio.sleep(max(0.0, before + _LOOK_EVERY - time.monotonic()))
 
     async def look(self) -> int:
-        """How many workers answer. BrokerAwayError if there is nobody to ask through."""
+        """How many workers answer. BrokerAwayError if there is nobody to ask through. One look serves all who ask
+        meanwhile."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(self._looked)
+        return await asyncio.shield(self._looking)
+
+    def _looked(self, look: asyncio.Task[int]) -> None:
+        self._looking = None
+        if not look.cancelled():
+            look.exception()  # told to those who waited, if anyone still does
+
+    async def _look(self) -> int:
         try:
-            there = await asyncio.to_thread(self._ask)
+            there = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
         except Exception as exc:  # whatever kombu's transports raise: they have no error in common
             self.workers = None
             self.lost_at = time.monotonic()
@@ -72,17 +87,17 @@ class CeleryWatch:
     def _ask(self) -> set[tuple[str, int]]:
         from shoal.tasks.app import app
 
-        with self._asking:
-            try:
-                if self._connection is None:
-                    self._connection = app.connection_for_write()
-                    self._connection.ensure_connection(max_retries=1, timeout=_ANSWER_WITHIN)
-                answers = app.control.broadcast(
-                    "stats", reply=True, timeout=_ANSWER_WITHIN, connection=self._connection
-                )
-            except BaseException:
-                self.close()
-                raise
+        try:
+            if self._connection is None:
+                self._connection = app.connection_for_write()
+                self._connection.ensure_connection(max_retries=1, timeout=_ANSWER_WITHIN)
+            ask = partial(app.control.broadcast, reply=True, timeout=_ANSWER_WITHIN, connection=self._connection)
+            queues = {name: found for answer in ask("active_queues") for name, found in answer.items()}
+            ours = [name for name, found in queues.items() if any(queue.get("name") == QUEUE for queue in found)]
+            answers = ask("stats", destination=ours, limit=len(ours)) if ours else []
+        except BaseException:
+            self.close()
+            raise
         return {(name, stats.get("pid", 0)) for answer in answers for name, stats in answer.items()}
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -14,7 +15,7 @@ import uvloop
 from shoal.assembly import make_onion, make_scheduler
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.errors import RunError
+from shoal.errors import ConfigError, RunError
 from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -24,13 +25,14 @@ from shoal.leases import LeaseKeeper
 from shoal.persistence import Persistence
 from shoal.ports import Failure, Lease, Store
 from shoal.tasks.messages import unpack
-from shoal.tasks.settings import distributed_frontier
+from shoal.tasks.settings import distributed_frontier, store_name
 
 log = logging.getLogger("shoal.tasks")
 
 LEASE_TTL = 60.0
 """At most: after this a page whose worker died goes to another."""
 _SESSIONS = 50  # that a process keeps open
+_STATE_EVERY = 1.0
 
 
 def lease_ttl(config: Config) -> float:
@@ -46,8 +48,13 @@ class PageWorker:
         self._pages: _Pages | None = None
         threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
-    def work(self, session_id: str, lease: str, *, worker_id: str) -> dict[str, Any]:
-        """What became of the page."""
+    def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
+        """What became of the page. ConfigError when its session is in another ``store`` than this worker's."""
+        own = store_name(distributed_frontier(self._config))
+        if own != store:
+            message = f"the session is in {store}, but this worker works on {own}: give both the same SHOAL_FRONTIER"
+            log.error("%s", message)
+            raise ConfigError(message)
         return asyncio.run_coroutine_threadsafe(self._work(session_id, lease, worker_id), self._loop).result()
 
     async def _work(self, session_id: str, lease: str, worker_id: str) -> dict[str, Any]:
@@ -72,13 +79,17 @@ class _OpenSession:
         scheduler = make_scheduler(spider, own, session.frontier, shared=True)
         fetch, self.heard = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
         self.handler = Handler(spider, own, scheduler, fetch, Counters())
-        self.at_work: dict[bytes, asyncio.Task[Settlement]] = {}
+        self.at_work: dict[int, asyncio.Task[Settlement]] = {}
+        """By token."""
         self.leases = LeaseKeeper(session.frontier, lease_ttl(config), self._drop)
         self.keeping = asyncio.create_task(self.leases.run())
+        self.users = 0
+        self.is_over = False
+        self.look_again = 0.0
 
     def _drop(self, lease: Lease) -> None:
-        if lease.fingerprint in self.at_work:
-            self.at_work[lease.fingerprint].cancel()
+        if lease.token in self.at_work:
+            self.at_work[lease.token].cancel()
 
 
 class _Pages:
@@ -88,7 +99,7 @@ class _Pages:
         self._config = config
         self._worker_id = worker_id
         self._ttl = lease_ttl(config)
-        self._fetcher = HttpFetcher(config.http, config.user_agent, AddressGuard(config.serve.allow))
+        self._fetchers: dict[tuple[str, ...], HttpFetcher] = {}
         self._persist = Persistence(shared=True)
         self._store: Store | None = None
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
@@ -99,28 +110,40 @@ class _Pages:
         opened = await self._session(session_id)
         if opened is None:
             return {**answer, "state": "gone"}  # the session was removed
-        frontier = opened.frontier
         try:
-            (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl))
-            if lease is None:
-                log.info("a task that came late or twice is left alone url=%s", sent.request.url)
-                return {**answer, "state": "stale"}
-            if await self._persist(opened.session.state) in OVER:
-                await self._persist(lambda: frontier.release([lease]))
-                return {**answer, "state": "cancelled"}
+            return {**answer, "state": await self._handle(opened, sent)}
         except RunError:
             return {**answer, "state": "gone"}
+        finally:
+            opened.users -= 1
+
+    async def _handle(self, opened: _OpenSession, sent: Lease) -> str:
+        frontier = opened.frontier
+        (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl))
+        if lease is None:
+            log.info("a task that came late or twice is left alone url=%s", sent.request.url)
+            return "stale"
+        if await self._is_over(opened):
+            await self._persist(lambda: frontier.release([lease]))
+            return "cancelled"
         opened.heard(lease)
         opened.leases.add(lease)
-        task = opened.at_work[lease.fingerprint] = asyncio.create_task(opened.handler.handle(lease))
+        task = opened.at_work[lease.token] = asyncio.create_task(opened.handler.handle(lease))
         try:
             settlement = await task
         except asyncio.CancelledError:
-            return {**answer, "state": "lost"}  # the lease: another has it, or will
+            return "lost"  # the lease: another has it, or will
         finally:
             opened.leases.remove(lease)
-            opened.at_work.pop(lease.fingerprint, None)
-        return {**answer, "state": await self._settle(opened, settlement)}
+            del opened.at_work[lease.token]
+        return await self._settle(opened, settlement)
+
+    async def _is_over(self, opened: _OpenSession) -> bool:
+        """Looked at once a second at most: a cancelled session may get one page more."""
+        if time.monotonic() >= opened.look_again:
+            opened.is_over = await self._persist(opened.session.state) in OVER
+            opened.look_again = time.monotonic() + _STATE_EVERY
+        return opened.is_over
 
     async def _settle(self, opened: _OpenSession, settlement: Settlement) -> str:
         frontier = opened.frontier
@@ -138,6 +161,7 @@ class _Pages:
         async with self._opening:
             if session_id in self._open:
                 self._open.move_to_end(session_id)
+                self._open[session_id].users += 1
                 return self._open[session_id]
             if self._store is None:
                 self._store = await self._persist(lambda: open_store(distributed_frontier(self._config)))
@@ -145,19 +169,29 @@ class _Pages:
             session = await self._persist(lambda: Session.find(store, session_id))
             if session is None:
                 return None
-            self._open[session_id] = _OpenSession(session, self._config, self._fetcher, self._worker_id)
+            fetcher = self._fetcher(session.settings.networks)
+            opened = self._open[session_id] = _OpenSession(session, self._config, fetcher, self._worker_id)
+            opened.users += 1
             self._tidy()
-            return self._open[session_id]
+            return opened
+
+    def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
+        """Private addresses are refused, but for these: those of the API that took the session, not this worker's."""
+        if networks not in self._fetchers:
+            guard = AddressGuard(networks)
+            self._fetchers[networks] = HttpFetcher(self._config.http, self._config.user_agent, guard)
+        return self._fetchers[networks]
 
     def _tidy(self) -> None:
         """Forget the sessions that were not heard of for longest."""
         for session_id in list(self._open)[:-_SESSIONS]:
-            if not self._open[session_id].at_work:
+            if not self._open[session_id].users:
                 self._open.pop(session_id).keeping.cancel()
 
     async def close(self) -> None:
         for opened in self._open.values():
             opened.keeping.cancel()
-        await self._fetcher.close()
+        for fetcher in self._fetchers.values():
+            await fetcher.close()
         if self._store is not None:
             await self._store.close()

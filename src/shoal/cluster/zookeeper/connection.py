@@ -69,12 +69,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self._asked = -math.inf
         """When something was last asked of the server."""
 
-    def drop(self) -> None:
-        """Make another connection: this one does not answer."""
-        connected = self._socket
-        if connected is not None:
+    @property
+    def wire(self) -> Any:
+        """What it is connected by; none before it is."""
+        return self._socket
+
+    def drop(self, wire: Any) -> None:
+        """Make another connection, if this is still the one: it does not answer."""
+        if wire is not None and wire is self._socket:
             with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+                wire.shutdown(socket.SHUT_RDWR)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
         """The first words. A server that is just starting may never answer them."""
@@ -94,5 +98,5 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
     def _send_ping(self, *args: Any) -> None:
         """Not beside heartbeats, which tell as much."""
         now = time.monotonic()
-        if now < self.silent_from and now - self._asked > self.ttl / 2:
+        if now < self.silent_from and now - self._asked > self.ttl / 3:
             super()._send_ping(*args)

@@ -117,12 +117,13 @@ class Session:
             raise CoordinatorError(f"the session with {self.address.shown} is closed")
         if self.client.state != KazooState.CONNECTED:  # or kazoo would keep the calls and make them later
             raise self._away("the connection is lost")
+        wire = self._connection.wire
         try:
             async with asyncio.timeout(min(self.address.timeout, call_timeout(self.ttl))):
                 yield
         except _AWAY as exc:
             if isinstance(exc, TimeoutError):
-                self._connection.drop()
+                self._connection.drop(wire)
             raise self._away(type(exc).__name__) from exc
         except (exceptions.NoAuthError, exceptions.AuthFailedError) as exc:
             raise CoordinatorError(
