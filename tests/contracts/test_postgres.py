@@ -25,6 +25,7 @@ from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.testing.steps import reissue
 from tests.databases import PostgresServer, RedisServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
@@ -222,7 +223,7 @@ async def test_functions_that_a_version_did_not_have_yet_are_made(url: str) -> N
         await old.push(pages(1))
         leases = (await old.lease(1, 600)).leases
         async with opened(url) as frontier:
-            assert None not in await frontier.reissue(leases, 600)
+            assert None not in await reissue(frontier, leases)
         settings = await ask(url, f"SELECT proconfig FROM pg_proc WHERE oid = '{name}.reissue'::regproc")
         assert "enable_seqscan=off" in settings
         assert await old.renew(leases, 600) == [None]
@@ -458,7 +459,7 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
             for _ in range(40):
                 leases = (await frontier.lease(2, 600)).leases
                 await frontier.renew(leases, 600)
-                reissued = await frontier.reissue(leases[::-1], 600)
+                reissued = await reissue(frontier, leases[::-1])
                 await frontier.release([lease for lease in reissued if lease])
                 await frontier.push(links[::9])
 
@@ -583,7 +584,7 @@ async def test_clients_that_reissue_the_same_leases(url: str) -> None:
         leases = (await one.lease(40, 600)).leases
         for _ in range(10):
             answers = await asyncio.gather(
-                *(client.reissue([lease], 600) for lease in leases for client in (one, two)),
+                *(reissue(client, [lease]) for lease in leases for client in (one, two)),
                 *(client.renew(leases[::-1], 600) for client in (one, two)),
             )
             won = [lease for (lease,) in answers[:80] if lease]
@@ -601,7 +602,7 @@ async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> No
         for epoch in range(1, 31):
             holder = await store.frontier("run", FrontierOptions(max_attempts=100), Holder("s", epoch))
             leases = (await holder.lease(5, 600)).leases
-            reissued, count = await asyncio.gather(two.reissue(leases, 600), one.fence("s", epoch + 1))
+            reissued, count = await asyncio.gather(reissue(two, leases), one.fence("s", epoch + 1))
             assert (len(leases), count) == (5, 5)
             kept = [lease for lease in reissued if lease]
             assert await one.renew(leases + kept, 600) == [None] * len(leases + kept)
@@ -754,7 +755,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
     leases = (await frontier.lease(100, 600)).leases
     assert len(leases) == 100
     await frontier.renew(leases, 600)
-    leases = [lease for lease in await frontier.reissue(leases, 600) if lease]
+    leases = [lease for lease in await reissue(frontier, leases) if lease]
     links = [Request(f"http://h{number % 600}.example/{number + 49_900}") for number in range(200)]
     await frontier.complete([Completion(lease=lease, items=[b"i"], children=links) for lease in leases[:5]])
     await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=0.001) for lease in leases[5:15]])

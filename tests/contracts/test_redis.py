@@ -26,7 +26,7 @@ from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.failures import explained
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
-from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push
+from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
 _prefixes = (f"t{uuid4().hex[:8]}-{number}" for number in count(1))
@@ -516,7 +516,7 @@ async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: 
             await held_by.fail([Failure(lease=failed, kind="k", reason="r")])
             await held_by.release([released])
             assert await held_by.renew([renewed], TTL)
-            assert await frontier.reissue([reissued], TTL)
+            assert await reissue(frontier, [reissued])
             assert await client.hlen(slots) == 5
             ahead[0] += 5
             await frontier.lease(0, TTL)
@@ -621,7 +621,7 @@ async def test_of_two_clients_that_reissue_a_lease_one_gets_it(store: RedisStore
         await push(frontier, *range(40))
         leases = (await frontier.lease(40, TTL)).leases
         for _ in range(10):
-            answers = await asyncio.gather(*(client.reissue([lease], TTL) for lease in leases for client in clients))
+            answers = await asyncio.gather(*(reissue(client, [lease]) for lease in leases for client in clients))
             won = [lease for (lease,) in answers if lease]
             assert [lease.fingerprint for lease in won] == [lease.fingerprint for lease in leases]
             assert not {lease.token for lease in won} & {lease.token for lease in leases}

@@ -265,7 +265,7 @@ async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Fr
         lambda: seen.push([page(2)]),
         lambda: seen.lease(1, 60),
         lambda: seen.renew([lease], 60),
-        lambda: seen.reissue([lease], 60),
+        lambda: seen.reissue([lease], 60, nonce=bytes(16)),
         lambda: seen.complete([Completion(lease=lease)]),
         lambda: seen.fail([Failure(lease=lease, kind="dns", reason="")]),
         lambda: seen.release([lease]),
