@@ -100,8 +100,9 @@ class _Pages:
         if opened is None:
             return {**answer, "state": "gone"}  # the session was removed
         frontier = opened.frontier
+        nonce = os.urandom(16)  # of this delivery, however often it has to ask
         try:
-            (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl))
+            (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
             if lease is None:
                 log.info("a task that came late or twice is left alone url=%s", sent.request.url)
                 return {**answer, "state": "stale"}
