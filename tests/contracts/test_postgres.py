@@ -25,7 +25,7 @@ from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
-from shoal.testing.steps import reissue
+from shoal.testing.steps import history, reissue
 from tests.databases import PostgresServer, RedisServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
@@ -257,6 +257,32 @@ async def test_a_schema_of_the_first_version_is_upgraded(url: str, monkeypatch: 
         assert await frontier.fence("s", 1) == 0
         assert (await frontier.stats()).leased == 1
     assert await ask(url, f"SELECT count(*) FROM {name}.migration") == len(schema.migrations())
+
+
+async def test_a_schema_of_the_second_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its functions none is left beside the new ones."""
+    name = schema_of(url)
+    first_two = {number: schema.migrations()[number] for number in (1, 2)}
+    old_ones = """
+        CREATE FUNCTION lease(
+            integer, double precision, integer, double precision, double precision, text = NULL, bigint = NULL
+        ) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+        CREATE FUNCTION reissue(integer, double precision, bigint[], bytea[], double precision)
+            RETURNS boolean LANGUAGE sql AS 'SELECT true'"""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: first_two)
+        patch.setattr(schema, "functions", lambda: (old_ones, "old"))
+        await (await PostgresStore.open(url)).close()
+    async with opened(url) as frontier:
+        await frontier.push(pages(1, 2))
+        old_call = f"SELECT count(*) FROM {name}.lease(1, 0, 1, 600, NULL, NULL, NULL)"
+        assert await ask(url, old_call) == 2
+        assert [event.what for event in (await history(frontier, pages(1)[0])).events] == ["leased"]
+        assert (await history(frontier, pages(1)[0])).attempts == 1
+        (sent,) = (await frontier.lease(1, 600, begun=False)).leases
+        assert await reissue(frontier, [sent]) != [None]
+    for function in ("lease", "reissue"):
+        assert await ask(url, f"SELECT '{name}.{function}'::regproc::text")
 
 
 async def test_a_schema_of_something_else(url: str) -> None:
@@ -592,6 +618,29 @@ async def test_clients_that_reissue_the_same_leases(url: str) -> None:
             leases = won
         assert None not in await two.complete([Completion(lease=lease) for lease in leases])
         await check_books(one)
+        await check_tables(url)
+
+
+async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str) -> None:
+    """Its connection was cut, which the server has not noticed yet."""
+    async with opened(f"{url}&timeout=0.5") as hasty, opened(url) as patient:
+        await patient.push(pages(1, 2))
+        leases = (await patient.lease(2, 600, begun=False)).leases
+        blocker = await asyncpg.connect(url.partition("?")[0])
+        async with blocker.transaction():
+            await blocker.execute(f"SELECT FROM {schema_of(url)}.held FOR UPDATE")
+            with pytest.raises(StoreAwayError):
+                await hasty.reissue(leases, 600, nonce=b"one-receiver")
+            again = asyncio.create_task(patient.reissue(leases[::-1], 600, nonce=b"one-receiver"))
+            late = asyncio.create_task(reissue(patient, leases))
+            await asyncio.sleep(0.1)
+        await blocker.close()
+        begun = [lease for lease in await again if lease]
+        assert len(begun) == 2
+        assert await late == [None, None]
+        assert (await history(patient, pages(1)[0])).attempts == 1
+        assert None not in await patient.complete([Completion(lease=lease) for lease in begun])
+        await check_books(patient)
         await check_tables(url)
 
 

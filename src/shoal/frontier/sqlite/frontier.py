@@ -128,7 +128,7 @@ class SQLiteFrontier:
             self._held[name] = _Held(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
 
     def recover(self) -> None:
-        """End what a process that is gone held. Each of its leases was an attempt."""
+        """End what a process that is gone held. Each of its leases that were begun was an attempt."""
         ledger = self._records.ledger()
         self._lose(list(self._held.values()), ledger, self._clock())
         self._records.save(ledger)
@@ -249,7 +249,7 @@ class SQLiteFrontier:
 
     def _lose(self, lost: Sequence[_Held], ledger: Ledger, now: float) -> None:
         """End leases whose worker is gone."""
-        self._give_back([(held, False) for held in lost if not held.begun], ledger, now)
+        self._give_back([held for held in lost if not held.begun], ledger, now, contacted=False)
         lost = [held for held in lost if held.begun]
         ready, dead = [], []
         for held in lost:
@@ -268,16 +268,16 @@ class SQLiteFrontier:
         ledger.dead += len(dead)
         self._end([(held, True) for held in lost], ledger, now)
 
-    def _give_back(self, unused: Sequence[tuple[_Held, bool]], ledger: Ledger, now: float) -> None:
-        """End leases that were not used; each with whether its host was contacted."""
+    def _give_back(self, unused: Sequence[_Held], ledger: Ledger, now: float, *, contacted: bool) -> None:
+        """End leases that were not used."""
         self._db.executemany(
             "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
-            [(held.attempts - 1, now, held.number) for held, _ in unused],
+            [(held.attempts - 1, now, held.number) for held in unused],
         )
-        for held, _ in unused:
+        for held in unused:
             self._queue.ready(held.lane, (held.rank, held.number), now)
         ledger.ready += len(unused)
-        self._end(unused, ledger, now)
+        self._end([(held, contacted) for held in unused], ledger, now)
 
     def _take(
         self,
@@ -462,7 +462,7 @@ class SQLiteFrontier:
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         def step(ledger: Ledger, now: float) -> list[bool]:
             holders = self._ending(leases)
-            self._give_back([(held, contacted) for held in holders if held], ledger, now)
+            self._give_back([held for held in holders if held], ledger, now, contacted=contacted)
             return [held is not None for held in holders]
 
         return await self._change(step)
