@@ -91,13 +91,13 @@ class _Dispatch:
     """One session's."""
 
     def __init__(self, session: Session, config: Config, watch: CeleryWatch, is_stopped: Callable[[], bool]) -> None:
+        self._renew_every = lease_ttl(config) / 4
         ttl = lease_ttl(config)
         config = session.config(config).with_settings({"lease.ttl": ttl})
         self._watch = watch
         self._session = session
         self._frontier = session.frontier
         self._ttl = ttl
-        self._renew_every = ttl / 4
         self._is_stopped = is_stopped
         self._scheduler = make_scheduler(session.spider(""), config, session.frontier, shared=True)
         self._persist = Persistence(shared=True)
