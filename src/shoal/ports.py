@@ -36,7 +36,7 @@ class Lease(Struct, frozen=True):
     fingerprint: bytes
     token: int
     attempt: int
-    """1 for the first; a crash counts."""
+    """1 for the first; a crash counts. Of a lease that is not begun: the number that it will have."""
     host: str
     deadline: float
     """On this process's monotonic clock, taken before the store was asked, so never later than the store's."""
@@ -218,10 +218,12 @@ class Frontier(Protocol):
         """Add what is new. QueueFullError leaves no trace. With ``seed``: fenced by it, and its cursor is saved."""
         ...
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
         """Up to ``limit`` requests whose host is due, best priority first, equal ones first-in first-out.
 
         Expired leases, of other runs too, are given back first. A run that is paused or cancelled gives nothing.
+        ``begun=False`` is for leases that are sent to whoever is to work: the attempt counts from ``reissue`` on, and
+        a lease that is lost before that is given back unused.
         """
         ...
 
@@ -229,9 +231,12 @@ class Frontier(Protocol):
         """The same leases with a new deadline; None for each that is lost."""
         ...
 
-    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         """The same rights under new tokens and with a new deadline: whoever holds the old ones has lost them. None for
-        each that was lost already. So of all who were sent a lease, one begins."""
+        each that was lost already. So of all who were sent a lease, one begins.
+
+        ``nonce``: 8 to 32 bytes that the caller makes up at random. The same old token with the same nonce again has
+        the same new token, as long as that is good: so a call whose answer did not come can be repeated."""
         ...
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:

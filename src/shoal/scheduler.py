@@ -104,16 +104,18 @@ class Scheduler:
         inside = [request for request in requests if not self._outside(request)]
         return (await self.frontier.push(inside)).added if inside else 0
 
-    async def next_requests(self, limit: int) -> Leased:
-        """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached."""
+    async def next_requests(self, limit: int, *, begun: bool = True) -> Leased:
+        """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached.
+
+        ``begun=False``: they are sent to others, who have them reissued."""
         if self._max_pages is None:
-            return await self.frontier.lease(limit, self._ttl)
+            return await self.frontier.lease(limit, self._ttl, begun=begun)
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
         if not self._left:
             return Leased([], None)
-        leased = await self.frontier.lease(min(limit, self._left), self._ttl)
+        leased = await self.frontier.lease(min(limit, self._left), self._ttl, begun=begun)
         self._left -= len(leased.leases)
         return leased
 

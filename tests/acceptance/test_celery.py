@@ -210,3 +210,20 @@ def test_a_server_that_is_killed_goes_on_when_it_is_back(fleet: Celery, site: Ta
     fleet.api.start()
     fleet.api.wait(session)
     check_log(fleet, session, urls)
+
+
+def test_what_waits_in_vain_loses_no_attempts(fleet: Celery, site: Target) -> None:
+    """While nobody takes tasks and the server is away, leases run out, more often than a page may be tried."""
+    broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])
+    fleet.control("cancel_consumer", "shoal")
+    urls = pages(site, 8)
+    session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+    for count in (8, 16, 24):
+        until(lambda count=count: broker.llen("shoal") >= count, 20, f"{count} tasks")  # type: ignore[misc]
+        fleet.api.process.kill()
+        time.sleep(float(fleet.environ["SHOAL_LEASE__TTL"]) + 0.5)
+        fleet.api.start()
+    fleet.control("add_consumer", "shoal")
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)
+    assert sum(seen(site).values()) == 8

@@ -25,6 +25,7 @@ from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.testing.steps import history, reissue
 from tests.databases import PostgresServer, RedisServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
@@ -222,7 +223,7 @@ async def test_functions_that_a_version_did_not_have_yet_are_made(url: str) -> N
         await old.push(pages(1))
         leases = (await old.lease(1, 600)).leases
         async with opened(url) as frontier:
-            assert None not in await frontier.reissue(leases, 600)
+            assert None not in await reissue(frontier, leases)
         settings = await ask(url, f"SELECT proconfig FROM pg_proc WHERE oid = '{name}.reissue'::regproc")
         assert "enable_seqscan=off" in settings
         assert await old.renew(leases, 600) == [None]
@@ -256,6 +257,32 @@ async def test_a_schema_of_the_first_version_is_upgraded(url: str, monkeypatch: 
         assert await frontier.fence("s", 1) == 0
         assert (await frontier.stats()).leased == 1
     assert await ask(url, f"SELECT count(*) FROM {name}.migration") == len(schema.migrations())
+
+
+async def test_a_schema_of_the_second_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its functions none is left beside the new ones."""
+    name = schema_of(url)
+    first_two = {number: schema.migrations()[number] for number in (1, 2)}
+    old_ones = """
+        CREATE FUNCTION lease(
+            integer, double precision, integer, double precision, double precision, text = NULL, bigint = NULL
+        ) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+        CREATE FUNCTION reissue(integer, double precision, bigint[], bytea[], double precision)
+            RETURNS boolean LANGUAGE sql AS 'SELECT true'"""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: first_two)
+        patch.setattr(schema, "functions", lambda: (old_ones, "old"))
+        await (await PostgresStore.open(url)).close()
+    async with opened(url) as frontier:
+        await frontier.push(pages(1, 2))
+        old_call = f"SELECT count(*) FROM {name}.lease(1, 0, 1, 600, NULL, NULL, NULL)"
+        assert await ask(url, old_call) == 2
+        assert [event.what for event in (await history(frontier, pages(1)[0])).events] == ["leased"]
+        assert (await history(frontier, pages(1)[0])).attempts == 1
+        (sent,) = (await frontier.lease(1, 600, begun=False)).leases
+        assert await reissue(frontier, [sent]) != [None]
+    for function in ("lease", "reissue"):
+        assert await ask(url, f"SELECT '{name}.{function}'::regproc::text")
 
 
 async def test_a_schema_of_something_else(url: str) -> None:
@@ -458,7 +485,7 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
             for _ in range(40):
                 leases = (await frontier.lease(2, 600)).leases
                 await frontier.renew(leases, 600)
-                reissued = await frontier.reissue(leases[::-1], 600)
+                reissued = await reissue(frontier, leases[::-1])
                 await frontier.release([lease for lease in reissued if lease])
                 await frontier.push(links[::9])
 
@@ -583,7 +610,7 @@ async def test_clients_that_reissue_the_same_leases(url: str) -> None:
         leases = (await one.lease(40, 600)).leases
         for _ in range(10):
             answers = await asyncio.gather(
-                *(client.reissue([lease], 600) for lease in leases for client in (one, two)),
+                *(reissue(client, [lease]) for lease in leases for client in (one, two)),
                 *(client.renew(leases[::-1], 600) for client in (one, two)),
             )
             won = [lease for (lease,) in answers[:80] if lease]
@@ -594,6 +621,29 @@ async def test_clients_that_reissue_the_same_leases(url: str) -> None:
         await check_tables(url)
 
 
+async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str) -> None:
+    """Its connection was cut, which the server has not noticed yet."""
+    async with opened(f"{url}&timeout=0.5") as hasty, opened(url) as patient:
+        await patient.push(pages(1, 2))
+        leases = (await patient.lease(2, 600, begun=False)).leases
+        blocker = await asyncpg.connect(url.partition("?")[0])
+        async with blocker.transaction():
+            await blocker.execute(f"SELECT FROM {schema_of(url)}.held FOR UPDATE")
+            with pytest.raises(StoreAwayError):
+                await hasty.reissue(leases, 600, nonce=b"one-receiver")
+            again = asyncio.create_task(patient.reissue(leases[::-1], 600, nonce=b"one-receiver"))
+            late = asyncio.create_task(reissue(patient, leases))
+            await asyncio.sleep(0.1)
+        await blocker.close()
+        begun = [lease for lease in await again if lease]
+        assert len(begun) == 2
+        assert await late == [None, None]
+        assert (await history(patient, pages(1)[0])).attempts == 1
+        assert None not in await patient.complete([Completion(lease=lease) for lease in begun])
+        await check_books(patient)
+        await check_tables(url)
+
+
 async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> None:
     async with opened(url) as one, opened(url) as two:
         await one.push(pages(*range(5)))
@@ -601,7 +651,7 @@ async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> No
         for epoch in range(1, 31):
             holder = await store.frontier("run", FrontierOptions(max_attempts=100), Holder("s", epoch))
             leases = (await holder.lease(5, 600)).leases
-            reissued, count = await asyncio.gather(two.reissue(leases, 600), one.fence("s", epoch + 1))
+            reissued, count = await asyncio.gather(reissue(two, leases), one.fence("s", epoch + 1))
             assert (len(leases), count) == (5, 5)
             kept = [lease for lease in reissued if lease]
             assert await one.renew(leases + kept, 600) == [None] * len(leases + kept)
@@ -754,7 +804,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
     leases = (await frontier.lease(100, 600)).leases
     assert len(leases) == 100
     await frontier.renew(leases, 600)
-    leases = [lease for lease in await frontier.reissue(leases, 600) if lease]
+    leases = [lease for lease in await reissue(frontier, leases) if lease]
     links = [Request(f"http://h{number % 600}.example/{number + 49_900}") for number in range(200)]
     await frontier.complete([Completion(lease=lease, items=[b"i"], children=links) for lease in leases[:5]])
     await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=0.001) for lease in leases[5:15]])

@@ -26,7 +26,7 @@ from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.failures import explained
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
-from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push
+from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
 _prefixes = (f"t{uuid4().hex[:8]}-{number}" for number in count(1))
@@ -299,6 +299,23 @@ async def test_a_server_that_does_not_answer() -> None:
             assert names(await frontier.lease(5, TTL)) == ["1", "2"]
 
 
+async def test_a_reissue_whose_answer_was_lost_is_repeated() -> None:
+    with running() as server:
+        async with opened(f"{server.url}?timeout=0.3") as store:
+            frontier = await new_run(store)
+            await push(frontier, 1, 2)
+            sent, other = (await frontier.lease(2, TTL, begun=False)).leases
+            await reissue(frontier, [other])  # so that the server has the script
+            with server.frozen(), pytest.raises(StoreAwayError):
+                await frontier.reissue([sent], TTL, nonce=b"one-receiver")  # which it does when it wakes up
+            while (await history(frontier, sent.request)).attempts == 0:
+                await asyncio.sleep(0.01)
+            assert await reissue(frontier, [sent]) == [None]
+            (lease,) = await frontier.reissue([sent], TTL, nonce=b"one-receiver")
+            assert lease is not None
+            await complete(frontier, lease)
+
+
 async def test_a_server_that_is_busy_with_a_script() -> None:
     with running(busy_reply_threshold="50") as server:
         async with opened(server.url) as store, raw(server) as client, raw(server) as other:
@@ -516,7 +533,7 @@ async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: 
             await held_by.fail([Failure(lease=failed, kind="k", reason="r")])
             await held_by.release([released])
             assert await held_by.renew([renewed], TTL)
-            assert await frontier.reissue([reissued], TTL)
+            assert await reissue(frontier, [reissued])
             assert await client.hlen(slots) == 5
             ahead[0] += 5
             await frontier.lease(0, TTL)
@@ -524,6 +541,34 @@ async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: 
             assert await frontier.fence("c/0", 2) == 2
             assert await client.exists(slots) == 0
         await check_books(frontier)
+
+
+async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
+    ahead = [0.0]
+    async with opened(f"{shared(RedisServer).url}?prefix={prefix}", lambda: ahead[0]) as store:
+        frontier = await new_run(store)
+        await push(frontier, *range(9))
+        await complete(frontier, await lease_one(frontier))
+        sent = f"{{{prefix}}}:run:1:sent"
+        assert sent.encode() not in await keys(prefix)  # nothing of the kind for plain workers
+        done, failed, released, renewed, reissued, *_ = (await frontier.lease(8, 5, begun=False)).leases
+        async with raw(shared(RedisServer)) as client:
+            assert await client.hlen(sent) == 8
+            await complete(frontier, done)
+            await frontier.fail([Failure(lease=failed, kind="k", reason="r")])
+            await frontier.release([released])
+            assert await frontier.renew([renewed], TTL)
+            (begun,) = await reissue(frontier, [reissued])
+            assert begun is not None
+            assert await client.hlen(sent) == 5
+            ahead[0] += 5
+            await frontier.lease(0, TTL)
+            assert set(await client.hkeys(sent)) == {renewed.fingerprint, reissued.fingerprint}
+            await complete(frontier, begun, renewed)
+            assert await client.exists(sent) == 0
+            await frontier.lease(1, TTL, begun=False)
+            await store.delete_run("run")
+            assert await client.exists(sent) == 0
 
 
 async def test_a_worker_with_other_options_changes_what_is_in_force(store: RedisStore) -> None:
@@ -621,7 +666,7 @@ async def test_of_two_clients_that_reissue_a_lease_one_gets_it(store: RedisStore
         await push(frontier, *range(40))
         leases = (await frontier.lease(40, TTL)).leases
         for _ in range(10):
-            answers = await asyncio.gather(*(client.reissue([lease], TTL) for lease in leases for client in clients))
+            answers = await asyncio.gather(*(reissue(client, [lease]) for lease in leases for client in clients))
             won = [lease for (lease,) in answers if lease]
             assert [lease.fingerprint for lease in won] == [lease.fingerprint for lease in leases]
             assert not {lease.token for lease in won} & {lease.token for lease in leases}

@@ -265,7 +265,7 @@ async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Fr
         lambda: seen.push([page(2)]),
         lambda: seen.lease(1, 60),
         lambda: seen.renew([lease], 60),
-        lambda: seen.reissue([lease], 60),
+        lambda: seen.reissue([lease], 60, nonce=bytes(16)),
         lambda: seen.complete([Completion(lease=lease)]),
         lambda: seen.fail([Failure(lease=lease, kind="dns", reason="")]),
         lambda: seen.release([lease]),
@@ -423,6 +423,26 @@ async def test_after_a_full_disk_it_is_still_known_which_slot_has_what(store: SQ
     await set_room(store, None)
     assert await frontier.fence("c/0", 2) == 2
     assert None not in await frontier.complete([Completion(lease=lease) for lease in plain])
+    await check_books(frontier)
+
+
+async def test_after_a_full_disk_it_is_still_known_what_was_sent(store: SQLiteStore, frontier: Frontier) -> None:
+    await frontier.push([page(number) for number in range(3)])
+    first, second, third = (await frontier.lease(3, 60, begun=False)).leases
+    (begun,) = await frontier.reissue([second], 60, nonce=b"one-receiver")
+    assert begun is not None
+    await set_room(store, 0)
+    with pytest.raises(FrontierError, match="no room on the disk"):
+        await frontier.complete([Completion(lease=first, items=[b"x" * 90_000])])
+    await set_room(store, None)
+    (again,) = await frontier.reissue([second], 60, nonce=b"one-receiver")
+    assert again is not None
+    assert again.token == begun.token
+    assert await frontier.reissue([second], 60, nonce=b"another-receiver") == [None]
+    for lease, attempts in ((first, 0), (second, 1), (third, 0)):
+        found = await frontier.find(lease.request)
+        assert found is not None
+        assert found.attempts == attempts
     await check_books(frontier)
 
 

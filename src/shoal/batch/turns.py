@@ -102,11 +102,11 @@ class TakingTurns(Scheduler):
         self._taker = taker
         self._complete = False
 
-    async def next_requests(self, limit: int) -> Leased:
-        return await self._turns.take(self._taker, lambda: self._lease(limit))
+    async def next_requests(self, limit: int, *, begun: bool = True) -> Leased:
+        return await self._turns.take(self._taker, lambda: self._lease(limit, begun))
 
-    async def _lease(self, limit: int) -> tuple[Leased, bool]:
-        leased = await super().next_requests(limit)
+    async def _lease(self, limit: int, begun: bool) -> tuple[Leased, bool]:
+        leased = await super().next_requests(limit, begun=begun)
         self._complete = super().limit_reached and await self._session.is_complete()
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0
 

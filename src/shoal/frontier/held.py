@@ -10,7 +10,7 @@ from shoal.ports import Claim, Frontier, Holder, Leased
 class OneFrontier(Frontier, Protocol):
     """A run's only frontier, which all its workers share, whoever they are."""
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased: ...
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased: ...
 
     async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None: ...
 
@@ -46,8 +46,8 @@ class HeldFrontier:
         self.retry_dead = frontier.retry_dead
         self.close = frontier.close
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
-        return await self._frontier.lease(limit, ttl, self._holder)
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
+        return await self._frontier.lease(limit, ttl, self._holder, begun=begun)
 
     async def claim(self, role: str, ttl: float) -> Claim | None:
         return await self._frontier.claim(role, ttl, self._holder)

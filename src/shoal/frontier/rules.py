@@ -67,6 +67,12 @@ def is_fenced(holder: Holder | None, slot: str, epoch: int) -> bool:
     return holder is not None and holder.slot == slot and holder.epoch < epoch
 
 
+def check_nonce(nonce: bytes) -> None:
+    """ValueError for one that others might make up too, or that is more than one."""
+    if not 8 <= len(nonce) <= 32:
+        raise ValueError(f"a nonce has 8 to 32 bytes, not {len(nonce)}")
+
+
 def lost_reason(attempts: int) -> str:
     """Why a request whose worker was lost failed."""
     times = "once" if attempts == 1 else f"{attempts} times"

@@ -2,7 +2,8 @@
 
 A page becomes a task when its lease is given: so what waits for a host, a retry or a Retry-After waits in the frontier,
 and no worker's place is taken by waiting. The lease travels with the task. While the task is in the broker the lease is
-renewed here; whoever begins with it has it reissued, and then it is that worker's to renew.
+renewed here, and if it runs out all the same, that costs no attempt. Whoever begins with it has it reissued, and then
+it is that worker's to renew.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ _WINDOW = (16, 200)
 """Pages of one session that are with Celery at a time, at least and at most: as many as are done in half a second. So
 the queue is short where workers are slow, and a large session leaves room for others."""
 _LOOK = (0.01, 0.25)  # seconds between looks at a session, first and at most
-_IN_BROKER = 10
-"""How many times longer than a worker's a lease is while its task is in the broker: what runs out there uses up an
-attempt, though nobody has worked on it. So an API that is away for some minutes costs none."""
 _SEND_AGAIN = 600.0  # seconds after which a task that nobody began is sent once more, whatever the reason
 _UNHEARD = 15.0
 """Seconds after which a task that nobody began and that is not in the queue is taken for lost: a worker may have
@@ -103,7 +101,7 @@ class _Dispatch:
     def __init__(self, session: Session, config: Config, watch: CeleryWatch) -> None:
         self._store = store_name(distributed_frontier(config))
         self._renew_every = lease_ttl(config) / 4
-        ttl = _IN_BROKER * lease_ttl(config)
+        ttl = lease_ttl(config)
         config = session.config(config).with_settings({"lease.ttl": ttl})
         self._watch = watch
         self._session = session
@@ -159,7 +157,7 @@ class _Dispatch:
         room = max(least, min(most, int(self._pace.per_second / 2))) - stats.leased
         if room <= 0:
             return moved
-        leased = await self._persist(lambda: self._scheduler.next_requests(room))
+        leased = await self._persist(lambda: self._scheduler.next_requests(room, begun=False))
         if leased.leases:
             await self._send(leased.leases)
         return moved or bool(leased.leases)

@@ -119,7 +119,8 @@ class _Pages:
 
     async def _handle(self, opened: _OpenSession, sent: Lease) -> str:
         frontier = opened.frontier
-        (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl))
+        nonce = os.urandom(16)  # of this delivery, however often it has to ask
+        (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
         if lease is None:
             log.info("a task that came late or twice is left alone url=%s", sent.request.url)
             return "stale"

@@ -9,12 +9,14 @@ from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
 from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.roles import RolesContract
+from shoal.testing.sending import SendingContract
 
 
 class FrontierContract(
     PushingContract,
     LeasingContract,
     ReissuingContract,
+    SendingContract,
     PolitenessContract,
     LedgerContract,
     RolesContract,

@@ -31,6 +31,7 @@ from shoal.testing.strategies import (
     CURSORS,
     HOSTS,
     ITEMS,
+    NONCES,
     OPTIONS,
     PAGE,
     PAGES,
@@ -107,6 +108,8 @@ class FrontierMachine(RuleBasedStateMachine):
         self._held: dict[Holder, Frontier] = {}
         """The run as those see it who have slots of a cluster."""
         self._fingerprints: dict[int, bytes] = {}
+        self._tokens: dict[int, int] = {}
+        """By the model's tokens of leases, those of the backend."""
 
     def _do(self, step: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.get_loop().run_until_complete(step)
@@ -172,14 +175,20 @@ class FrontierMachine(RuleBasedStateMachine):
         return self._held[holder]
 
     def _lease(
-        self, frontier: Frontier, model: Model, limit: int, ttl: float, holder: Holder | None = None
+        self,
+        frontier: Frontier,
+        model: Model,
+        limit: int,
+        ttl: float,
+        holder: Holder | None = None,
+        begun: bool = True,
     ) -> list[Taken]:
         if model.is_refused(holder):
             with pytest.raises(FencedError):
-                self._do(frontier.lease(limit, ttl))
+                self._do(frontier.lease(limit, ttl, begun=begun))
             return []
-        leased = self._do(frontier.lease(limit, ttl))
-        expected, wait = model.lease(limit, ttl, holder)
+        leased = self._do(frontier.lease(limit, ttl, begun=begun))
+        expected, wait = model.lease(limit, ttl, holder, begun=begun)
         assert [(lease.request, lease.attempt) for lease in leased.leases] == [
             (held.entry.request, held.attempt) for held in expected
         ]
@@ -199,11 +208,12 @@ class FrontierMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
         slot=SLOTS,
         ahead=AHEAD,
+        begun=st.sampled_from([True, True, False]),
     )
-    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int) -> None:
+    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, begun: bool) -> None:
         self.advance(seconds)
         holder = self._holder(slot, ahead)
-        self._leases += self._lease(self._frontier(holder), self.model, limit, ttl, holder)
+        self._leases += self._lease(self._frontier(holder), self.model, limit, ttl, holder, begun)
 
     @precondition(lambda self: self.model.holders() and not self.model.overdue())  # it may give those back first
     @rule(pick=RECENT, ahead=st.sampled_from([1, 1, 0, -1]))
@@ -232,20 +242,28 @@ class FrontierMachine(RuleBasedStateMachine):
         self._leases += batch
         self._renew(batch, ttl)
 
-    def _reissue(self, batch: list[Taken], ttl: float) -> list[Taken]:
-        reissued = self._do(self.frontier.reissue([taken.lease for taken in batch], ttl))
-        expected = [self.model.reissue(taken.held, ttl) for taken in batch]
+    def _reissue(self, batch: list[Taken], ttl: float, nonce: bytes) -> list[Taken]:
+        reissued = self._do(self.frontier.reissue([taken.lease for taken in batch], ttl, nonce=nonce))
+        expected = self.model.reissue([taken.held for taken in batch], ttl, nonce)
         assert [lease and (lease.request, lease.attempt) for lease in reissued] == [
             held and (held.entry.request, held.attempt) for held in expected
         ]
-        return [Taken(lease, held) for lease, held in zip(reissued, expected, strict=True) if lease and held]
+        taken = [Taken(lease, held) for lease, held in zip(reissued, expected, strict=True) if lease and held]
+        for lease, held in taken:
+            assert lease.token == self._tokens.setdefault(held.token, lease.token)
+        return taken
 
     @precondition(lambda self: self._leases)
-    @rule(picks=PICKS, twice=st.booleans(), ttl=TTLS)
-    def reissue(self, picks: list[int], twice: bool, ttl: float) -> None:
+    @rule(picks=PICKS, twice=st.booleans(), ttl=TTLS, nonce=NONCES)
+    def reissue(self, picks: list[int], twice: bool, ttl: float, nonce: bytes) -> None:
         batch = self._take(picks)
         self._spent += batch
-        self._leases += self._reissue(batch * 2 if twice else batch, ttl)
+        self._leases += self._reissue(batch * 2 if twice else batch, ttl, nonce)
+
+    @precondition(lambda self: self._spent)
+    @rule(picks=st.lists(RECENT, min_size=1, max_size=3), ttl=TTLS, nonce=NONCES)
+    def repeat_a_reissue(self, picks: list[int], ttl: float, nonce: bytes) -> None:
+        self._leases += self._reissue([self._spent[-1 - pick % len(self._spent)] for pick in picks], ttl, nonce)
 
     def _take(self, picks: list[int]) -> list[Taken]:
         """Some of the leases, which are no longer unused then."""
@@ -345,7 +363,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self._release(batch, contacted)
 
     @precondition(lambda self: self._spent)
-    @rule(pick=RECENT, how=st.sampled_from(["complete", "fail", "retry", "release", "renew", "reissue"]), pages=PAGES)
+    @rule(pick=RECENT, how=st.sampled_from(["complete", "fail", "retry", "release", "renew"]), pages=PAGES)
     def use_a_spent_lease(self, pick: int, how: str, pages: list[Page]) -> None:
         successors = [taken for taken in self._spent if taken.held.entry.state == "leased"]
         taken = (successors or self._spent)[-1 - pick % len(successors or self._spent)]
@@ -358,10 +376,8 @@ class FrontierMachine(RuleBasedStateMachine):
                 self._fail([taken], 10.0, "stale", pages, [b"stale"], True)
             case "release":
                 self._release([taken], True)
-            case "renew":
-                self._renew([taken], 100.0)
             case _:
-                assert self._reissue([taken], 100.0) == []
+                self._renew([taken], 100.0)
 
     @precondition(lambda self: self.model.in_state("dead"))
     @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))

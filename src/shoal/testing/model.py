@@ -31,6 +31,10 @@ class Entry:
     until: float = 0.0
     """When it is due again, or when its lease runs out."""
     holder: Holder | None = None
+    begun: bool = True
+    """Whether the attempt of its lease counts yet."""
+    origin: tuple[int, bytes] | None = None
+    """The token that its lease was reissued from, and the nonce."""
     items: int = 0
     status: int = 0
     kind: str = ""
@@ -149,7 +153,9 @@ class Model:
 
     # -- leasing
 
-    def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> tuple[list[Held], float | None]:
+    def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True
+    ) -> tuple[list[Held], float | None]:
         now = self.world.now
         for entry in self.overdue():
             self.lose(entry)
@@ -161,13 +167,19 @@ class Model:
             best = min(due, key=lambda entry: (-entry.request.priority, entry.place))
             self._tokens += 1
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
-            best.attempts += 1
-            best.holder = holder
-            leases.append(Held(best, best.token, best.attempts))
+            leases.append(Held(best, best.token, best.attempts + 1))
+            best.holder, best.begun, best.origin = holder, False, None
+            if begun:
+                self._begin(best)
         held_back = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
         moments += [self._due_at(host) for host in held_back if not self._is_due(host)]
         return leases, min(moments) - now if moments else None
+
+    def _begin(self, entry: Entry) -> None:
+        """From here on its attempt counts."""
+        if not entry.begun:
+            entry.attempts, entry.begun = entry.attempts + 1, True
 
     def overdue(self) -> list[Entry]:
         """Those whose leases ran out and were not given back yet."""
@@ -176,9 +188,9 @@ class Model:
     def lose(self, entry: Entry) -> None:
         """The worker of a leased request is lost."""
         entry.state = "ready"
-        if entry.attempts >= self.options.max_attempts:
+        if entry.begun and entry.attempts >= self.options.max_attempts:
             entry.state, entry.kind = "dead", LOST_KIND
-        self._ended(entry, contacted=True)
+        self._ended(entry, contacted=entry.begun)
 
     def lose_all(self) -> None:
         """The only process is dead, and whatever it held is given back."""
@@ -220,12 +232,23 @@ class Model:
         held.entry.until = self.world.now + ttl
         return True
 
-    def reissue(self, held: Held, ttl: float) -> Held | None:
-        if not self.is_current(held):
+    def reissue(self, batch: Sequence[Held], ttl: float, nonce: bytes) -> list[Held | None]:
+        reissued: list[Held | None] = []
+        for held in batch:
+            before = any(each is not None and each.entry is held.entry for each in reissued)
+            reissued.append(None if before else self._reissue(held, ttl, nonce))
+        return reissued
+
+    def _reissue(self, held: Held, ttl: float, nonce: bytes) -> Held | None:
+        entry, origin = held.entry, (held.token, nonce)
+        if self.is_current(held):
+            self._tokens += 1
+            entry.token, entry.origin = self._tokens, origin
+            self._begin(entry)
+        elif entry.state != "leased" or entry.origin != origin:
             return None
-        self._tokens += 1
-        held.entry.token, held.entry.until = self._tokens, self.world.now + ttl
-        return held._replace(token=self._tokens)
+        entry.until = self.world.now + ttl
+        return held._replace(token=entry.token)
 
     def complete(
         self,
@@ -240,6 +263,7 @@ class Model:
         if not self.is_current(held):
             return None
         entry = held.entry
+        self._begin(entry)
         entry.state, entry.status = "done", status
         self._log_items(entry, items)
         self.duplicates += duplicates
@@ -262,6 +286,7 @@ class Model:
         if not self.is_current(held):
             return None
         entry = held.entry
+        self._begin(entry)
         entry.status = status
         if retry_in is not None and entry.attempts < self.options.max_attempts:
             entry.state, entry.until = "waiting", self.world.now + retry_in
@@ -275,6 +300,7 @@ class Model:
     def release(self, held: Held, *, contacted: bool) -> bool:
         if not self.is_current(held):
             return False
+        self._begin(held.entry)
         held.entry.state = "ready"
         held.entry.attempts -= 1
         self._ended(held.entry, contacted=contacted)

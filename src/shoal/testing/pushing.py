@@ -23,6 +23,7 @@ from shoal.testing.steps import (
     names,
     page,
     push,
+    reissue,
 )
 
 WHOLE = Request(
@@ -166,7 +167,7 @@ class PushingContract(ContractTests):
         assert await frontier.complete([]) == []
         assert await frontier.fail([]) == []
         assert await frontier.renew([], TTL) == []
-        assert await frontier.reissue([], TTL) == []
+        assert await reissue(frontier, []) == []
         assert await frontier.release([]) == []
         assert (await frontier.lease(0, TTL)).leases == []
         assert await frontier.stats() == before

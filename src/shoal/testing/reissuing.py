@@ -9,7 +9,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from shoal.ports import Completion, Frontier, FrontierOptions, Holder, Lease, RunState
+from shoal.ports import Completion, Frontier, FrontierOptions, Holder, RunState
 from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     TTL,
@@ -23,14 +23,9 @@ from shoal.testing.steps import (
     lease_names,
     lease_one,
     push,
+    reissue,
+    reissue_one,
 )
-
-
-async def reissue_one(frontier: Frontier, lease: Lease, ttl: float = TTL) -> Lease:
-    """The lease under its new token; it must not be lost."""
-    (reissued,) = await frontier.reissue([lease], ttl)
-    assert reissued is not None
-    return reissued
 
 
 class ReissuingContract(ContractTests):
@@ -126,7 +121,7 @@ class ReissuingContract(ContractTests):
         before = await frontier.stats()
         never = replace(good[0], token=good[1].token)
         batch = [ran_out, good[0], done, failed, never, dead, released, good[1], reissued, good[0]]
-        answer = await frontier.reissue(batch, TTL)
+        answer = await reissue(frontier, batch)
         assert [lease is not None for lease in answer] == [False, True, *[False] * 5, True, False, False]
         new = [lease for lease in answer if lease is not None]
         assert [lease.fingerprint for lease in new] == [lease.fingerprint for lease in good]
@@ -150,7 +145,7 @@ class ReissuingContract(ContractTests):
         await push(frontier, *range(20))
         leases = (await frontier.lease(20, TTL)).leases
         for _ in range(5):
-            tries = [caller.reissue([lease], TTL) for lease in leases for caller in callers]
+            tries = [reissue(caller, [lease]) for lease in leases for caller in callers]
             answers = [lease for (lease,) in await asyncio.gather(*tries)]
             winners = [[lease for lease in answers[at : at + 3] if lease] for at in range(0, len(answers), 3)]
             assert [len(each) for each in winners] == [1] * 20
@@ -160,7 +155,7 @@ class ReissuingContract(ContractTests):
         for _ in range(5):  # as whole batches, in both directions
             batches = [leases, leases[::-1], leases] * 2
             callings = zip(callers * 2, batches, strict=True)
-            given = await asyncio.gather(*(caller.reissue(batch, TTL) for caller, batch in callings))
+            given = await asyncio.gather(*(reissue(caller, batch) for caller, batch in callings))
             won = [lease for answer in given for lease in answer if lease is not None]
             assert len({lease.fingerprint for lease in won}) == len(won) == 20
             leases = won
@@ -171,7 +166,7 @@ class ReissuingContract(ContractTests):
         other = await harness.open_run("run")
         await push(frontier, *range(40))
         for number, lease in enumerate((await frontier.lease(40, TTL)).leases):
-            reissuing = other.reissue([lease], TTL)
+            reissuing = reissue(other, [lease])
             ending = frontier.complete([Completion(lease=lease, items=[b"x"])])
             if number % 2:
                 (reissued,), (ended,) = await asyncio.gather(reissuing, ending)
@@ -186,7 +181,7 @@ class ReissuingContract(ContractTests):
     async def test_what_nobody_waits_for_is_given_back(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier)
-        task = asyncio.ensure_future(frontier.reissue([lease], TTL))
+        task = asyncio.ensure_future(reissue(frontier, [lease]))
         await asyncio.sleep(0)
         if task.cancel():
             with pytest.raises(asyncio.CancelledError):
@@ -259,7 +254,7 @@ class ReissuingContract(ContractTests):
         await harness.open(FrontierOptions(concurrency_per_host=5000))
         holder = await harness.open_run("run", holder=Holder("s", 1))
         await push(holder, *range(2500))
-        reissued = await holder.reissue((await holder.lease(2500, TTL)).leases, TTL)
+        reissued = await reissue(holder, (await holder.lease(2500, TTL)).leases)
         assert len({lease.token for lease in reissued if lease}) == 2500
         assert await holder.fence("s", 2) == 2500
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -54,15 +55,27 @@ async def push(frontier: Frontier, *pages: object, **options: Any) -> None:
     assert pushed.added == len(pages)
 
 
-async def lease_one(frontier: Frontier, ttl: float = TTL) -> Lease:
+async def lease_one(frontier: Frontier, ttl: float = TTL, *, begun: bool = True) -> Lease:
     """The best request; there has to be one."""
-    leased = await frontier.lease(1, ttl)
+    leased = await frontier.lease(1, ttl, begun=begun)
     assert len(leased.leases) == 1
     return leased.leases[0]
 
 
 async def lease_names(frontier: Frontier, limit: int = 100, ttl: float = TTL) -> list[str]:
     return names(await frontier.lease(limit, ttl))
+
+
+async def reissue(frontier: Frontier, leases: Sequence[Lease], ttl: float = TTL) -> list[Lease | None]:
+    """As somebody does who has not tried it before."""
+    return await frontier.reissue(leases, ttl, nonce=os.urandom(16))
+
+
+async def reissue_one(frontier: Frontier, lease: Lease, ttl: float = TTL) -> Lease:
+    """The lease under its new token; it must not be lost."""
+    (reissued,) = await reissue(frontier, [lease], ttl)
+    assert reissued is not None
+    return reissued
 
 
 async def complete(frontier: Frontier, *leases: Lease, **options: Any) -> None:
@@ -115,7 +128,7 @@ async def check_refused(frontier: Frontier, lease: Lease) -> None:
         )
         assert await frontier.fail([failure]) == [None]
     assert await frontier.renew([lease], TTL) == [None]
-    assert await frontier.reissue([lease], TTL) == [None]
+    assert await reissue(frontier, [lease]) == [None]
     assert await frontier.release([lease]) == [False]
     assert await frontier.find(child) is None
     assert (await frontier.stats(), await all_items(frontier), await frontier.find(lease.request)) == before

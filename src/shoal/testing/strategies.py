@@ -32,6 +32,7 @@ RECENT = st.sampled_from([0, 0, 0, 1, 2, 5])
 """Which of those that are there, counted from the last one."""
 CURSORS = st.sampled_from([b"", b"1", b"2"])
 TTLS = st.sampled_from([20.0, 50.0, 100.0])
+NONCES = st.sampled_from([b"nonce-of-one", b"nonce-of-one", b"nonce-of-another"])
 SLOTS = st.sampled_from([None, "s", "s", "t"])
 """Of a cluster, or none."""
 AHEAD = st.sampled_from([0, 0, 0, 1, -1])

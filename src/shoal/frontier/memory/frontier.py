@@ -35,6 +35,7 @@ from shoal.frontier.rules import (
     STATE_NAMES,
     WAITING,
     check_fence,
+    check_nonce,
     child_fingerprint,
     is_fenced,
     lost_reason,
@@ -74,6 +75,10 @@ class _Held(msgspec.Struct):
     lane: Lane[Backlog]
     rank: float
     holder: Holder | None
+    begun: bool
+    """Else its attempt, which its record has, does not count yet."""
+    origin: tuple[int, bytes] | None = None
+    """If it was reissued: the token before, and the nonce."""
 
 
 class MemoryFrontier:
@@ -198,7 +203,7 @@ class MemoryFrontier:
         if holder is not None:
             check_fence(holder.slot, holder.epoch, self._fences.get(holder.slot))
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased:
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased:
         self._check_holder(holder)
         started = time.monotonic()
         now = self._clock()
@@ -208,7 +213,7 @@ class MemoryFrontier:
             return Leased([], None)
         leases: list[Lease] = []
         while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:
-            leases.append(self._take(lane, now, ttl, started + ttl, holder))
+            leases.append(self._take(lane, now, ttl, started + ttl, holder, begun))
             self._lanes.place(lane, now)
         due_again = self._waiting[0][0] if self._waiting else None
         moments = [at for at in (due_again, self._next_expiry(), self._lanes.next_due()) if at is not None]
@@ -241,9 +246,12 @@ class MemoryFrontier:
 
     def _lose(self, number: int, held: _Held, now: float) -> None:
         """End a lease whose worker is gone."""
-        del self._held[number]
         record = self._records[number]
         assert record is not None
+        if not held.begun:
+            self._give_back(number, held, record, now, contacted=False)
+            return
+        del self._held[number]
         head = head_of(record)
         reason = lost_reason(head.attempts)
         self._note(number, now, LOST_EVENT, reason)
@@ -255,7 +263,17 @@ class MemoryFrontier:
             self._requeue(held.lane, held.rank, head.sequence, number, now)
         held.lane.host.returned(now, contacted=True)
 
-    def _take(self, lane: Lane[Backlog], now: float, ttl: float, deadline: float, holder: Holder | None) -> Lease:
+    def _give_back(self, number: int, held: _Held, record: bytes, now: float, *, contacted: bool) -> None:
+        """End a lease that was not used."""
+        del self._held[number]
+        head = head_of(record)
+        self._set(number, head._replace(state=READY, attempts=head.attempts - 1, at=now), record)
+        self._requeue(held.lane, held.rank, head.sequence, number, now)
+        held.lane.host.returned(now, contacted=contacted)
+
+    def _take(
+        self, lane: Lane[Backlog], now: float, ttl: float, deadline: float, holder: Holder | None, begun: bool
+    ) -> Lease:
         found = lane.queue.best()
         assert found is not None
         rank, bucket = found
@@ -277,7 +295,7 @@ class MemoryFrontier:
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
         token = self._next_token()
-        self._held[number] = _Held(token, now + ttl, lane, rank, holder)
+        self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
         heappush(self._expiries, (now + ttl, token, number))
         lane.host.in_flight += 1
         lane.ready -= 1
@@ -340,28 +358,41 @@ class MemoryFrontier:
     # -- ending a lease
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        return self._extend(leases, ttl, anew=False)
-
-    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        return self._extend(leases, ttl, anew=True)
-
-    def _extend(self, leases: Sequence[Lease], ttl: float, *, anew: bool) -> list[Lease | None]:
-        """The leases until ``ttl`` from now; ``anew``: under new tokens."""
         deadline = time.monotonic() + ttl
         until = self._clock() + ttl
-        extended: list[Lease | None] = []
+        renewed: list[Lease | None] = []
         for lease in leases:
             current = self._current(lease)
             if current is None:
-                extended.append(None)
+                renewed.append(None)
                 continue
             number, held, _ = current
-            if anew:
-                held.token = self._next_token()
-            held.until = until
-            heappush(self._expiries, (until, held.token, number))
-            extended.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
-        return extended
+            self._extend(number, held, until)
+            renewed.append(msgspec.structs.replace(lease, deadline=deadline))
+        return renewed
+
+    def _extend(self, number: int, held: _Held, until: float) -> None:
+        held.until = until
+        heappush(self._expiries, (until, held.token, number))
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
+        deadline = time.monotonic() + ttl
+        until = self._clock() + ttl
+        reissued: set[int] = set()
+        answer: list[Lease | None] = []
+        for lease in leases:
+            number, origin = int.from_bytes(lease.fingerprint, "big"), (lease.token, nonce)
+            held = self._held.get(number)
+            if held is None or number in reissued or (held.token != lease.token and held.origin != origin):
+                answer.append(None)
+                continue
+            reissued.add(number)
+            if held.token == lease.token:
+                held.token, held.origin, held.begun = self._next_token(), origin, True
+            self._extend(number, held, until)
+            answer.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        return answer
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         now = self._clock()
@@ -420,11 +451,7 @@ class MemoryFrontier:
             if current is None:
                 continue
             number, held, record = current
-            del self._held[number]
-            head = head_of(record)
-            self._set(number, head._replace(state=READY, attempts=head.attempts - 1, at=now), record)
-            self._requeue(held.lane, held.rank, head.sequence, number, now)
-            held.lane.host.returned(now, contacted=contacted)
+            self._give_back(number, held, record, now, contacted=contacted)
         return released
 
     async def fence(self, slot: str, epoch: int) -> int:
@@ -525,9 +552,11 @@ class MemoryFrontier:
         head, request = head_of(record), request_of(record)
         parent = int.from_bytes(head.parent, "big")
         url = request_of(self._read(parent)).url if parent in self._records else None
+        held = self._held.get(number)
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
-            attempts=head.attempts, status=head.status, items=head.items, parent=url,
+            attempts=head.attempts if held is None or held.begun else head.attempts - 1,
+            status=head.status, items=head.items, parent=url,
             reason=self._causes.get(number, ("", ""))[1],
             events=(*self._events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
         )  # fmt: skip

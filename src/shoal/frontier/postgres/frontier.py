@@ -18,7 +18,7 @@ from msgspec import UNSET
 from shoal.errors import QueueFullError, RunError
 from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
-from shoal.frontier.rules import SPARED_KINDS, STATE_NAMES, push_fingerprint
+from shoal.frontier.rules import SPARED_KINDS, STATE_NAMES, check_nonce, push_fingerprint
 from shoal.frontier.servertime import ServerTime
 from shoal.frontier.unheard import heard
 from shoal.http import Request
@@ -88,10 +88,10 @@ class PostgresFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
-        return await heard(self._lease(min(limit, _MOST), ttl), lambda leased: self.release(leased.leases))
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
+        return await heard(self._lease(min(limit, _MOST), ttl, begun), lambda leased: self.release(leased.leases))
 
-    async def _lease(self, limit: int, ttl: float) -> Leased:
+    async def _lease(self, limit: int, ttl: float, begun: bool) -> Leased:
         if not self._told:
             options = self._options
             told = options.max_attempts, float(options.delay), options.concurrency_per_host
@@ -101,7 +101,7 @@ class PostgresFrontier:
             sent, late = time.monotonic(), False
             deadline = sent + ttl
             rows = await self._database.call(
-                "lease", self._run, self._offset(), limit, ttl, self._time.not_after, *self._holder
+                "lease", self._run, self._offset(), limit, ttl, self._time.not_after, *self._holder, begun
             )
             wait: float | None = None
             leases: list[Lease] = []
@@ -135,20 +135,21 @@ class PostgresFrontier:
         kept = {leases[row[0] - 1].token for row in rows}
         return [msgspec.structs.replace(lease, deadline=deadline) if lease.token in kept else None for lease in leases]
 
-    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
         if not leases:
             return []
         # Whoever had the old tokens may have begun.
         return await heard(
-            self._reissue(leases, ttl),
+            self._reissue(leases, ttl, nonce),
             lambda anew: self.release([lease for lease in anew if lease], contacted=True),
         )
 
-    async def _reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+    async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
         deadline = time.monotonic() + ttl
         places = first_places(leases)
         columns = tokens_of(leases[place] for place in places)
-        rows = await self._database.call("reissue", self._run, self._offset(), *columns, ttl)
+        rows = await self._database.call("reissue", self._run, self._offset(), *columns, ttl, nonce)
         reissued: list[Lease | None] = [None] * len(leases)
         for nth, token in rows:
             place = places[nth - 1]

@@ -28,7 +28,16 @@ from shoal.frontier.redis.records import (
     storable,
 )
 from shoal.frontier.redis.server import Server
-from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint, push_fingerprint
+from shoal.frontier.rules import (
+    DEAD,
+    DONE,
+    READY,
+    STATE_NAMES,
+    WAITING,
+    check_nonce,
+    child_fingerprint,
+    push_fingerprint,
+)
 from shoal.frontier.servertime import ServerTime
 from shoal.frontier.unheard import heard
 from shoal.http import Request
@@ -97,10 +106,10 @@ class RedisFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float) -> Leased:
-        return await heard(self._lease(limit, ttl), lambda leased: self.release(leased.leases))
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
+        return await heard(self._lease(limit, ttl, begun), lambda leased: self.release(leased.leases))
 
-    async def _lease(self, limit: int, ttl: float) -> Leased:
+    async def _lease(self, limit: int, ttl: float, begun: bool) -> Leased:
         if not self._joined:
             self._misplaced += await self._run("join")
             self._joined = True
@@ -110,7 +119,9 @@ class RedisFrontier:
         while True:
             sent, not_after = time.monotonic(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, clock, *taken = await self._run("lease", max(0, limit), min(ttl, _FOREVER), until, *self._slot)
+            wait, clock, *taken = await self._run(
+                "lease", max(0, limit), min(ttl, _FOREVER), until, int(begun), *self._slot
+            )
             self._time.heard(sent, float(clock))
             if not taken:  # the server's clock has jumped: it is known now
                 continue
@@ -138,18 +149,19 @@ class RedisFrontier:
             for lease, is_kept in zip(leases, kept, strict=True)
         ]
 
-    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
         if not leases:
             return []
         # Whoever had the old tokens may have begun.
         return await heard(
-            self._reissue(leases, ttl),
+            self._reissue(leases, ttl, nonce),
             lambda anew: self.release([lease for lease in anew if lease], contacted=True),
         )
 
-    async def _reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+    async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
         deadline = time.monotonic() + ttl
-        tokens = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases))
+        tokens = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases), nonce)
         return [
             msgspec.structs.replace(lease, token=token, deadline=deadline) if token else None
             for lease, token in zip(leases, tokens, strict=True)

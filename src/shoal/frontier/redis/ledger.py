@@ -161,7 +161,7 @@ def _readable(record: bytes) -> tuple[Head, Request | None]:
         return read_head(record.ljust(61, b"\0")), None
 
 
-def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes) -> History:
+def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int) -> History:
     head, request = _readable(record)
     above = _readable(parent)[1] if parent else None
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
@@ -170,7 +170,7 @@ def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, ca
         state=state,
         depth=request.depth if request else 0,
         priority=request.priority if request else 0.0 - head.rank,
-        attempts=head.attempts,
+        attempts=head.attempts - unbegun,
         status=head.status,
         items=head.items,
         parent=above.url if above else None,

@@ -12,6 +12,7 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 - ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
 - ``run:N:role``, ``run:N:items``: its roles, and its item log.
+- ``run:N:sent``: leases that nobody has begun yet, and how others were reissued.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: what was leased and claimed under slots of clusters, and the
   epoch before which each slot gets nothing.
 """

@@ -22,6 +22,7 @@ from shoal.frontier.rules import (
     LEASED,
     LOST_EVENT,
     LOST_KIND,
+    check_nonce,
     child_fingerprint,
     is_fenced,
     lost_reason,
@@ -68,6 +69,10 @@ class _Held(msgspec.Struct, frozen=True):
     lane: Lane[int]
     rank: float
     holder: Holder | None
+    begun: bool
+    """Else the last of its attempts does not count yet."""
+    origin: tuple[int, bytes] | None = None
+    """If it was reissued: the token before, and the nonce."""
 
 
 class SQLiteFrontier:
@@ -111,18 +116,19 @@ class SQLiteFrontier:
         self._queue.load()
         self._held = {}
         leased = self._db.execute(
-            "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch FROM request"
+            "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch, begun, origin, nonce FROM request"
             " WHERE run = ? AND due IS NOT NULL AND state = 2",
             (self._run,),
         )
-        for number, fingerprint, token, attempts, items, lane_number, rank, slot, epoch in leased:
+        for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in leased:
             lane = self._queue[lane_number]
             lane.host.in_flight += 1
             holder = None if slot is None else Holder(slot, epoch)
-            self._held[fingerprint] = _Held(number, fingerprint, token, attempts, items, lane, rank, holder)
+            origin = None if nonce is None else (before, nonce)
+            self._held[name] = _Held(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
 
     def recover(self) -> None:
-        """End what a process that is gone held. Each of its leases was an attempt."""
+        """End what a process that is gone held. Each of its leases that were begun was an attempt."""
         ledger = self._records.ledger()
         self._lose(list(self._held.values()), ledger, self._clock())
         self._records.save(ledger)
@@ -193,12 +199,12 @@ class SQLiteFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None) -> Leased:
-        step = self._change(partial(self._lease, limit, ttl, time.monotonic() + ttl, holder))
+    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased:
+        step = self._change(partial(self._lease, limit, ttl, time.monotonic() + ttl, holder, begun))
         return await heard(step, lambda leased: self.release(leased.leases))
 
     def _lease(
-        self, limit: int, ttl: float, deadline: float, holder: Holder | None, ledger: Ledger, now: float
+        self, limit: int, ttl: float, deadline: float, holder: Holder | None, begun: bool, ledger: Ledger, now: float
     ) -> Leased:
         self._records.check_holder(holder)
         for frontier in list(self._runs.values()):
@@ -207,7 +213,7 @@ class SQLiteFrontier:
         moment = self._wake(now, ledger)
         if self.halted:
             return Leased([], None)
-        leases = self._take(self._queue.choose(limit, now), holder, ledger, now, now + ttl, deadline)
+        leases = self._take(self._queue.choose(limit, now), holder, begun, ledger, now, now + ttl, deadline)
         moments = [moment, now + ttl if leases else None, self._queue.next_due()]
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
@@ -243,6 +249,8 @@ class SQLiteFrontier:
 
     def _lose(self, lost: Sequence[_Held], ledger: Ledger, now: float) -> None:
         """End leases whose worker is gone."""
+        self._give_back([held for held in lost if not held.begun], ledger, now, contacted=False)
+        lost = [held for held in lost if held.begun]
         ready, dead = [], []
         for held in lost:
             reason = lost_reason(held.attempts)
@@ -260,10 +268,22 @@ class SQLiteFrontier:
         ledger.dead += len(dead)
         self._end([(held, True) for held in lost], ledger, now)
 
+    def _give_back(self, unused: Sequence[_Held], ledger: Ledger, now: float, *, contacted: bool) -> None:
+        """End leases that were not used."""
+        self._db.executemany(
+            "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
+            [(held.attempts - 1, now, held.number) for held in unused],
+        )
+        for held in unused:
+            self._queue.ready(held.lane, (held.rank, held.number), now)
+        ledger.ready += len(unused)
+        self._end([(held, contacted) for held in unused], ledger, now)
+
     def _take(
         self,
         chosen: Sequence[tuple[Lane[int], Key]],
         holder: Holder | None,
+        begun: bool,
         ledger: Ledger,
         now: float,
         until: float,
@@ -283,12 +303,13 @@ class SQLiteFrontier:
                 raise self._file.damaged(f"request {number} can't be read: {exc!r}") from exc
             ledger.token += 1
             token, attempt = ledger.token, attempts + 1
-            self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank, holder)
+            self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank, holder, begun)
             learned = lane.host.learned_delay or 0.0
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline, learned))
-            changes.append((token, *slot, attempt, until, now, number))
+            changes.append((token, *slot, begun, attempt, until, now, number))
         self._db.executemany(
-            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, attempts = ?, due = ?, at = ? WHERE id = ?",
+            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL, nonce = NULL,"
+            " attempts = ?, due = ?, at = ? WHERE id = ?",
             changes,
         )
         ledger.ready -= len(leases)
@@ -325,31 +346,44 @@ class SQLiteFrontier:
         ledger.leased -= len(ended)
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        return await self._change(partial(self._extend, leases, ttl, time.monotonic() + ttl, False))
+        return await self._change(partial(self._renew, leases, ttl, time.monotonic() + ttl))
 
-    async def reissue(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        step = self._change(partial(self._extend, leases, ttl, time.monotonic() + ttl, True))
+    def _renew(self, leases: Sequence[Lease], ttl: float, deadline: float, _: Ledger, now: float) -> list[Lease | None]:
+        current = list(map(self._current, leases))
+        self._db.executemany(
+            "UPDATE request SET due = ? WHERE id = ?", [(now + ttl, held.number) for held in current if held]
+        )
+        return [
+            msgspec.structs.replace(lease, deadline=deadline) if held else None
+            for lease, held in zip(leases, current, strict=True)
+        ]
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
+        step = self._change(partial(self._reissue, leases, ttl, time.monotonic() + ttl, nonce))
         # Whoever had the old tokens may have begun.
         return await heard(step, lambda anew: self.release([lease for lease in anew if lease], contacted=True))
 
-    def _extend(
-        self, leases: Sequence[Lease], ttl: float, deadline: float, anew: bool, ledger: Ledger, now: float
+    def _reissue(
+        self, leases: Sequence[Lease], ttl: float, deadline: float, nonce: bytes, ledger: Ledger, now: float
     ) -> list[Lease | None]:
-        """The leases until ``ttl`` from now; ``anew``: under new tokens."""
-        extended: list[Lease | None] = []
-        changes = []
+        reissued: list[Lease | None] = []
+        changes: dict[bytes, tuple[int, int, bytes, float, int]] = {}
         for lease in leases:
-            held = self._current(lease)
-            if held is None:
-                extended.append(None)
+            held, origin = self._held.get(lease.fingerprint), (lease.token, nonce)
+            if held is None or held.fingerprint in changes or (held.token != lease.token and held.origin != origin):
+                reissued.append(None)
                 continue
-            if anew:
+            if held.token == lease.token:
                 ledger.token += 1
-                held = self._held[held.fingerprint] = msgspec.structs.replace(held, token=ledger.token)
-            changes.append((held.token, now + ttl, held.number))
-            extended.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
-        self._db.executemany("UPDATE request SET token = ?, due = ? WHERE id = ?", changes)
-        return extended
+                held = msgspec.structs.replace(held, token=ledger.token, begun=True, origin=origin)
+                self._held[held.fingerprint] = held
+            changes[held.fingerprint] = (held.token, *origin, now + ttl, held.number)
+            reissued.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        self._db.executemany(
+            "UPDATE request SET token = ?, begun = 1, origin = ?, nonce = ?, due = ? WHERE id = ?", changes.values()
+        )
+        return reissued
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         return await self._change(partial(self._complete, completions))
@@ -428,15 +462,7 @@ class SQLiteFrontier:
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         def step(ledger: Ledger, now: float) -> list[bool]:
             holders = self._ending(leases)
-            ended = [held for held in holders if held]
-            self._db.executemany(
-                "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
-                [(held.attempts - 1, now, held.number) for held in ended],
-            )
-            for held in ended:
-                self._queue.ready(held.lane, (held.rank, held.number), now)
-            ledger.ready += len(ended)
-            self._end([(held, contacted) for held in ended], ledger, now)
+            self._give_back([held for held in holders if held], ledger, now, contacted=contacted)
             return [held is not None for held in holders]
 
         return await self._change(step)

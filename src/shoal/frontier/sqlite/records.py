@@ -17,7 +17,9 @@ from shoal.ports import Claim, Event, History, Holder, LoggedItem, RoleState, St
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, token, newest"
-_HISTORY = "SELECT id, state, attempts, status, items, at, parent, reason, payload FROM request"
+_HISTORY = (
+    "SELECT id, state, attempts - (state = 2 AND NOT begun), status, items, at, parent, reason, payload FROM request"
+)
 _PAGE = 100
 
 

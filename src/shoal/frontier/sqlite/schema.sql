@@ -1,7 +1,7 @@
 -- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 -- A run, and its ledger: how many requests are in each state.
 CREATE TABLE run (
@@ -53,6 +53,9 @@ CREATE TABLE request (
     token INTEGER,                         -- of its lease
     slot TEXT,                             -- of the cluster, if it was leased under one
     epoch INTEGER,
+    begun INTEGER NOT NULL DEFAULT 1,      -- leased: 0 if the last of its attempts does not count yet
+    origin INTEGER,                        -- leased: the token that it was reissued from, if it was
+    nonce BLOB,                            -- and by whom
     attempts INTEGER NOT NULL DEFAULT 0,
     status INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,

@@ -1,7 +1,7 @@
 -- What comes back to the queue, and what is kept from it.
 
 -- Leases that ran out or are given back unused, and requests that have waited long enough, are ready again in their old
--- place, or dead. The caller has locked them, their hosts and lanes, and settles the ledgers from what this returns.
+-- place, or dead. A lease that ran out before it was begun is unused too, and nobody contacted its host. The caller has locked them, their hosts and lanes, and settles the ledgers from what this returns.
 CREATE OR REPLACE FUNCTION give_back(_tokens bigint[], _released boolean, _contacted boolean, _now double precision)
 RETURNS TABLE (run integer, ready bigint, waiting bigint, leased bigint, dead bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -9,16 +9,16 @@ DECLARE
     _gone record;
 BEGIN
     WITH gone AS (
-        DELETE FROM held h WHERE h.token = ANY(_tokens) RETURNING h.*
+        DELETE FROM held h WHERE h.token = ANY(_tokens) RETURNING h.*, _released OR NOT h.begun AS unused
     ), judged AS MATERIALIZED (
-        SELECT g.*, g.state = 2 AND NOT _released AND g.attempts >= r.max_attempts AS dies,
+        SELECT g.*, g.state = 2 AND NOT g.unused AND g.attempts >= r.max_attempts AS dies,
             'its worker was lost while working on it, '
             || CASE g.attempts WHEN 1 THEN 'once' ELSE g.attempts || ' times' END AS reason
         FROM gone g CROSS JOIN LATERAL (SELECT r.max_attempts FROM run r WHERE r.id = g.run LIMIT 1) r
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
             SELECT j.rank, j.id, CASE j.state WHEN 2 THEN _now ELSE j.at END, j.lane,
-                j.attempts - _released::integer, j.status, j.items
+                j.attempts - j.unused::integer, j.status, j.items
             FROM judged j WHERE NOT j.dies
     ), died AS (
         INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
@@ -26,12 +26,12 @@ BEGIN
             FROM judged j WHERE j.dies
     ), told AS (
         INSERT INTO event (request, at, what, detail)
-            SELECT j.id, _now, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT _released
+            SELECT j.id, _now, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT j.unused
     )
     SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
         array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,
         array_agg(j.host) FILTER (WHERE j.state = 2) AS hosts,
-        array_agg(_contacted) FILTER (WHERE j.state = 2) AS contacted,
+        array_agg(_contacted AND (_released OR j.begun)) FILTER (WHERE j.state = 2) AS contacted,
         array_agg(j.run) AS runs, array_agg(j.state) AS states, array_agg(j.dies) AS dies
         INTO _gone FROM judged j;
     PERFORM free_hosts(_gone.hosts, _gone.contacted, _now);
@@ -84,22 +84,40 @@ BEGIN
 END
 $$;
 
--- Returns which of them were good, counted from 1, and their new tokens. They stay with the slot they were leased under.
+-- Returns which of them were good, counted from 1, and their new tokens: the same ones again to whoever comes again with
+-- the same nonce. They stay with the slot they were leased under.
 CREATE OR REPLACE FUNCTION reissue(
-    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision
+    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision, _nonce bytea
 ) RETURNS TABLE (nth bigint, token bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision;
+    _again bigint[];                          -- current tokens of those that were reissued already
 BEGIN
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
+    -- Only now: whoever repeats a step that is still under way has waited for it above. (Two batches in which some were
+    -- reissued and others were not may wait for each other here; then one of them is taken again.)
+    _again := ARRAY(
+        SELECT h.token FROM unnest(_token) u(token)
+        CROSS JOIN LATERAL (SELECT h.token FROM held h WHERE h.origin = u.token LIMIT 1) h);
+    IF cardinality(_again) > 0 THEN
+        PERFORM 1 FROM held h WHERE h.token = ANY(_again) ORDER BY h.token FOR UPDATE;
+    END IF;
     _now := clock(_offset);
     RETURN QUERY
-        UPDATE held SET token = nextval('token'), due = _now + _ttl
+        UPDATE held SET token = CASE WHEN s.is_current THEN nextval('token') ELSE held.token END, due = _now + _ttl,
+            begun = true, origin = s.token, nonce = _nonce
             FROM (
-                SELECT h.tid, u.nth FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
-                CROSS JOIN LATERAL (SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
+                SELECT DISTINCT ON (h.id) h.tid, h.is_current, u.token, u.nth  -- a request once: the second is stale
+                FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
+                CROSS JOIN LATERAL (
+                    SELECT h.*, h.ctid AS tid, true AS is_current FROM held h WHERE h.token = u.token
+                    UNION ALL
+                    SELECT h.*, h.ctid, false FROM held h WHERE h.origin = u.token AND h.nonce = _nonce
+                    LIMIT 1
+                ) h
                 WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+                ORDER BY h.id, u.nth
             ) s
             WHERE held.ctid = s.tid
             RETURNING s.nth, held.token;

@@ -62,10 +62,10 @@ $$;
 
 -- Up to _limit requests in order, and one row more: when there may be more, and in place of a learned delay the time
 -- here. After _not_after nobody waits for it: then nothing is leased, and its attempt is 1. What is leased is the slot's,
--- if there is one.
+-- if there is one; its attempt counts if it is begun, else when it is reissued.
 CREATE OR REPLACE FUNCTION lease(
     _run integer, _offset double precision, _limit integer, _ttl double precision, _not_after double precision,
-    _slot text DEFAULT NULL, _epoch bigint DEFAULT NULL
+    _slot text DEFAULT NULL, _epoch bigint DEFAULT NULL, _begun boolean DEFAULT true
 )
 RETURNS TABLE (
     token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
@@ -169,9 +169,9 @@ BEGIN
                 CROSS JOIN LATERAL (SELECT q.fingerprint, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
             ), kept AS (
                 INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
-                                  slot, epoch)
+                                  slot, epoch, begun)
                     SELECT g.token, g.id, g.rank, _now + _ttl, _now, _run, g.lane, g.host, g.attempts + 1, g.status,
-                        g.items, 2, g.fingerprint, _slot, _epoch
+                        g.items, 2, g.fingerprint, _slot, _epoch, _begun
                     FROM given g
             )
             SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),

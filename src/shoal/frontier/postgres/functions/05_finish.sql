@@ -61,7 +61,8 @@ BEGIN
             u(id, state, status, before, items, attempts, kind, reason)
         WHERE u.state >= 3;
     IF 1 = ANY(_h.states) THEN
-        UPDATE held SET state = 1, due = _now + s.retry_in, at = _now, status = s.status
+        UPDATE held SET state = 1, due = _now + s.retry_in, at = _now, status = s.status,
+            begun = true, origin = NULL, nonce = NULL
             FROM (
                 SELECT h.tid, u.retry_in, u.status
                 FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)

@@ -47,7 +47,7 @@ RETURNS TABLE (
     CROSS JOIN LATERAL (
         SELECT 0::smallint AS state, r.attempts, r.status, r.items, r.at, '' AS reason FROM ready r
             WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
-        UNION ALL SELECT h.state, h.attempts, h.status, h.items, h.at, '' FROM held h WHERE h.id = q.id
+        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '' FROM held h WHERE h.id = q.id
         UNION ALL SELECT o.state, o.attempts, o.status, o.items, o.at, coalesce(o.reason, '') FROM outcome o
             WHERE o.id = q.id
     ) s

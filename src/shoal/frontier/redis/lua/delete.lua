@@ -12,7 +12,8 @@ load_hosts(numbers)
 call('SADD', PREFIX .. 'deleted', own.number)
 many('ZREM', LEASES, leases)
 local parts = {
-  ':req', ':role', ':items', ':event', ':dead', ':kinds', ':waiting', ':open', ':later', ':slot', ':role_slot', ':fence',
+  ':req', ':role', ':items', ':event', ':dead', ':kinds', ':waiting', ':open', ':later', ':slot', ':sent', ':role_slot',
+  ':fence',
 }
 for _, part in ipairs(parts) do call('UNLINK', own.key .. part) end
 call('HDEL', PREFIX .. 'runs', call('HGET', own.key, 'run_id'))

@@ -21,10 +21,11 @@ end
 
 local fingerprints, tokens = given(own.key .. ':slot')
 local records, lost, numbers = fetch(own.key .. ':req', fingerprints), {}, {}
+local sent = fetch(own.key .. ':sent', fingerprints)
 for i, fingerprint in ipairs(fingerprints) do
   local request = read_record(records[i])
   if request and request.state == LEASED and request.token == tokens[i] then
-    lost[#lost + 1] = {fingerprint = fingerprint, request = request}
+    lost[#lost + 1] = {fingerprint = fingerprint, request = request, unbegun = is_unbegun(request, sent[i])}
     numbers[#numbers + 1] = request.host
   end
 end
@@ -47,13 +48,13 @@ end
 local leases = {}
 for i, each in ipairs(lost) do
   leases[i] = lease_member(own, each.request.host, each.fingerprint)
-  returned(hosts[each.request.host], true)
-  lose(own, each.fingerprint, each.request)
+  local contacted = lose(own, each.fingerprint, each.request, each.unbegun)
+  returned(hosts[each.request.host], contacted)
 end
 call('HSET', own.key .. ':fence', slot, ARGV[6])
 finish()
 many('ZREM', LEASES, leases)
-many('HDEL', own.key .. ':slot', fingerprints)
+forget(own, fingerprints)
 many('HSET', own.key .. ':role', free_roles)
 many('HDEL', own.key .. ':role_slot', roles)
 return #lost

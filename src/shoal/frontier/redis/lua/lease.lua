@@ -1,10 +1,11 @@
 -- Hand out the best requests whose host is due. ARGV: how many, for how many seconds, the time after which nobody waits
--- for it ('' if that is not known), and if it is under a slot of a cluster: which one, and its epoch.
+-- for it ('' if that is not known), 1 if they are begun and 0 if they are to be sent, and if it is under a slot of a
+-- cluster: which one, and its epoch.
 -- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
 -- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, and how
 -- many had none.
 
-local limit, ttl, slot, epoch = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8], tonumber(ARGV[9])
+local limit, ttl, begun, slot, epoch = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
 
 -- -- what time has brought
@@ -38,17 +39,19 @@ local function give_back()
   for number, lost in pairs(by_run) do
     local run = run_of(number)
     local records = run and fetch(run.key .. ':req', lost.fingerprints) or {}
+    local sent = run and fetch(run.key .. ':sent', lost.fingerprints) or {}
     for i, fingerprint in ipairs(lost.fingerprints) do
       local host, request = hosts[lost.hosts[i]], read_record(records[i])
-      returned(host, true)
+      local contacted = true
       if run and not request then
         bury(run, fingerprint, LEASED, 0, host.number, 0)
       elseif run and request.state == LEASED then
         request.host = host.number
-        lose(run, fingerprint, request)
+        contacted = lose(run, fingerprint, request, is_unbegun(request, sent[i]))
       end
+      returned(host, contacted)
     end
-    if run then unslot(run, lost.fingerprints) end
+    if run then forget(run, lost.fingerprints) end
   end
   many('ZREM', LEASES, members)
   return true
@@ -216,13 +219,13 @@ end
 
 local buried = 0
 
--- These were leased under the slot, with the tokens behind this one.
-local function hold(fingerprints, token)
+-- These were leased with the tokens behind this one: what is known of them beside that.
+local function remember(part, fingerprints, token, entry_of)
   local entries = {}
   for i, fingerprint in ipairs(fingerprints) do
-    entries[2 * i - 1], entries[2 * i] = fingerprint, slot_entry(token + i, epoch, slot)
+    entries[2 * i - 1], entries[2 * i] = fingerprint, entry_of(token + i)
   end
-  many('HSET', own.key .. ':slot', entries)
+  many('HSET', own.key .. part, entries)
 end
 
 -- Lease what was chosen. Returns the fingerprints and the records.
@@ -259,7 +262,8 @@ local function take(fingerprints, numbers, sequences, ranks)
   own.is_changed = own.is_changed or n > 0
   finish()
   many('ZADD', LEASES, members)
-  if slot then hold(leased, token - n) end
+  if slot then remember(':slot', leased, token - n, function(each) return slot_entry(each, epoch, slot) end) end
+  if begun == '0' then remember(':sent', leased, token - n, function(each) return sent_entry(each, 0, '') end) end
   return leased, answer
 end
 

@@ -1,15 +1,17 @@
--- What became of requests. ARGV: their fingerprints. Returns of each its record, its parent's, its events and why it is
--- dead; nothing for one that the run does not have.
+-- What became of requests. ARGV: their fingerprints. Returns of each its record, its parent's, its events, why it is
+-- dead, and 1 if it is leased and not begun, else 0; nothing for one that the run does not have.
 
 local fingerprints, answer = arguments_from(5), {}
 local records = fetch(own.key .. ':req', fingerprints)
 local events = fetch(own.key .. ':event', fingerprints)
 local causes = fetch(own.key .. ':dead', fingerprints)
+local sent = fetch(own.key .. ':sent', fingerprints)
 for i in ipairs(fingerprints) do
   local record = records[i]
   if record then
     local parent = #record >= SHORTEST and call('HGET', own.key .. ':req', sub(record, 46, 61))
-    answer[i] = {record, parent or '', events[i] or '', causes[i] or ''}
+    local unbegun = is_unbegun(read_record(record), sent[i]) and 1 or 0
+    answer[i] = {record, parent or '', events[i] or '', causes[i] or '', unbegun}
   else
     answer[i] = {}
   end

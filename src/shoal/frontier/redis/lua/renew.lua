@@ -2,11 +2,12 @@
 -- else 0.
 
 local until_when = now + tonumber(ARGV[5])
-local fingerprints, requests = read_leases(ARGV[6])
+local fingerprints, tokens, requests = read_leases(ARGV[6])
 local members, answer = {}, {}
 for i, request in ipairs(requests) do
-  answer[i] = request and 1 or 0
-  if request then
+  answer[i] = 0
+  if request and request.token == tokens[i] then
+    answer[i] = 1
     members[#members + 1] = until_when
     members[#members + 1] = lease_member(own, request.host, fingerprints[i])
   end

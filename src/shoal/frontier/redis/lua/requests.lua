@@ -44,8 +44,15 @@ local function die(run, fingerprint, kind, reason)
   run.kinds[kind] = (run.kinds[kind] or 0) + 1
 end
 
--- The worker of a leased request is gone.
-local function lose(run, fingerprint, request)
+-- The worker of a leased request is gone. If there was none yet, it is given back unused; else its host may have been
+-- contacted, which this returns.
+local function lose(run, fingerprint, request, unbegun)
+  if unbegun then
+    move(run, fingerprint, request, READY)
+    request.attempts, request.at = request.attempts - 1, now
+    save_record(run, fingerprint, request)
+    return false
+  end
   if request.attempts >= run.max_attempts then
     move(run, fingerprint, request, DEAD)
   else
@@ -57,12 +64,13 @@ local function lose(run, fingerprint, request)
   note(run, fingerprint, 'lease lost', reason)
   request.at = now
   save_record(run, fingerprint, request)
+  return true
 end
 
 local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
 
--- What is held under leases that were packed as fingerprints and tokens: the fingerprints, and the request of each, or
--- false where the lease was lost.
+-- Leases that were packed as fingerprints and tokens: both, and the request of each, or false if it is not leased. Only
+-- if it is under that token, the lease is good.
 local function read_leases(blob)
   local fingerprints, tokens, at = {}, {}, 1
   while at <= #blob do
@@ -71,10 +79,9 @@ local function read_leases(blob)
   local records, requests = fetch(own.key .. ':req', fingerprints), {}
   for i in ipairs(fingerprints) do
     local request = read_record(records[i])
-    local is_current = request and request.state == LEASED and request.token == tokens[i]
-    requests[i] = is_current and request or false
+    requests[i] = request and request.state == LEASED and request or false
   end
-  return fingerprints, requests
+  return fingerprints, tokens, requests
 end
 
 -- -- adding

@@ -125,6 +125,6 @@ for i, ending in ipairs(endings) do
 end
 finish()
 many('ZREM', LEASES, leases)
-unslot(own, over)
+forget(own, over)
 many('ZADD', own.key .. ':waiting', waiting)
 return answer

@@ -1,11 +1,16 @@
--- Slots of clusters, and roles, which like leases may be held under one.
+-- What is known of some leases and roles beside their records: slots of clusters, under which both may be held, and
+-- leases that were taken to be sent.
 --
 -- Of each run, `slot` has what was leased under a slot and has not ended, by fingerprint, and `role_slot` under which one
 -- each role was last claimed. An entry counts as long as its token is the current one. `fence` has of each slot the
 -- epoch before which nothing is given to it.
+--
+-- `sent` has, by fingerprint and with the same rule, the leases that nobody has begun yet, and those that were reissued:
+-- from which token, and with which nonce.
 
 local ROLE = '<I8dB' -- token, until when, whether it is finished; then its cursor
 local SLOT = '<I8I8' -- token, epoch; then the slot
+local SENT = '<I8I8' -- token, the one before or 0 if it is not begun; then the nonce
 
 local function slot_entry(token, epoch, slot) return pack(SLOT, token, epoch) .. slot end
 
@@ -17,8 +22,18 @@ local function fenced(slot, epoch)
   end
 end
 
--- These leases are over. Most runs have none under a slot.
-local function unslot(run, fingerprints)
-  local key = run.key .. ':slot'
-  if call('EXISTS', key) == 1 then many('HDEL', key, fingerprints) end
+local function sent_entry(token, before, nonce) return pack(SENT, token, before) .. nonce end
+
+-- Whether an entry of `sent` says of a request that its lease is not begun: then the last of its attempts does not count.
+local function is_unbegun(request, entry)
+  if not entry or not request or request.state ~= LEASED then return false end
+  local token, before = read(SENT, entry)
+  return token == request.token and before == 0
+end
+
+-- These leases are over. Most runs have none under a slot, and none that was sent.
+local function forget(run, fingerprints)
+  for _, part in ipairs({':slot', ':sent'}) do
+    if call('EXISTS', run.key .. part) == 1 then many('HDEL', run.key .. part, fingerprints) end
+  end
 end
