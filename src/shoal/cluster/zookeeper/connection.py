@@ -16,6 +16,9 @@ from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 
 
+_LONG = 6.0  # seconds of a session in which there is time to leave out a ping
+
+
 class Result(AsyncResult):  # type: ignore[misc]
     """Told at once by the thread that reads the connection. Kazoo would wake another one to tell it."""
 
@@ -96,7 +99,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         super()._send_request(*args)
 
     def _send_ping(self, *args: Any) -> None:
-        """Not beside heartbeats, which tell as much."""
+        """Not beside heartbeats, which tell as much; but in a short session every word counts."""
         now = time.monotonic()
-        if now < self.silent_from and now - self._asked > self.ttl / 3:
+        just_heard = self.ttl >= _LONG and now - self._asked < self.ttl / 2
+        if now < self.silent_from and not just_heard:
             super()._send_ping(*args)
