@@ -15,7 +15,6 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 
-
 _LONG = 6.0  # seconds of a session in which there is time to leave out a ping
 
 
