@@ -38,14 +38,13 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
             "CELERY_RESULT_BACKEND": f"{base}/1",
             "SHOAL_FRONTIER": f"{base}/2",
             "CELERY_TASK_RATE_LIMIT": "none",
-            "BENCH_BROKER_URL": f"{base}/3",
-            "BENCH_RESULT_BACKEND": f"{base}/4",
         }
         os.environ.update(environ)  # the sender of the tasks that do nothing is this process
         with (
             api(setup, core=None, environ=environ) as server,
-            celery_worker(setup, "app", environ) as worker,
-            celery_worker(setup, "bare", environ) as bare_worker,
+            celery_worker(setup, "same", environ) as same,
+            celery_worker(setup, "own", environ) as own,
+            celery_worker(setup, "bare", environ) as bare,
         ):
             from batches.noop import TASKS  # it reads the environment
 
@@ -60,9 +59,10 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
                 return seconds, problems(answer, urls)
 
             ways = {
-                "noop": (lambda: do_nothing(TASKS["noop"], urls), worker.pid),
-                "bare": (lambda: do_nothing(TASKS["bare"], urls), bare_worker.pid),
-                "batch": (batch, worker.pid),
+                "same": (lambda: do_nothing(TASKS["same"], urls), same.pid),
+                "own": (lambda: do_nothing(TASKS["own"], urls), own.pid),
+                "bare": (lambda: do_nothing(TASKS["bare"], urls), bare.pid),
+                "batch": (batch, own.pid),
             }
             others = {"sender": server.pid, "Redis": servers.process_of(redis), "site": site.pid}
             for number in range(setup.rounds + 1):

@@ -250,6 +250,7 @@ class Serve(Section, frozen=True, kw_only=True):
     max_in_flight: Count = 64  # pages in the server, of all its sessions
     max_urls: Count = 10_000  # of one batch
     max_request_bytes: Count = 8 * 1024 * 1024  # of one request's body
+    request_timeout: Timeout = 30.0  # in which a request has to arrive whole
     max_answer_bytes: Count = 64 * 1024 * 1024  # of the content in one answer
     max_session_bytes: Count = 1024**3  # of the results of one session; then its other pages fail
     max_kept_bytes: Count = 4 * 1024**3  # of the results that a server in memory keeps; then it takes no more batches

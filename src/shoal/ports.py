@@ -342,6 +342,14 @@ class Store(Protocol):
 
     async def get_run(self, run_id: str) -> Run | None: ...
 
+    async def run_state(self, run_id: str) -> RunState | None:
+        """As ``get_run``, for those who look often: its settings may be large."""
+        ...
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        """Of all its runs, oldest first."""
+        ...
+
     async def list_runs(self, spider: str | None = None) -> list[Run]:
         """Newest first."""
         ...

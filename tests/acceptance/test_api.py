@@ -17,7 +17,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -319,12 +319,12 @@ def test_redirects_and_other_spellings(api: Api, odd: MisbehavingServer) -> None
     """Whatever is given has a result in its place, also if another one leads there."""
     upper = odd.url.upper().replace("HTTP", "hTTp")
     urls = [
-        f"{odd.url}/redirect/2", f"{odd.url}/redirect/0", f"{odd.url}/leaf/1", f"{upper}/leaf/./1#x",
-        f"{odd.url}/leaf/1", "no url", "ftp://127.0.0.1/", f"{odd.url}/leaf/2",
+        f"{odd.url}/redirect/2", f"{odd.url}/redirect/0", f"{odd.url}/leaf/71", f"{upper}/leaf/./71#x",
+        f"{odd.url}/leaf/71", "no url", "ftp://127.0.0.1/", f"{odd.url}/leaf/2",
     ]  # fmt: skip
     answer = api.batch(urls)
     assert [result["url"] for result in answer["results"]] == urls
-    arrived, alike = f"{odd.url}/redirect/0", f"{odd.url}/leaf/1"
+    arrived, alike = f"{odd.url}/redirect/0", f"{odd.url}/leaf/71"
     assert [result["final_url"] for result in answer["results"]] == [
         arrived, arrived, alike, alike, alike, None, None, f"{odd.url}/leaf/2",
     ]  # fmt: skip
@@ -332,7 +332,7 @@ def test_redirects_and_other_spellings(api: Api, odd: MisbehavingServer) -> None
     assert answer["stats"] == {
         "total": 8, "success": 6, "failed": 2, "pending": 0, "cancelled": 0, "workers_used": 1,
     }  # fmt: skip
-    assert sum(visit.path == "/leaf/1" for visit in odd.requests) == 1
+    assert sum(visit.path == "/leaf/71" for visit in odd.requests) == 1
     page = api.results(answer["session_id"])
     assert Counter(result["status"] for result in page) == {"success": 4, "failed": 2}
     assert [result["url"] for result in page[:2]] == ["no url", "ftp://127.0.0.1/"]
@@ -777,6 +777,20 @@ def test_a_body_is_not_too_large(guarded: Api) -> None:
         connection.close()
 
 
+def test_a_request_does_not_take_for_ever_to_arrive(tmp_path: Path, site: Target) -> None:
+    """Also the second one on a connection. One that arrived may be worked on for longer."""
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    beginnings = (b"", whole[:20], whole + whole[:20], b"POST /api/crawl/batch HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+    with serving(tmp_path, {"SHOAL_SERVE__REQUEST_TIMEOUT": "1"}) as api, ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", api.port), 8)) for _ in beginnings]
+        for connection, beginning in zip(connections, beginnings, strict=True):
+            connection.sendall(beginning)
+        assert api.batch(slow(site.url, 1, wait=2.5))["stats"]["success"] == 1
+        for connection in connections:
+            while connection.recv(65536):
+                pass
+
+
 def test_there_are_not_too_many_urls(guarded: Api) -> None:
     with called(guarded, ANN) as ann:
         status, answer = ann.ask("POST", "/api/crawl/batch", {"urls": ["http://127.0.0.1/"] * 1001})
@@ -898,6 +912,26 @@ def test_a_session_is_not_over_while_another_server_has_its_pages(tmp_path: Path
             until(lambda: len(receiver.messages) == 2, 10, "two messages")
             time.sleep(0.5)
             assert len(receiver.messages) == 2
+
+
+def test_a_session_whose_server_dies_goes_on_at_another(tmp_path: Path, site: Target) -> None:
+    """Each is seen to by one server; what the dead one had in flight is fetched again, and nothing else."""
+    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "2", "SHOAL_DOWNLOAD_DELAY": "0"}
+    (tmp_path / "second").mkdir()
+    with serving(tmp_path, environ) as first, serving(tmp_path / "second", environ) as second:
+        urls = slow(site.url, 400)
+        session = first.batch(urls, wait=False)["session_id"]
+        until(lambda: first.get(f"/api/crawl/{session}")[1]["progress"]["done"] > 100, 30, "some of it")
+        assert (first.get("/health")[1]["sessions"], second.get("/health")[1]["sessions"]) == (1, 0)
+        first.process.kill()
+        until(lambda: second.get("/health")[1]["sessions"] == 1, 15, "the takeover")
+        second.wait(session, 40)
+        results = second.results(session)
+        assert Counter(result["url"] for result in results) == Counter(urls)
+        assert {result["status"] for result in results} == {"success"}
+        assert len({result["worker_id"] for result in results}) == 2
+        again = [path for path, count in Counter(visit.path for visit in site.visits()).items() if count > 1]
+        assert len(again) <= 20
 
 
 # -- restarts

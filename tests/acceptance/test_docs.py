@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,6 +20,8 @@ __all__ = ["shop"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
 ZOOKEEPER = "127.0.0.1:2181"
+QUICK = {**os.environ, "SHOAL_DOWNLOAD_DELAY": "0.05"}
+"""The shop is on this machine, and the documents crawl it many times."""
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -56,7 +59,7 @@ def run_all(commands: list[str], folder: Path) -> None:
         program, *arguments = shlex.split(command.removesuffix("&"))
         words = [sys.executable, *(["-m", "shoal.cli.main"] if program == "shoal" else []), *arguments]
         if command.endswith("&"):
-            beside.append(subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True))
+            beside.append(subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=QUICK))
         else:
             run(words, folder)
     for process in beside:
@@ -65,7 +68,7 @@ def run_all(commands: list[str], folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=QUICK)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 

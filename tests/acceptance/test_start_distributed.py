@@ -130,8 +130,8 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     assert {result["worker_id"].partition("@")[0] for result in batch["results"]} == {"worker-1", "worker-2"}
     workers = [f"worker-{number}@{socket.gethostname()}" for number in (1, 2)]
     fleet.wait_until(lambda: sorted(fleet.ask("flower", "/api/workers")) == workers)
+    fleet.wait_until(lambda: {task["state"] for task in fleet.ask("flower", "/api/tasks").values()} == {"SUCCESS"})
     tasks = fleet.ask("flower", "/api/tasks").values()
-    assert {task["state"] for task in tasks} == {"SUCCESS"}
     assert all(any(url in task["args"] for task in tasks) for url in urls)
     assert (fleet.folder / "redis" / "appendonlydir").is_dir()
 

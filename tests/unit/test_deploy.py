@@ -168,7 +168,7 @@ def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> No
     assert settings == CelerySettings(
         broker_url="redis://redis:6379/0", result_backend="redis://redis:6379/1", rate_limit="10/m"
     )
-    assert celery_settings(service_environment("celery-worker", CELERY_TASK_RATE_LIMIT="none")).rate_limit is None
+    assert celery_settings(service_environment("worker", CELERY_TASK_RATE_LIMIT="none")).rate_limit is None
 
 
 def test_compose_does_not_start_an_api_without_a_token() -> None:
@@ -182,7 +182,7 @@ def test_compose_does_not_start_an_api_without_a_token() -> None:
 
 
 def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
-    assert {"redis", "celery-worker", "flower", "api"} <= SERVICES.keys()
+    assert {"redis", "worker", "flower", "api"} <= SERVICES.keys()
     for name, service in SERVICES.items():
         assert service["healthcheck"]["test"], name
         assert service["restart"] == "unless-stopped", name
@@ -206,8 +206,8 @@ def test_the_document_names_files_and_services_that_there_are() -> None:
     assert {file for file, _ in commands} == {COMPOSE_FILE.name}
     rest = " ".join(words for _, words in commands)
     scaled = set(re.findall(r"--scale ([\w-]+)=", DOCUMENT))
-    assert scaled == {"celery-worker"}
-    assert "celery-worker" in rest
+    assert scaled == {"worker"}
+    assert "worker" in rest
     assert set(re.findall(r"(?:up -d|logs|--wait) ([a-z][\w-]*)", rest)) <= SERVICES.keys()
     rows = re.findall(r"^\| `([\w-]+)` \| .* \|", DOCUMENT[DOCUMENT.index("| service |") :], re.MULTILINE)
     assert set(rows) == SERVICES.keys()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -15,11 +15,14 @@ from shoal.batch.session import OVER, Session, Webhook
 from shoal.batch.spider import BatchSpider
 from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError
-from shoal.ports import Store
+from shoal.ports import Claim, Frontier, Store
 
 log = logging.getLogger("shoal.batch")
 
 _SWEEP_EVERY = 30.0
+_ROLE = "work"
+"""Of the process that sees to a session. One that dies loses it, and another takes it."""
+_MOST_KEPT = 15.0  # seconds that the role lasts without a sign of life, at most
 _SEED_AGAIN = 1.0
 _TELL_AGAIN = 5.0
 _CLOSING = 3.0  # seconds for what is under way when the process ends
@@ -74,22 +77,58 @@ class Desk:
         self._sessions: dict[str, Session] = {}
         self._ended: dict[str, float] = {}
         """When each session that is over was, or was first seen to be."""
-        self._sweeping: asyncio.Task[None] | None = None
+        self._role_ttl = min(_MOST_KEPT, config.lease.ttl)
+        self._of_others: dict[str, Frontier] = {}
+        """The frontiers of sessions that other processes see to."""
+        self._helpers: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Go on with what an earlier process left: pages to fetch, and webhooks to send."""
-        for run in reversed(await self._store.list_runs(BatchSpider.name)):
-            over = run.state in OVER
-            if over and not run.settings.get("webhook"):
+        for session_id, state in (await self._store.run_states(BatchSpider.name)).items():
+            session = await self._own(session_id)
+            if session is None:
+                continue
+            if state not in OVER:
+                self._of_others[session_id] = session.frontier
+            elif session.settings.webhook is not None:
+                self._begin_to_tell(session)
+        await self._take_over()
+        self._helpers = [asyncio.create_task(self._sweep()), asyncio.create_task(self._look_after_others())]
+
+    async def _own(self, session_id: str) -> Session | None:
+        """The session, if it is one of this kind and can be read."""
+        try:
+            session = await Session.find(self._store, session_id)
+        except RunError as exc:
+            log.error("a session is left alone: %s", exc)
+            return None
+        return session if session is not None and session.settings.distributed == self._distributed else None
+
+    async def _look_after_others(self) -> None:
+        """Other processes may die."""
+        while self._store.shared:
+            await asyncio.sleep(self._role_ttl / 3)
+            with suppress(FrontierError):
+                await self._take_over()
+
+    async def _take_over(self) -> None:
+        """The sessions that nobody sees to, if there is room for them."""
+        for session_id, frontier in list(self._of_others.items()):
+            if len(self._jobs) >= self._max_sessions:
+                return
+            if session_id in self._jobs:
                 continue
             try:
-                session = await Session.find(self._store, run.run_id)
-            except RunError as exc:
-                log.error("a session is left alone: %s", exc)
-                continue
-            if session is not None and session.settings.distributed == self._distributed:
-                self._begin_to_tell(session) if over else self._begin(session)
-        self._sweeping = asyncio.create_task(self._sweep())
+                claim = await frontier.claim(_ROLE, self._role_ttl)
+                if claim is None:
+                    continue
+                session = await self._own(session_id)
+                if session is not None and await session.state() not in OVER:
+                    log.warning("session %s goes on here", session_id)
+                    self._begin(session, claim)
+            except RunError:  # it was removed
+                pass
+            del self._of_others[session_id]
 
     @property
     def running(self) -> int:
@@ -114,7 +153,9 @@ class Desk:
                 self._store, self._config, urls, options, caller=caller, address=address,
                 distributed=self._distributed, webhook=webhook,
             )  # fmt: skip
-            self._begin(session)
+            claim = await session.frontier.claim(_ROLE, self._role_ttl)
+            if claim is not None:  # else another process has found it already
+                self._begin(session, claim)
         finally:
             self._beginning[sharer] -= 1
         return session
@@ -149,8 +190,8 @@ class Desk:
         await session.cancel()
         self.work.stop(session.id)
 
-    def _begin(self, session: Session) -> None:
-        job = asyncio.create_task(self._see_through(session))
+    def _begin(self, session: Session, claim: Claim) -> None:
+        job = asyncio.create_task(self._hold(session, claim))
         self._jobs[session.id], self._sessions[session.id] = job, session
         job.add_done_callback(lambda _: self._forget(session))
 
@@ -159,6 +200,27 @@ class Desk:
         self._ended[session.id] = time.monotonic()
         self._kept[session.id] = session.room.used
         session.changed.set()
+
+    async def _hold(self, session: Session, claim: Claim) -> None:
+        """See to it for as long as it is ours."""
+        keeping = asyncio.create_task(self._keep_alive(session, claim))
+        try:
+            await self._see_through(session)
+        finally:
+            keeping.cancel()
+            with suppress(FrontierError):
+                await session.frontier.relinquish(claim)
+
+    async def _keep_alive(self, session: Session, claim: Claim) -> None:
+        """Show that somebody sees to it. Where that was not seen for too long, another process does by now."""
+        while self._store.shared:
+            await asyncio.sleep(self._role_ttl / 3)
+            with suppress(FrontierError):
+                if not await session.frontier.advance(claim, b"", self._role_ttl):
+                    log.warning("session %s was taken over by another process", session.id)
+                    self._of_others[session.id] = session.frontier
+                    self.work.stop(session.id)
+                    return
 
     async def _see_through(self, session: Session) -> None:
         try:
@@ -197,11 +259,13 @@ class Desk:
             log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
 
     async def _sweep(self) -> None:
-        """Remove what nobody has to keep any longer."""
+        """Remove what nobody has to keep any longer, and see what others have taken in."""
         while True:
-            await asyncio.sleep(min(_SWEEP_EVERY, self._keep))
+            await asyncio.sleep(min(_SWEEP_EVERY, self._keep, 2 * self._role_ttl))
             with suppress(FrontierError):
-                over = [run.run_id for run in await self._store.list_runs(BatchSpider.name) if run.state in OVER]
+                states = await self._store.run_states(BatchSpider.name)
+                await self._note_others(session_id for session_id, state in states.items() if state not in OVER)
+                over = [session_id for session_id, state in states.items() if state in OVER]
                 now = time.monotonic()
                 self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
                 self._kept = {session_id: size for session_id, size in self._kept.items() if session_id in self._ended}
@@ -209,6 +273,15 @@ class Desk:
                     if now - ended > self._keep:
                         with suppress(RunError):  # another process was first
                             await self._store.delete_run(session_id)
+
+    async def _note_others(self, running: Iterable[str]) -> None:
+        """Sessions that other processes have taken in."""
+        if self._store.shared:
+            for session_id in running:
+                if session_id not in self._jobs and session_id not in self._of_others:
+                    session = await self._own(session_id)
+                    if session is not None:
+                        self._of_others[session_id] = session.frontier
 
     def leave(self) -> None:
         """Let those go who wait for a session."""
@@ -218,8 +291,8 @@ class Desk:
     async def close(self) -> None:
         """What is in flight is given back. Sessions in a store that lasts go on when it is opened again."""
         self._closing = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for helper in self._helpers:
+            helper.cancel()
         for session_id in self._jobs:
             self.work.stop(session_id)
         tasks = [*self._jobs.values(), *self._telling]

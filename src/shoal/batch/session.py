@@ -202,10 +202,10 @@ class Session:
 
     async def state(self) -> str:
         """``running``, ``paused``, ``finished`` or ``cancelled``; RunError when it was removed."""
-        run = await self._store.get_run(self.id)
-        if run is None:
+        state = await self._store.run_state(self.id)
+        if state is None:
             raise RunError(f"session {self.id} was removed")
-        return run.state
+        return state
 
     async def finish(self) -> None:
         with suppress(RunError):  # it was cancelled in this moment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 import time
@@ -29,6 +28,7 @@ from shoal.cli.running import (
     resolve,
 )
 from shoal.errors import ConfigError
+from shoal.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
@@ -251,8 +251,7 @@ def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool, metrics_p
     from shoal.crawler import run_blocking
 
     config = resolved.config
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    collect_rarely()
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else config.log_level)
     for key in sorted(key for key, source in resolved.sources.items() if source.startswith("--") and _is_the_runs(key)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 import traceback
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 import typer
 
 from shoal.errors import ConfigError, ShoalError, SpiderError
+from shoal.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
@@ -206,9 +206,7 @@ def execute(
     from shoal.cli import progress, summary
     from shoal.crawler import Crawl, run_blocking
 
-    # This process only crawls: what is here by now stays, and pages leave few cycles behind.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    collect_rarely()
     made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     console = progress.console()
     progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)

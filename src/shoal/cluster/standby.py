@@ -33,15 +33,15 @@ class FrontierWatch:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._patience):
-                run = await self._store.get_run(self._run_id)
+                state = await self._store.run_state(self._run_id)
         except (FrontierError, TimeoutError) as exc:
             self.lost(str(exc) or f"no answer in {self._patience:g} s", began)
             return False
         self.fit = True
         self._away_since = None
-        self.ended = run is None or run.state == "cancelled" or (run.state == "finished" and not self._keep_alive)
+        self.ended = state in (None, "cancelled") or (state == "finished" and not self._keep_alive)
         if self.ended:
-            log.info("run %s is %s", self._run_id, "removed" if run is None else run.state)
+            log.info("run %s is %s", self._run_id, state or "removed")
         return not self.ended
 
     def lost(self, why: str, since: float | None = None) -> None:

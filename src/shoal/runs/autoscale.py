@@ -133,9 +133,9 @@ class Autoscaler:
         """
         try:
             async with asyncio.timeout(_PATIENCE):
-                run = await store.get_run(self._run_id)
-                if run is None or run.state in ("finished", "cancelled"):
-                    log.info("run %s is %s", self._run_id, "removed" if run is None else run.state)
+                state = await store.run_state(self._run_id)
+                if state in (None, "finished", "cancelled"):
+                    log.info("run %s is %s", self._run_id, state or "removed")
                     self._over = True
                     return None
                 stats = await frontier.stats()
@@ -148,7 +148,7 @@ class Autoscaler:
         if self._away:
             log.warning("the frontier is back")
         self._away = False
-        return 0 if run.state == "paused" else stats.ready + stats.leased
+        return 0 if state == "paused" else stats.ready + stats.leased
 
     async def _keep(self, depth: int | None) -> None:
         """Decide, and see that there are so many: also when nothing has changed, as workers die."""

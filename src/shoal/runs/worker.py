@@ -173,13 +173,13 @@ class Worker:
         while True:
             await asyncio.sleep(_WATCH_PAUSED if state == "paused" else _WATCH_EVERY)
             try:
-                run = await store.get_run(self.run_id)
-                if run is None or run.state == "cancelled":
-                    log.warning("run %s was %s", self.run_id, "removed" if run is None else "cancelled")
+                found = await store.run_state(self.run_id)
+                if found is None or found == "cancelled":
+                    log.warning("run %s was %s", self.run_id, found or "removed")
                     return self.stop()
-                if run.state != state:
-                    log.warning("run %s is %s", self.run_id, run.state)
-                    state = run.state
+                if found != state:
+                    log.warning("run %s is %s", self.run_id, found)
+                    state = found
                     if self._engine is not None:
                         self._engine.halt(state == "paused")
                 looks += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 
@@ -10,7 +9,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from shoal.config import Config
+from shoal.garbage import collect_rarely
 from shoal.server.app import create_app
+from shoal.server.arrival import arriving_within
 from shoal.server.state import Server
 
 _PATIENCE = 3  # seconds for the answers that are under way when it is asked to stop
@@ -23,12 +24,11 @@ def serve(config: Config) -> None:
         uvicorn.Config(
             app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=_PATIENCE,
+            http=arriving_within(config.serve.request_timeout),
         ),
         app,
     )  # fmt: skip
-    # As in a process that only crawls: what is here by now stays, and pages leave few cycles behind.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    collect_rarely()
     process.run()
     if not process.started:
         sys.exit(1)

@@ -91,7 +91,7 @@ class Server:
         """What keeps it from working, or nothing."""
         try:
             async with asyncio.timeout(_ASKING):
-                await self.store.get_run("none")
+                await self.store.run_state("none")
         except (StoreAwayError, TimeoutError) as exc:
             return f"the frontier does not answer: {exc or 'no answer in time'}"
         return ""

@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.signals import worker_process_init, worker_process_shutdown
 
+from shoal.garbage import collect_rarely
 from shoal.tasks.settings import QUEUE, TASK, celery_settings
 from shoal.tasks.worker import PageWorker
 
@@ -28,11 +29,11 @@ app.conf.update(
     result_expires=_RESULTS_KEPT,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    task_track_started=True,
     task_time_limit=_VISIBILITY,
     task_send_sent_event=True,
     worker_send_task_events=True,
     worker_prefetch_multiplier=1,
+    worker_consumer="shoal.tasks.consumer:EventBatchingConsumer",
     worker_concurrency=settings.concurrency,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
@@ -58,7 +59,7 @@ def _page_worker() -> PageWorker:
     global _worker
     with _making:
         if _worker is None:  # a pool of threads, or none
-            _worker = PageWorker()
+            _worker = PageWorker(in_background=True)
         return _worker
 
 
@@ -66,7 +67,8 @@ def _page_worker() -> PageWorker:
 def _begin(**_: Any) -> None:
     """After the fork: neither an event loop nor a connection can be shared with the parent."""
     global _worker
-    _worker = PageWorker()
+    collect_rarely()
+    _worker = PageWorker(in_background=False)
 
 
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from celery.result import denied_join_result
 from kombu.exceptions import OperationalError
 
 from shoal.ports import Lease
@@ -33,7 +34,7 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
 
     count = 0
     try:
-        with app.producer_or_acquire() as producer:
+        with denied_join_result(), app.producer_or_acquire() as producer:  # else it listens for each task's result
             for lease in leases:
                 url = lease.request.url
                 app.send_task(

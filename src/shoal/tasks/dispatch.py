@@ -31,7 +31,7 @@ log = logging.getLogger("shoal.tasks")
 _WINDOW = (16, 200)
 """Pages of one session that are with Celery at a time, at least and at most: as many as are done in half a second. So
 the queue is short where workers are slow, and a large session leaves room for others."""
-_LOOK = (0.01, 0.25)  # seconds between looks at a session, first and at most
+_LOOK = (0.01, 0.25)  # seconds between looks at a session, at least and at most
 _SEND_AGAIN = 600.0  # seconds after which a task that nobody began is sent once more, whatever the reason
 _UNHEARD = 15.0
 """Seconds after which a task that nobody began and that is not in the queue is taken for lost: a worker may have
@@ -61,15 +61,15 @@ class Pace:
     def __init__(self) -> None:
         self.per_second = 0.0
         self._count: int | None = None
-        self._at = 0.0
+        self._began = self._at = 0.0
 
     def note(self, count: int, now: float) -> bool:
         """``count`` of all that are done by now; whether that is more than the last time."""
         before, self._count = self._count, count
         if before is None or now <= self._at:
-            self._at = now
+            self._began = self._at = now
             return bool(count)
-        share = min(1.0, now - self._at)  # of what is believed: the last second counts
+        share = min(1.0, (now - self._at) / min(1.0, now - self._began))  # the last second counts
         self.per_second += share * ((count - before) / (now - self._at) - self.per_second)
         self._at = now
         return count != before
@@ -114,22 +114,22 @@ class _Dispatch:
         self._sent: dict[bytes, _Sent] = {}
         self._renew_at = time.monotonic() + self._renew_every
         self._pace = Pace()
+        self._pause = _LOOK[0]
+        self._out = 0
 
     def stop(self) -> None:
         self._stopped = True
 
     async def run(self) -> None:
-        pause = _LOOK[0]
         while not self._stopped and not await self._was_ended():
             stats = await self._persist(self._frontier.stats)
             if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
                 await self._persist(self._session.finish)
                 break
-            moved = await self._step(stats)
+            await self._step(stats)
             if time.monotonic() >= self._renew_at:
                 await self._renew()
-            pause = _LOOK[0] if moved else min(_LOOK[1], 1.5 * pause)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._pause)
         await self._take_back()
 
     async def _was_ended(self) -> bool:
@@ -148,19 +148,36 @@ class _Dispatch:
         options = self._session.options
         return bool(options.depth) and stats.done >= options.max_pages and not stats.leased
 
-    async def _step(self, stats: Stats) -> bool:
-        """Send what may be sent; whether anything has happened since the last time."""
-        moved = self._pace.note(stats.done + stats.dead, time.monotonic())
-        if moved:
+    async def _step(self, stats: Stats) -> None:
+        """Send what may be sent, and say when to look again."""
+        if moved := self._pace.note(stats.done + stats.dead, time.monotonic()):
             self._session.changed.set()
         least, most = _WINDOW
         room = max(least, min(most, int(self._pace.per_second / 2))) - stats.leased
-        if room <= 0:
-            return moved
-        leased = await self._persist(lambda: self._scheduler.next_requests(room, begun=False))
-        if leased.leases:
-            await self._send(leased.leases)
-        return moved or bool(leased.leases)
+        sent, wait = 0, None
+        if room > 0:
+            leased = await self._persist(lambda: self._scheduler.next_requests(room, begun=False))
+            sent, wait = len(leased.leases), leased.wait
+            if sent:
+                await self._send(leased.leases)
+        more = stats.ready + stats.waiting > sent
+        self._pause = self._next_pause(stats.leased, sent, wait, moved=moved, more=more)
+        self._out = stats.leased + sent
+
+    def _next_pause(self, left: int, sent: int, wait: float | None, *, moved: bool, more: bool) -> float:
+        """Seconds until the next look. ``left``: of what was out after the last one. While there is more to send, half
+        of that may be done in between; at the end it is looked as often as something happens."""
+        pause = self._pause
+        if more and (left or sent):
+            if 2 * left < self._out:
+                pause /= 2
+            elif 4 * left > 3 * self._out:
+                pause *= 1.5
+        else:
+            pause = _LOOK[0] if moved or sent else 1.5 * pause
+        if wait is not None:
+            pause = min(wait, pause)
+        return min(_LOOK[1], max(_LOOK[0], pause))
 
     async def _send(self, leases: Sequence[Lease]) -> None:
         """What the broker does not take goes back, without using up an attempt."""

@@ -85,7 +85,7 @@ class Remote:
             async with asyncio.timeout(_ASKING):
                 await self.desk()
                 assert self._store is not None
-                await self._store.get_run("none")
+                await self._store.run_state("none")
                 workers = await self._watch.look()
         except (BrokerAwayError, StoreAwayError, TimeoutError) as exc:
             log.debug("not available: %s", exc)

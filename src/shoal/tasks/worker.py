@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -33,6 +34,9 @@ LEASE_TTL = 60.0
 """At most: after this a page whose worker died goes to another."""
 _SESSIONS = 50  # that a process keeps open
 _STATE_EVERY = 1.0
+_CLOSING = 5.0
+
+T = TypeVar("T")
 
 
 def lease_ttl(config: Config) -> float:
@@ -40,31 +44,42 @@ def lease_ttl(config: Config) -> float:
 
 
 class PageWorker:
-    """Runs in the background of a worker process; tasks hand pages in and wait."""
+    """The pages of a worker process. ``in_background``: of several tasks at once, which hand them in and wait. Else the
+    loop runs in the thread of its only task, which spares two changes of threads a page."""
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, *, in_background: bool) -> None:
         self._config = config or load_config(file=find_config_file(os.environ), environ=os.environ).config
+        self._store_name = store_name(distributed_frontier(self._config))
         self._loop = uvloop.new_event_loop()
         self._pages: _Pages | None = None
-        threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
+        self._in_background = in_background
+        if in_background:
+            threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
     def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
         """What became of the page. ConfigError when its session is in another ``store`` than this worker's."""
-        own = store_name(distributed_frontier(self._config))
-        if own != store:
-            message = f"the session is in {store}, but this worker works on {own}: give both the same SHOAL_FRONTIER"
+        if self._store_name != store:
+            message = (
+                f"the session is in {store}, but this worker works on {self._store_name}: "
+                "give both the same SHOAL_FRONTIER"
+            )
             log.error("%s", message)
             raise ConfigError(message)
-        return asyncio.run_coroutine_threadsafe(self._work(session_id, lease, worker_id), self._loop).result()
+        return self._run(self._work(session_id, lease, worker_id))
 
     async def _work(self, session_id: str, lease: str, worker_id: str) -> dict[str, Any]:
         if self._pages is None:
             self._pages = _Pages(self._config, worker_id)
         return await self._pages.work(session_id, unpack(lease))
 
+    def _run(self, doing: Coroutine[Any, Any, T]) -> T:
+        if self._in_background:
+            return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
+        return self._loop.run_until_complete(doing)
+
     def close(self) -> None:
         if self._pages is not None:
-            asyncio.run_coroutine_threadsafe(self._pages.close(), self._loop).result(5.0)
+            self._run(asyncio.wait_for(self._pages.close(), _CLOSING))
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 

@@ -163,6 +163,8 @@ class RolesContract(ContractTests):
         assert await store.create_run(made) == made
         assert await store.get_run("r-1") == made
         assert await store.get_run("r-2") is None
+        assert await store.run_state("r-1") == "queued"
+        assert await store.run_state("r-2") is None
         with pytest.raises(RunError):
             await store.create_run(made)
 
@@ -174,6 +176,9 @@ class RolesContract(ContractTests):
         assert runs == ["r-3", "r-2", "r-1", "r-0", "run"]
         assert [run.run_id for run in await harness.store.list_runs("s-1")] == ["r-3", "r-1"]
         assert await harness.store.list_runs("nothing") == []
+        await harness.store.transition("r-1", "running")
+        assert list((await harness.store.run_states("s-1")).items()) == [("r-1", "running"), ("r-3", "queued")]
+        assert await harness.store.run_states("nothing") == {}
 
     async def test_a_run_takes_the_steps_that_are_allowed(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store
@@ -188,6 +193,7 @@ class RolesContract(ContractTests):
             after = await store.get_run(run.run_id)
             assert after is not None
             assert after.state == (new if (old, new) in ALLOWED else old)
+            assert await store.run_state(run.run_id) == after.state
 
     async def test_a_run_that_does_not_exist_has_no_frontier(self, harness: Harness, frontier: Frontier) -> None:
         with pytest.raises(RunError):

@@ -52,6 +52,12 @@ class MemoryStore:
     async def get_run(self, run_id: str) -> Run | None:
         return self._runs.get(run_id)
 
+    async def run_state(self, run_id: str) -> RunState | None:
+        return self._runs[run_id].state if run_id in self._runs else None
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        return {run.run_id: run.state for run in self._runs.values() if run.spider == spider}
+
     async def list_runs(self, spider: str | None = None) -> list[Run]:
         return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import asyncpg
 import msgspec
@@ -66,6 +66,13 @@ class PostgresStore:
     async def get_run(self, run_id: str) -> Run | None:
         found = await self._find(run_id)
         return found and found[1]
+
+    async def run_state(self, run_id: str) -> RunState | None:
+        return cast("RunState | None", await self._database.value("run_state", storable(run_id)))
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        rows = await self._database.call("run_states", storable(spider))
+        return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         rows = await self._database.call("get_run", storable(run_id))

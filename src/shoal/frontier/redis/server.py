@@ -12,7 +12,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, RedisCluster, SSLConnection
+from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -68,6 +68,7 @@ class Server:
         self._offset = offset
         self._sentinel: Sentinel | None = None
         self._client: Redis | RedisCluster = self._connect()
+        self._places = asyncio.Semaphore(_CONNECTIONS)
         self._closed = False
 
     @classmethod
@@ -106,9 +107,9 @@ class Server:
             return master
         (host, port), *_ = at.nodes
         tls = {name: value for name, value in at.tls.items() if name != "ssl"}
-        pool = BlockingConnectionPool(
-            max_connections=_CONNECTIONS, timeout=at.timeout, connection_class=SSLConnection if at.tls else Connection,
-            host=host, port=port, db=at.db, **sockets, **login, **tls,
+        pool = ConnectionPool(
+            connection_class=SSLConnection if at.tls else Connection, host=host, port=port, db=at.db,
+            **sockets, **login, **tls,
         )  # fmt: skip
         return Redis.from_pool(pool)
 
@@ -209,7 +210,8 @@ class Server:
         task = asyncio.current_task()
         cancels = 0 if task is None else task.cancelling()
         try:
-            answer = await self._client.execute_command(*words)
+            async with self._places:
+                answer = await self._client.execute_command(*words)
         except NoScriptError:
             raise
         except (RedisError, RedisClusterException, OSError) as exc:

@@ -20,7 +20,7 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -95,6 +95,14 @@ class RedisStore:
     async def get_run(self, run_id: str) -> Run | None:
         found = await self._find(run_id)
         return found[1] if found else None
+
+    async def run_state(self, run_id: str) -> RunState | None:
+        found = await self._run("run_state", storable(run_id))
+        return cast("RunState", found.decode()) if found else None
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        found = [each.decode() for each in await self._run("run_states", storable(spider))]
+        return dict(zip(found[::2], cast("list[RunState]", found[1::2]), strict=True))
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         """The run, and the number that its keys are named by."""

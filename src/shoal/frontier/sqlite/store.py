@@ -104,6 +104,17 @@ class SQLiteStore:
     async def get_run(self, run_id: str) -> Run | None:
         return await self._file.read(partial(self._run, run_id))
 
+    async def run_state(self, run_id: str) -> RunState | None:
+        def look() -> RunState | None:
+            row = self._file.db.execute("SELECT state FROM run WHERE run_id = ?", (run_id,)).fetchone()
+            return row[0] if row else None
+
+        return await self._file.read(look)
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        query = "SELECT run_id, state FROM run WHERE spider = ? ORDER BY number"
+        return await self._file.read(lambda: dict(self._file.db.execute(query, (spider,)).fetchall()))
+
     def _run(self, run_id: str) -> Run | None:
         row = self._file.db.execute(f"{_RUN} WHERE run_id = ?", (run_id,)).fetchone()
         return _run_of(row) if row else None

@@ -19,6 +19,14 @@ LANGUAGE sql AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id
 $$;
 
+CREATE OR REPLACE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql AS $$
+    SELECT r.state FROM run r WHERE r.run_id = _run_id
+$$;
+
+CREATE OR REPLACE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql AS $$
+    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider ORDER BY r.id
+$$;
+
 CREATE OR REPLACE FUNCTION list_runs(_spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql AS $$

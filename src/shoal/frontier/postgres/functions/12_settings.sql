@@ -15,7 +15,8 @@ BEGIN
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
             '{push, lease, renew, reissue, release, finish, fence, retry_dead, update_host, host_states, set_options,
               remember, recall, claim, advance, relinquish, roles, read_items, trim_items, stats, audit, find, search,
-              history, dead_page, dead_kinds, create_run, get_run, list_runs, set_state, delete_run, cluster_join,
+              history, dead_page, dead_kinds, create_run, get_run, run_state, run_states, list_runs, set_state,
+              delete_run, cluster_join,
               cluster_beat, cluster_look, cluster_take, cluster_retire, cluster_leave, cluster_scale,
               cluster_events}')
     LOOP
