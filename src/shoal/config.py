@@ -245,7 +245,7 @@ class Serve(Section, frozen=True, kw_only=True):
     host: Text = "127.0.0.1"  # any other needs a token
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0 picks one
     token: str | None = None  # what a request must bring
-    tokens: dict[str, str] = {}  # the same for several callers, by name: each has a fair share
+    tokens: dict[str, str] = {}  # for batches of several callers, by name: each has a fair share
     allow: tuple[str, ...] = ()  # networks of private addresses that may be crawled, such as 10.0.0.0/8
     max_in_flight: Count = 64  # pages in the server, of all its sessions
     max_urls: Count = 10_000  # of one batch

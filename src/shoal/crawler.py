@@ -24,6 +24,7 @@ from shoal.errors import RunError, ShoalError, SinkError
 from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
+from shoal.resolving import look_up_many_names
 from shoal.scheduler import Scheduler
 from shoal.seeder import Source, start_requests, url_requests
 from shoal.sinks import open_sink, sink_id
@@ -85,6 +86,7 @@ def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
                 beside.cancel()
                 await asyncio.gather(beside, return_exceptions=True)
 
+    look_up_many_names()
     uvloop.run(main())
     return made
 

@@ -62,17 +62,22 @@ def fetch_while_rebinding(
     answers: Sequence[Sequence[str]], *, fetches: int, allowed: Sequence[str] = (), down: Sequence[str] = ()
 ) -> Outcome:
     """What comes of it when each look-up of a name gets the next of these answers, and the first after the last."""
+    task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down})
+    return Outcome(*json.loads(said_apart("-m", "tests.acceptance.rebinding", task)))
+
+
+def said_apart(*words: str) -> str:
+    """What Python says when it is run with these words in a network of its own."""
     if subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode:
         why = "only root may have a network of its own"
         pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
-    task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down})
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "resolv.conf").write_text("nameserver 127.0.0.1\n")
         Path(folder, "nsswitch.conf").write_text("hosts: dns\n")
-        command = [*_APART, "sh", "-ec", _FURNISHED, folder, sys.executable, "-m", "tests.acceptance.rebinding", task]
+        command = [*_APART, "sh", "-ec", _FURNISHED, folder, sys.executable, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return Outcome(*json.loads(done.stdout))
+    return done.stdout
 
 
 # -- within that network

@@ -36,7 +36,7 @@ SHOP = """<html><head><title> The shop </title><style>p {color: red}</style></he
 <h1>Two books</h1><p class="price">10 €</p><p class="price">12 €</p>
 <a href="/one" title="One">first</a> <a href="/two?x=1#top">second</a> <a href="mailto:a@b.c">mail</a>
 <script>var hidden = 1;</script></body></html>"""
-ANN, BOB = "ann-s-own-token", "bob-s-own-token"
+ANN, BOB, OPERATOR = "ann-s-own-token", "bob-s-own-token", "the-servers-own-token"
 
 
 class Shop(StreamServer):
@@ -89,7 +89,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     (folder / "shoal.toml").write_text(
         f'concurrency_per_host = 64\nlog_level = "DEBUG"\n'
         f"[serve]\nmax_in_flight = 8\nmax_urls = 1000\nmax_sessions = 6\nmax_answer_bytes = 20000\n"
-        f'max_request_bytes = 100000\n[serve.tokens]\nann = "{ANN}"\nbob = "{BOB}"\n'
+        f'max_request_bytes = 100000\ntoken = "{OPERATOR}"\n[serve.tokens]\nann = "{ANN}"\nbob = "{BOB}"\n'
     )
     with serving(folder) as made:
         yield made
@@ -725,6 +725,19 @@ def test_a_token_may_come_in_two_ways(guarded: Api) -> None:
         assert guarded.ask("GET", "/api/crawl/none", headers=headers)[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/api/runs", 200), ("GET", "/api/hosts", 200), ("GET", "/api/clusters/none", 422),
+     ("DELETE", "/api/runs/none", 404)],
+)  # fmt: skip
+def test_what_is_everybodys_is_for_the_servers_own_token(guarded: Api, method: str, path: str, status: int) -> None:
+    with called(guarded, ANN) as ann:
+        refused, answer = ann.ask(method, path)
+    assert (refused, is_problem(answer)) == (403, True)
+    with called(guarded, OPERATOR) as operator:
+        assert operator.ask(method, path)[0] == status
+
+
 def test_a_session_is_its_callers(guarded: Api, site: Target) -> None:
     with called(guarded, ANN) as ann, called(guarded, BOB) as bob:
         session = ann.batch([f"{site.url}/a"])["session_id"]
@@ -732,9 +745,9 @@ def test_a_session_is_its_callers(guarded: Api, site: Target) -> None:
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/stream")):
             status, answer = bob.ask(method, f"/api/crawl/{session}{path}")
             assert (status, is_problem(answer)) == (404, True)
-        for caller in (ann, bob):  # nor is it a run
-            assert caller.get(f"/api/runs/{session}/items")[0] == 404
-            assert session not in json.dumps(caller.get("/api/runs")[1])
+    with called(guarded, OPERATOR) as operator:  # nor is it a run
+        assert operator.get(f"/api/runs/{session}/items")[0] == 404
+        assert session not in json.dumps(operator.get("/api/runs")[1])
 
 
 def test_a_session_belongs_to_a_token_and_not_to_an_address(tmp_path: Path, site: Target) -> None:

@@ -9,11 +9,12 @@ from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import Serve
 from shoal.errors import ConfigError
-from shoal.server.problems import problem
+from shoal.server.problems import ProblemError, problem
 
 _OPEN = ("/health", "/ready")
 """What may be asked for without a token: whether the server is well, and nothing else."""
@@ -28,6 +29,13 @@ def check_binding(config: Serve) -> None:
             f"{config.host} can be reached from other machines, so a token is needed: set SHOAL_SERVE__TOKEN, or "
             "serve.token in shoal.toml; callers send it as `Authorization: Bearer TOKEN`"
         )
+
+
+def operators_only(request: Request) -> None:
+    """Runs, hosts and clusters are everybody's: whoever has a token with a name has the batches that it sends."""
+    if request.state.caller:
+        message = "a token with a name is for batches; this needs the token of the server itself (serve.token)"
+        raise ProblemError(403, "forbidden", message)
 
 
 class Gate:

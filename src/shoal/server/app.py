@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI, Security
+from fastapi import Depends, FastAPI, Security
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.security import APIKeyHeader, HTTPBearer
@@ -16,8 +16,8 @@ from swagger_ui_bundle import swagger_ui_path
 from shoal import __version__
 from shoal.config import Config
 from shoal.server import clusters, crawl, health, hosts, metrics, runs
-from shoal.server.access import Gate, check_binding
-from shoal.server.problems import install
+from shoal.server.access import Gate, check_binding, operators_only
+from shoal.server.problems import install, responses
 from shoal.server.state import Server
 
 _ABOUT = """Send URLs, get content: on this machine, or on Celery workers.
@@ -48,8 +48,9 @@ def create_app(config: Config) -> FastAPI:
         openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
-    for each in (crawl, runs, hosts, clusters):
-        app.include_router(each.router, dependencies=_TOKEN)
+    app.include_router(crawl.router, dependencies=_TOKEN)
+    for each in (runs, hosts, clusters):
+        app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=responses(403))
     app.include_router(health.router)
     app.include_router(metrics.router)
     _serve_docs(app)

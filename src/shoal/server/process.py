@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from shoal.config import Config
 from shoal.garbage import collect_rarely
+from shoal.resolving import look_up_many_names
 from shoal.server.app import create_app
 from shoal.server.arrival import arriving_within
 from shoal.server.state import Server
@@ -29,6 +30,7 @@ def serve(config: Config) -> None:
         app,
     )  # fmt: skip
     collect_rarely()
+    look_up_many_names()
     process.run()
     if not process.started:
         sys.exit(1)

@@ -25,6 +25,7 @@ from shoal.handling import Handler, Parsed, Settlement
 from shoal.leases import LeaseKeeper
 from shoal.persistence import Persistence
 from shoal.ports import Failure, Lease, Store
+from shoal.resolving import look_up_many_names
 from shoal.tasks.messages import unpack
 from shoal.tasks.settings import distributed_frontier, store_name
 
@@ -50,6 +51,7 @@ class PageWorker:
     def __init__(self, config: Config | None = None, *, in_background: bool) -> None:
         self._config = config or load_config(file=find_config_file(os.environ), environ=os.environ).config
         self._store_name = store_name(distributed_frontier(self._config))
+        look_up_many_names()
         self._loop = uvloop.new_event_loop()
         self._pages: _Pages | None = None
         self._in_background = in_background
