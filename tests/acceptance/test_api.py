@@ -738,6 +738,13 @@ def test_what_is_everybodys_is_for_the_servers_own_token(guarded: Api, method: s
         assert operator.ask(method, path)[0] == status
 
 
+def test_the_figures_tell_of_runs_and_so_are_not_for_all(guarded: Api) -> None:
+    with called(guarded, ANN) as ann:
+        assert ann.ask("GET", "/metrics")[0] == 403
+    with called(guarded, OPERATOR) as operator:
+        assert "shoal_" in operator.text("/metrics")
+
+
 def test_a_session_is_its_callers(guarded: Api, site: Target) -> None:
     with called(guarded, ANN) as ann, called(guarded, BOB) as bob:
         session = ann.batch([f"{site.url}/a"])["session_id"]
@@ -793,7 +800,8 @@ def test_a_body_is_not_too_large(guarded: Api) -> None:
 def test_a_request_does_not_take_for_ever_to_arrive(tmp_path: Path, site: Target) -> None:
     """Also the second one on a connection. One that arrived may be worked on for longer."""
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    beginnings = (b"", whole[:20], whole + whole[:20], b"POST /api/crawl/batch HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+    half = b"POST /api/crawl/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+    beginnings = (b"", whole[:20], whole + whole[:20], half, whole + half)
     with serving(tmp_path, {"SHOAL_SERVE__REQUEST_TIMEOUT": "1"}) as api, ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", api.port), 8)) for _ in beginnings]
         for connection, beginning in zip(connections, beginnings, strict=True):
@@ -964,6 +972,20 @@ def test_a_session_survives_the_death_of_its_server(tmp_path: Path, site: Target
         again = [path for path, count in Counter(visit.path for visit in site.visits()).items() if count > 1]
         assert len(again) <= 20  # what was in flight
         until(lambda: api.get(f"/api/crawl/{session}")[0] == 404, 10, "its end")
+
+
+def test_sessions_for_which_there_is_no_place_yet_go_on_later(tmp_path: Path, site: Target) -> None:
+    options = ("--frontier", "sqlite:///api.db")
+    environ = {"SHOAL_LEASE__TTL": "1.5"}
+    with serving(tmp_path, environ, *options) as api:
+        sessions = [api.batch([f"{site.url}/{name}?gate=1"], wait=False)["session_id"] for name in "abc"]
+        site.wait_until(lambda visits: sum("gate" in visit.path for visit in visits) == 3)
+        api.process.kill()
+    site.open_gate()
+    with serving(tmp_path, {**environ, "SHOAL_SERVE__MAX_SESSIONS": "1"}, *options) as api:
+        for session in sessions:
+            api.wait(session, 20)
+            assert [result["status"] for result in api.results(session)] == ["success"]
 
 
 @pytest.mark.parametrize("waits", [True, False])

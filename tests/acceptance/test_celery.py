@@ -212,6 +212,27 @@ def test_a_server_that_is_killed_goes_on_when_it_is_back(fleet: Celery, site: Ta
     check_log(fleet, session, urls)
 
 
+def test_everything_dies_but_the_store(tmp_path: Path, site: Target) -> None:
+    """What was in work comes back, though it was as much as may be in work at a time, or as a session may have."""
+    with celery(tmp_path, 1, SHOAL_CONCURRENCY_PER_HOST="50") as fleet:
+        limited = [f"{site.url}/{number}?wait=60" for number in range(2)]
+        few = fleet.api.batch(limited, distributed=True, wait=False, options={"depth": 1, "max_pages": 2})["session_id"]
+        site.wait_until(lambda visits: sum("wait" in visit.path for visit in visits) == 2)
+        urls = pages(site, 40)
+        many = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
+        until(lambda: fleet.api.get(f"/api/crawl/{many}")[1]["progress"]["in_work"] >= 16, 20, "a full window")
+        for process in (*fleet.workers, fleet.api.process, fleet.broker):
+            process.kill()
+        fleet.workers.clear()
+        site.hurry()
+        fleet.broker.start()
+        fleet.api.start()
+        fleet.start_workers(1)
+        for session, given in ((few, limited), (many, urls)):
+            fleet.api.wait(session)
+            check_log(fleet, session, given)
+
+
 def test_what_waits_in_vain_loses_no_attempts(fleet: Celery, site: Target) -> None:
     """While nobody takes tasks and the server is away, leases run out, more often than a page may be tried."""
     broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])

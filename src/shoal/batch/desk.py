@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -25,6 +25,7 @@ _ROLE = "work"
 _MOST_KEPT = 15.0  # seconds that the role lasts without a sign of life, at most
 _SEED_AGAIN = 1.0
 _TELL_AGAIN = 5.0
+_GIVING_BACK = 1.0  # second that the store has for that
 _CLOSING = 3.0  # seconds for what is under way when the process ends
 
 
@@ -80,18 +81,17 @@ class Desk:
         self._role_ttl = min(_MOST_KEPT, config.lease.ttl)
         self._of_others: dict[str, Frontier] = {}
         """The frontiers of sessions that other processes see to."""
+        self._left_alone: set[str] = set()
+        """Sessions of the other kind, and such that can't be read."""
+        self._lost: set[str] = set()
+        """Sessions that another process has taken over while this one was at it."""
         self._helpers: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Go on with what an earlier process left: pages to fetch, and webhooks to send."""
-        for session_id, state in (await self._store.run_states(BatchSpider.name)).items():
-            session = await self._own(session_id)
-            if session is None:
-                continue
-            if state not in OVER:
-                self._of_others[session_id] = session.frontier
-            elif session.settings.webhook is not None:
-                self._begin_to_tell(session)
+        for run in reversed(await self._store.list_runs(BatchSpider.name)):
+            if run.state not in OVER or run.settings.get("webhook"):
+                await self._note(run.run_id)
         await self._take_over()
         self._helpers = [asyncio.create_task(self._sweep()), asyncio.create_task(self._look_after_others())]
 
@@ -104,12 +104,19 @@ class Desk:
             return None
         return session if session is not None and session.settings.distributed == self._distributed else None
 
+    async def _note(self, session_id: str) -> None:
+        """It is to be seen to, unless another process does."""
+        session = await self._own(session_id)
+        if session is None:
+            self._left_alone.add(session_id)
+        else:
+            self._of_others[session_id] = session.frontier
+
     async def _look_after_others(self) -> None:
         """Other processes may die."""
-        while self._store.shared:
+        while self._store.shared or self._of_others:
             await asyncio.sleep(self._role_ttl / 3)
-            with suppress(FrontierError):
-                await self._take_over()
+            await self._carefully(self._take_over)
 
     async def _take_over(self) -> None:
         """The sessions that nobody sees to, if there is room for them."""
@@ -123,12 +130,14 @@ class Desk:
                 if claim is None:
                     continue
                 session = await self._own(session_id)
-                if session is not None and await session.state() not in OVER:
+                if session is not None and await session.state() in OVER:
+                    self._begin_to_tell(session)
+                elif session is not None:
                     log.warning("session %s goes on here", session_id)
                     self._begin(session, claim)
             except RunError:  # it was removed
                 pass
-            del self._of_others[session_id]
+            self._of_others.pop(session_id, None)
 
     @property
     def running(self) -> int:
@@ -197,6 +206,7 @@ class Desk:
 
     def _forget(self, session: Session) -> None:
         del self._jobs[session.id], self._sessions[session.id]
+        self._lost.discard(session.id)
         self._ended[session.id] = time.monotonic()
         self._kept[session.id] = session.room.used
         session.changed.set()
@@ -208,17 +218,19 @@ class Desk:
             await self._see_through(session)
         finally:
             keeping.cancel()
-            with suppress(FrontierError):
-                await session.frontier.relinquish(claim)
+            with suppress(ShoalError, TimeoutError):  # it was removed, or the store is away: then the claim runs out
+                async with asyncio.timeout(_GIVING_BACK):
+                    await session.frontier.relinquish(claim)
 
     async def _keep_alive(self, session: Session, claim: Claim) -> None:
         """Show that somebody sees to it. Where that was not seen for too long, another process does by now."""
         while self._store.shared:
             await asyncio.sleep(self._role_ttl / 3)
-            with suppress(FrontierError):
+            with suppress(ShoalError):
                 if not await session.frontier.advance(claim, b"", self._role_ttl):
                     log.warning("session %s was taken over by another process", session.id)
                     self._of_others[session.id] = session.frontier
+                    self._lost.add(session.id)
                     self.work.stop(session.id)
                     return
 
@@ -237,11 +249,11 @@ class Desk:
 
     async def _seeded(self, session: Session) -> bool:
         """Wait until its URLs are in the store. Whoever was to push them may have been killed: then its claim runs out,
-        and they are pushed here. False if this process ends before."""
-        while not self._closing:
+        and they are pushed here. False if this process ends before, or another has taken over."""
+        while not self._closing and session.id not in self._lost:
             with suppress(StoreAwayError):
                 if await session.seed() or await session.state() in OVER:
-                    return True
+                    return session.id not in self._lost
             await asyncio.sleep(_SEED_AGAIN)
         return False
 
@@ -251,37 +263,51 @@ class Desk:
         telling.add_done_callback(self._telling.discard)
 
     async def _tell(self, session: Session) -> None:
-        try:
-            if await session.state() in OVER:
-                while not await self._told(session):
-                    await asyncio.sleep(_TELL_AGAIN)
-        except ShoalError as exc:  # it was removed, or the store is away
-            log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
+        while True:
+            try:
+                if await session.state() not in OVER or await self._told(session):
+                    return
+            except StoreAwayError:
+                pass
+            except ShoalError as exc:  # it was removed
+                log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
+                return
+            await asyncio.sleep(_TELL_AGAIN)
 
     async def _sweep(self) -> None:
         """Remove what nobody has to keep any longer, and see what others have taken in."""
         while True:
             await asyncio.sleep(min(_SWEEP_EVERY, self._keep, 2 * self._role_ttl))
-            with suppress(FrontierError):
-                states = await self._store.run_states(BatchSpider.name)
-                await self._note_others(session_id for session_id, state in states.items() if state not in OVER)
-                over = [session_id for session_id, state in states.items() if state in OVER]
-                now = time.monotonic()
-                self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
-                self._kept = {session_id: size for session_id, size in self._kept.items() if session_id in self._ended}
-                for session_id, ended in self._ended.items():
-                    if now - ended > self._keep:
-                        with suppress(RunError):  # another process was first
-                            await self._store.delete_run(session_id)
+            await self._carefully(self._look_at_all)
 
-    async def _note_others(self, running: Iterable[str]) -> None:
-        """Sessions that other processes have taken in."""
+    async def _look_at_all(self) -> None:
+        states = await self._store.run_states(BatchSpider.name)
         if self._store.shared:
-            for session_id in running:
-                if session_id not in self._jobs and session_id not in self._of_others:
-                    session = await self._own(session_id)
-                    if session is not None:
-                        self._of_others[session_id] = session.frontier
+            await self._note_others({session_id for session_id, state in states.items() if state not in OVER})
+        await self._remove_old([session_id for session_id, state in states.items() if state in OVER])
+
+    async def _carefully(self, look: Callable[[], Awaitable[None]]) -> None:
+        """There will be another look: what goes wrong costs this one."""
+        try:
+            await look()
+        except FrontierError as exc:
+            log.debug("could not look at the sessions: %s", exc)
+        except Exception:
+            log.exception("internal error")
+
+    async def _note_others(self, running: set[str]) -> None:
+        """Sessions that other processes have taken in."""
+        self._left_alone &= running
+        for session_id in running - self._left_alone - self._jobs.keys() - self._of_others.keys():
+            await self._note(session_id)
+
+    async def _remove_old(self, over: Sequence[str]) -> None:
+        now = time.monotonic()
+        self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
+        self._kept = {session_id: size for session_id, size in self._kept.items() if session_id in self._ended}
+        for session_id in [session_id for session_id, ended in self._ended.items() if now - ended > self._keep]:
+            with suppress(RunError):  # another process was first
+                await self._store.delete_run(session_id)
 
     def leave(self) -> None:
         """Let those go who wait for a session."""

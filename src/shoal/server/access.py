@@ -32,7 +32,8 @@ def check_binding(config: Serve) -> None:
 
 
 def operators_only(request: Request) -> None:
-    """Runs, hosts and clusters are everybody's: whoever has a token with a name has the batches that it sends."""
+    """Runs, hosts and clusters are everybody's, and the figures tell of them: whoever has a token with a name has the
+    batches that it sends."""
     if request.state.caller:
         message = "a token with a name is for batches; this needs the token of the server itself (serve.token)"
         raise ProblemError(403, "forbidden", message)

@@ -52,7 +52,7 @@ def create_app(config: Config) -> FastAPI:
     for each in (runs, hosts, clusters):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=responses(403))
     app.include_router(health.router)
-    app.include_router(metrics.router)
+    app.include_router(metrics.router, dependencies=[Depends(operators_only)])
     _serve_docs(app)
     app.add_middleware(Gate, config=config.serve)
     return app

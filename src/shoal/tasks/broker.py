@@ -16,7 +16,13 @@ from shoal.tasks.settings import QUEUE, TASK
 
 log = logging.getLogger("shoal.tasks")
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker")
+
+def _never_join() -> None:
+    """Nobody here waits for the result of a task; else Celery listens for each one that is sent."""
+    denied_join_result().__enter__()
+
+
+_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker", initializer=_never_join)
 
 
 async def publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
@@ -34,7 +40,7 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
 
     count = 0
     try:
-        with denied_join_result(), app.producer_or_acquire() as producer:  # else it listens for each task's result
+        with app.producer_or_acquire() as producer:
             for lease in leases:
                 url = lease.request.url
                 app.send_task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from celery.worker.consumer import Consumer
@@ -16,13 +17,10 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._flush_is_due = False
+        self._due = 0.0
 
     def on_send_event_buffered(self) -> None:
-        if self.hub and not self._flush_is_due:
-            self._flush_is_due = True
-            self.hub.call_later(_TOGETHER, self._flush)
-
-    def _flush(self) -> None:
-        self._flush_is_due = False
-        self._flush_events()
+        now = time.monotonic()
+        if self.hub and now >= self._due:
+            self._due = now + _TOGETHER
+            self.hub.call_later(_TOGETHER, self._flush_events)

@@ -195,9 +195,8 @@ class _Dispatch:
         """Of the leases in the broker. One that is lost was begun, is done, or will be leased again."""
         self._renew_at = time.monotonic() + self._renew_every
         held = list(self._sent.values())
-        if not held:
-            return
         try:
+            await self._frontier.lease(0, self._ttl)  # what ran out comes back, also while there is no room for more
             renewed = await self._frontier.renew([each.lease for each in held], self._ttl)
         except FrontierError as exc:
             log.warning("leases could not be renewed: %s", exc)

@@ -210,8 +210,11 @@ class Server:
         task = asyncio.current_task()
         cancels = 0 if task is None else task.cancelling()
         try:
-            async with self._places:
+            await self._take_place()
+            try:
                 answer = await self._client.execute_command(*words)
+            finally:
+                self._places.release()
         except NoScriptError:
             raise
         except (RedisError, RedisClusterException, OSError) as exc:
@@ -219,6 +222,16 @@ class Server:
         if task is not None and task.cancelling() > cancels:
             raise asyncio.CancelledError  # which asyncio.wait_for, in the library, loses before Python 3.12
         return answer
+
+    async def _take_place(self) -> None:
+        if not self._places.locked():
+            await self._places.acquire()
+            return
+        try:
+            async with asyncio.timeout(self.address.timeout):
+                await self._places.acquire()
+        except TimeoutError:
+            raise RedisTimeoutError("others wait for its answers") from None
 
     async def close(self) -> None:
         self._closed = True
