@@ -52,6 +52,8 @@ class Scheduler:
         self._max_pages = max_pages
         self._left: int | None = None
         """How many pages may still be leased; None: not counted yet, or without a limit."""
+        self._pending = False
+        """Whether pages were missing when they were last counted."""
         self._known = KnownLinks()
         self._out: dict[int, Lease] = {}
 
@@ -113,7 +115,10 @@ class Scheduler:
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
+            self._pending = stats.done < self._max_pages
         if not self._left:
+            if self._pending and self._shared:
+                await self.frontier.lease(0, self._ttl)  # what ran out comes back, and may be had here
             return Leased([], None)
         leased = await self.frontier.lease(min(limit, self._left), self._ttl, begun=begun)
         self._left -= len(leased.leases)
@@ -121,8 +126,8 @@ class Scheduler:
 
     @property
     def limit_reached(self) -> bool:
-        """Whether the page limit allows no further page."""
-        return self._left == 0
+        """Whether the page limit allows no further page: not while others have some that may come back."""
+        return self._left == 0 and not (self._shared and self._pending)
 
     def not_a_page(self, count: int) -> None:
         """So many leases came to nothing: they don't count for the page limit."""

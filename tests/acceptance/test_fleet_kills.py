@@ -193,6 +193,22 @@ def log_of(fleet: Fleet, number: int) -> str:
 # -- 1: killed at any moment
 
 
+def test_a_page_limit_is_reached_though_a_worker_dies(tmp_path: Path, kind: str) -> None:
+    """It had the last pages that there may be: they are had by another, and the run is finished."""
+    fleet = Fleet(tmp_path, frontier_url(kind))
+    with site(50, latency=1.0) as url, closing(fleet):
+        fleet.start(f"{url}/", settings={"scope.max_pages": 8, "lease.ttl": 2})
+        first = fleet.worker(settings={"lease.ttl": 2})
+        end = time.monotonic() + 30
+        while (stats := ask(fleet, lambda frontier: frontier.stats())).done + stats.leased < 8:
+            assert time.monotonic() < end, stats
+        first.kill()
+        fleet.worker(settings={"lease.ttl": 2})
+        fleet.wait()
+        assert ask(fleet, lambda frontier: frontier.stats()).done == 8
+        assert "finished" in fleet.shoal("runs").stdout
+
+
 def test_a_worker_killed_each_second_costs_nothing(kind: str, tmp_path: Path) -> None:
     outputs = [new_table(shared(PostgresServer)), new_table(shared(MariaServer)), str(tmp_path / "items.db")]
     options = [word for output in outputs for word in ("-o", output)]
