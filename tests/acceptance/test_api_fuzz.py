@@ -27,7 +27,7 @@ for _ in $(seq 100); do
   "$1" -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready')" 2> /dev/null && break
   sleep 0.1
 done
-"$2" --config-file schemathesis.toml run http://127.0.0.1:8000/openapi.json --checks "$3" --max-examples 20 \
+"$2" --config-file schemathesis.toml run http://127.0.0.1:8000/openapi.json --checks "$3" --max-examples 15 \
   --phases examples,coverage,fuzzing,stateful --generation-deterministic --request-timeout 10 --no-color \
   --continue-on-failure || status=$?
 "$1" -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready')" || status=99

@@ -46,7 +46,7 @@ from shoal.testing.strategies import (
 Result = TypeVar("Result")
 
 SETTINGS = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 FOREVER = 1e6
 
