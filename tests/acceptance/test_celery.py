@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
@@ -17,6 +19,7 @@ import redis
 
 from tests.acceptance.serving import Celery, celery, until
 from tests.acceptance.target import Target, closest, target
+from tests.databases import RedisServer
 
 
 @pytest.fixture
@@ -210,6 +213,35 @@ def test_a_server_that_is_killed_goes_on_when_it_is_back(fleet: Celery, site: Ta
     fleet.api.start()
     fleet.api.wait(session)
     check_log(fleet, session, urls)
+
+
+QUEUE = """
+import redis
+from shoal.http import Request
+from shoal.ports import Lease
+from shoal.tasks import broker
+from shoal.tasks.app import app
+
+lease = Lease(Request("http://127.0.0.1/"), bytes(16), 1, 1, "127.0.0.1", 0.0)
+before = broker._queue_is_empty()
+sent = broker._publish("session", "store", [lease])
+between = broker._queue_is_empty()
+redis.Redis.from_url(app.conf.broker_url).lpop("shoal")
+print(before, sent, between, broker._queue_is_empty(), len(app.backend.result_consumer.subscribed_to))
+"""
+
+
+def test_it_is_known_when_the_broker_has_no_task_left() -> None:
+    """Else one that a worker has dropped is not sent again. Nobody listens for results of tasks."""
+    server = RedisServer()
+    environ = {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", QUEUE], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+        )
+    finally:
+        server.close()
+    assert done.stdout.split() == ["True", "1", "False", "True", "0"], done.stderr
 
 
 def test_everything_dies_but_the_store(tmp_path: Path, site: Target) -> None:

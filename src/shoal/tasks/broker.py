@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from celery.result import denied_join_result
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ChannelError, OperationalError
 
 from shoal.ports import Lease
 from shoal.tasks.messages import pack
@@ -16,13 +16,12 @@ from shoal.tasks.settings import QUEUE, TASK
 
 log = logging.getLogger("shoal.tasks")
 
+_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker")
 
-def _never_join() -> None:
-    """Nobody here waits for the result of a task; else Celery listens for each one that is sent."""
-    denied_join_result().__enter__()
-
-
-_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker", initializer=_never_join)
+# Nobody in this process waits for the result of a task; else Celery listens for each one that is sent. It is so for as
+# long as this is kept.
+_denial = denied_join_result()
+_denial.__enter__()
 
 
 async def publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
@@ -57,8 +56,10 @@ def _queue_is_empty() -> bool:
     from shoal.tasks.app import app
 
     try:
-        with app.connection_or_acquire() as connection:
-            return bool(connection.default_channel.queue_declare(QUEUE, passive=True).message_count == 0)
-    except Exception as exc:  # a queue that is not there yet, and whatever transports raise
+        with app.connection_or_acquire() as connection, connection.channel() as channel:
+            return bool(channel.queue_declare(QUEUE, passive=True).message_count == 0)
+    except ChannelError as exc:  # 404: on Redis a queue is not there while nothing is in it
+        return str(exc.reply_code) == "404"
+    except Exception as exc:  # whatever transports raise
         log.debug("broker: %s", exc)
         return False
