@@ -194,8 +194,6 @@ class Session:
         if not self.options.depth:
             return False
         stats = await self.frontier.stats()
-        if stats.leased and stats.done + stats.leased >= self.options.max_pages:
-            await self.frontier.lease(0, _ROLE_TTL)  # nobody asks for more, and so what ran out would never come back
         return stats.done >= self.options.max_pages and not stats.leased
 
     # -- its state

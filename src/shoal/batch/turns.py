@@ -97,20 +97,12 @@ class TakingTurns(Scheduler):
         self, session: Session, scope: Scope, turns: Turns, taker: Taker, *, ttl: float, max_pages: int | None
     ) -> None:
         super().__init__(session.frontier, scope, ttl=ttl, max_pages=max_pages, shared=session.shared)
-        self._session = session
         self._turns = turns
         self._taker = taker
-        self._complete = False
 
     async def next_requests(self, limit: int, *, begun: bool = True) -> Leased:
         return await self._turns.take(self._taker, lambda: self._lease(limit, begun))
 
     async def _lease(self, limit: int, begun: bool) -> tuple[Leased, bool]:
         leased = await super().next_requests(limit, begun=begun)
-        self._complete = super().limit_reached and await self._session.is_complete()
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0
-
-    @property
-    def limit_reached(self) -> bool:
-        """Only when the pages are done: what another process has leased may come back."""
-        return self._complete

@@ -197,7 +197,7 @@ class _Dispatch:
         held = list(self._sent.values())
         try:
             await self._frontier.lease(0, self._ttl)  # what ran out comes back, also while there is no room for more
-            renewed = await self._frontier.renew([each.lease for each in held], self._ttl)
+            renewed = await self._frontier.renew([each.lease for each in held], self._ttl) if held else []
         except FrontierError as exc:
             log.warning("leases could not be renewed: %s", exc)
             return
