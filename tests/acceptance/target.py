@@ -1,7 +1,8 @@
 """A site in a process of its own that writes down who asked for what, and when.
 
-What a page does is in its URL: ``/a?wait=0.5&status=500&link=/b&link=/c``. With ``gate=1`` it is not answered before
-`Target.open_gate`, with ``again=1`` not from the second time on. Each port is a host of its own to a crawler.
+What a page does is in its URL: ``/a?wait=0.5&status=503&after=2&link=/b&link=/c``, where ``after`` is its Retry-After.
+With ``gate=1`` it is not answered before `Target.open_gate`, with ``again=1`` not from the second time on. Each port is
+a host of its own to a crawler.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Site:
     def page(self, target: str, query: dict[str, list[str]]) -> bytes:
         links = "".join(f'<a href="{link}">x</a>' for link in query.get("link", ()))
         status = 200 if self.mended else int(query.get("status", ["200"])[0])
-        return answer(f"<h1>{urlsplit(target).path}</h1>{links}", status=status)
+        after = [("Retry-After", seconds) for seconds in query.get("after", ()) if status != 200]
+        return answer(f"<h1>{urlsplit(target).path}</h1>{links}", *after, status=status)
 
 
 class Connection(asyncio.Protocol):

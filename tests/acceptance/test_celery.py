@@ -130,6 +130,23 @@ def test_failures_are_tried_again(fleet: Celery, site: Target) -> None:
     assert seen(site) == {"/a?x=1&status=500": 2, "/b?x=1&status=404": 1}
 
 
+def test_a_page_comes_back_when_its_site_has_asked_for_it(fleet: Celery, site: Target) -> None:
+    """Its Retry-After is far longer than the wait after a failure would be."""
+    url = f"{site.url}/a?x=1&status=503&after=3"
+    fleet.api.batch([url], distributed=True)
+    first, second = [visit for visit in site.visits() if "x=1" in visit.path]
+    assert first.end is not None
+    assert second.start - first.end >= 2.9  # the site's clock and the store's may differ a little
+
+
+def test_results_of_tasks_expire(fleet: Celery, site: Target) -> None:
+    results = redis.Redis.from_url(fleet.environ["CELERY_RESULT_BACKEND"])
+    fleet.api.batch(pages(site, 3), distributed=True)
+    kept = [results.ttl(key) for key in results.scan_iter("celery-task-meta-*")]
+    assert len(kept) >= 3
+    assert all(0 < seconds <= 3600 for seconds in kept)
+
+
 def test_a_cancelled_session_is_left_alone(fleet: Celery, site: Target) -> None:
     session = fleet.api.batch(pages(site, 200, wait=0.1), distributed=True, wait=False)["session_id"]
     site.wait_for(5)
