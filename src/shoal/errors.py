@@ -22,6 +22,7 @@
         ├── FencedError      a slot of a cluster has another holder now; nothing was given to the old one
         ├── StoreBusyError   another process works on this store
         ├── StoreAwayError   its server can't be reached or does not answer now; it may be back in a moment
+        ├── StoreRewoundError   the store went back in time: what this client knows of it is no longer true
         └── StoreError       the store can't be opened, is corrupt, or is something else
 
 Errors of libraries are wrapped at the border, with ``raise ... from exc``.
@@ -132,6 +133,14 @@ class StoreBusyError(FrontierError):
 
 class StoreAwayError(FrontierError):
     """The store's server can't be reached, or does not answer. What was asked of it was done whole or not at all."""
+
+
+class StoreRewoundError(FrontierError):
+    """The store went back in time: it does not know a change that it had acknowledged. Nothing was changed.
+
+    A restored backup, a promoted replica that lagged behind, or a power cut before the last second reached the disk.
+    Drop everything that was learned from the store, call ``Frontier.recover``, and continue from what the store has.
+    """
 
 
 class StoreError(FrontierError):

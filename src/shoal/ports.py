@@ -57,6 +57,9 @@ class Leased(Struct, frozen=True):
     leases: list[Lease]
     wait: float | None
     """Seconds until something that waits may become due; None when nothing waits for time alone."""
+    poll_after: float = 0.0
+    """Seconds that a caller who got nothing should wait at least before it asks again. A store that many idle callers
+    poll raises it, so that all of them together cost little."""
 
 
 class Completion(Struct, kw_only=True):
@@ -104,6 +107,9 @@ class LoggedItem(Struct, frozen=True):
     fingerprint: bytes
     index: int
     payload: bytes
+    token: int = 0
+    """Token of the lease under which its page was completed. With ``seq`` it identifies this entry of the log, also in
+    a store that was rewound and has other items under the same numbers. 0 where a store can't be rewound."""
 
     @property
     def key(self) -> str:
@@ -111,11 +117,18 @@ class LoggedItem(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """The right to one role of a run (``seed``, or the drainer of one sink), with the cursor its last holder left."""
+    """The right to one role of a run (``seed``, or the drainer of one sink), with the cursor as it is stored.
+
+    Moving the cursor is a compare-and-set on ``cursor``. After a successful move, continue with ``moved_to``.
+    """
 
     role: str
     token: int
     cursor: bytes
+
+    def moved_to(self, cursor: bytes) -> Claim:
+        """The same claim after its cursor was moved."""
+        return Claim(self.role, self.token, cursor)
 
 
 class RoleState(Struct, frozen=True, kw_only=True):
@@ -139,6 +152,11 @@ class Stats(Struct, frozen=True, kw_only=True):
     duplicates: int = 0
     items: int = 0
     seeding: bool = False
+    incoming: int = 0
+    """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but
+    they remain to be done."""
+    rewinds: int = 0
+    """How often clients noticed that the store had gone back in time: see ``Frontier.rewinds``."""
 
     @property
     def balanced(self) -> bool:
@@ -146,7 +164,16 @@ class Stats(Struct, frozen=True, kw_only=True):
 
     @property
     def remaining(self) -> int:
-        return self.ready + self.waiting + self.leased
+        return self.ready + self.waiting + self.leased + self.incoming
+
+
+class Rewind(Struct, frozen=True, kw_only=True):
+    """The store went back in time: a restored backup, a promoted replica that lagged, a power cut before a sync."""
+
+    at: float
+    """When it was noticed, by the store's clock."""
+    lost_seconds: float | None = None
+    """At most so many seconds of changes were lost; None if that is not known."""
 
 
 class Event(Struct, frozen=True):
@@ -212,18 +239,31 @@ class Frontier(Protocol):
 
     Each call that changes something is one atomic step: after a crash it happened whole or not at all. Any of them
     may raise FrontierError; then nothing was changed.
+
+    A frontier on a server remembers the last completion that the server acknowledged, and presents it with each
+    ``lease``, ``complete``, ``fail``, ``release`` and ``push``. A server that does not know it any more was rewound: the
+    call changes nothing and raises StoreRewoundError, and so does every later call until ``recover``.
     """
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
-        """Add what is new. QueueFullError leaves no trace. With ``seed``: fenced by it, and its cursor is saved."""
+        """Add what is new. QueueFullError leaves no trace.
+
+        With ``seed``: fenced by its token, and ``cursor`` is stored in the same step, by compare-and-set: the stored
+        cursor must be ``seed.cursor``, or already ``cursor`` (a repeat). Otherwise StoreRewoundError. Under a lost role
+        nothing is pushed."""
         ...
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         """Up to ``limit`` requests whose host is due, best priority first, equal ones first-in first-out.
 
         Expired leases, of other runs too, are given back first. A run that is paused or cancelled gives nothing.
         ``begun=False`` is for leases that are sent to whoever is to work: the attempt counts from ``reissue`` on, and
         a lease that is lost before that is given back unused.
+
+        ``nonce``: 8 to 32 random bytes. A call that is repeated with the nonce of this frontier object's last call
+        returns what that call leased, as far as it is still held, and leases nothing more: so a lost answer costs
+        nothing. Without one, the frontier makes one up. Tokens are derived from it, so they never repeat, also not
+        after a rewind. At most 65,535 requests are leased in one call.
         """
         ...
 
@@ -240,7 +280,10 @@ class Frontier(Protocol):
         ...
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        """What became of the children of each; None where the lease was lost, and then nothing was changed."""
+        """What became of the children of each; None where the lease was lost, and then nothing was changed.
+
+        A completion that is repeated under the token that made its request done changes nothing. It returns
+        ``Pushed(0, 0)``, or None where no answer can be lost on the way (in one process)."""
         ...
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
@@ -256,24 +299,32 @@ class Frontier(Protocol):
         free. From then on ``lease`` and ``claim`` give nothing to an earlier epoch: FencedError. How many leases."""
         ...
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        """Take a role; None while another holds it, or when it is finished."""
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+        """Take a role; None while another holds it, or when it is finished. Repeated with the same ``nonce`` (8 to 32
+        random bytes), it returns the claim that the first call took, if that is still good."""
         ...
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        """Save the cursor and keep the role; False when it was lost."""
+        """Move the cursor and keep the role; False when the role was lost.
+
+        A compare-and-set: the stored cursor must be ``claim.cursor``, or already ``cursor`` (a repeat). With the right
+        token and another cursor the store was rewound: StoreRewoundError, and nothing was changed."""
         ...
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        """Give a role back, for good when ``finished``. A run whose ``seed`` is not finished is not finished."""
+        """Release a role, for good when ``finished``; False when it was lost. A run whose ``seed`` is not finished is not
+        finished. ``finished`` needs the stored cursor to be ``claim.cursor``: otherwise StoreRewoundError."""
         ...
 
     async def roles(self) -> list[RoleState]:
         """All roles that were ever claimed in this run."""
         ...
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
-        """The item log in order, behind ``after``."""
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+        """The item log in order, behind ``after``.
+
+        ``token``: that of the item ``after``, as the caller read it. StoreRewoundError if the log ends before that item,
+        or has another one in its place. 0: not checked. An item that was trimmed is not checked."""
         ...
 
     async def trim_items(self, through: int) -> None:
@@ -304,8 +355,20 @@ class Frontier(Protocol):
         """The same, counted anew from the requests themselves."""
         ...
 
+    async def recover(self) -> Rewind | None:
+        """After StoreRewoundError: record the rewind in the run, make every host of the store wait one delay from now,
+        and forget what this object remembers, so that it can be used again. None if the store was not rewound.
+
+        The caller must drop all it knows of the store first: known links, cursors, leases. Clients that notice the
+        same rewind record it once."""
+        ...
+
+    async def rewinds(self) -> list[Rewind]:
+        """The rewinds of the store that clients of this run noticed, oldest first."""
+        ...
+
     async def is_finished(self) -> bool:
-        """Nothing ready, waiting, leased or still being seeded."""
+        """Nothing ready, waiting, leased, incoming or still being seeded."""
         ...
 
     async def find(self, request: Request) -> History | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from hashlib import blake2b
 
 from shoal.errors import FencedError, RunError
 from shoal.http import Request
@@ -65,6 +66,34 @@ def check_fence(slot: str, epoch: int, latest: int | None) -> None:
 def is_fenced(holder: Holder | None, slot: str, epoch: int) -> bool:
     """Whether a fence takes away what was given to this holder."""
     return holder is not None and holder.slot == slot and holder.epoch < epoch
+
+
+MOST_LEASES = 65_535
+"""Requests that one call may lease: tokens of one call differ in their last 16 bits."""
+
+
+def token_base(nonce: bytes) -> int:
+    """The number behind which the tokens of a call begin: ``token_base(nonce) + 1``, ``+ 2`` ... They fit a signed 64-bit
+    integer, are never 0, and never repeat as long as nonces don't: also not in a store that was rewound."""
+    check_nonce(nonce)
+    number = int.from_bytes(blake2b(nonce, digest_size=6).digest(), "big") & (2**47 - 1)
+    return (number or 1) << 16
+
+
+def reissued_token(nonce: bytes, token: int) -> int:
+    """The token that a lease gets when it is reissued: the same again for the same nonce and old token."""
+    check_nonce(nonce)
+    return token_base(blake2b(nonce + token.to_bytes(8, "big"), digest_size=16).digest()) + 1
+
+
+def claim_token(nonce: bytes) -> int:
+    """The token of a role that was claimed with this nonce."""
+    return token_base(nonce) + 1
+
+
+def new_nonce() -> bytes:
+    """For a call whose caller gave none."""
+    return os.urandom(16)
 
 
 def check_nonce(nonce: bytes) -> None:
