@@ -39,7 +39,7 @@ class Lease(Struct, frozen=True):
     """1 for the first; a crash counts. Of a lease that is not begun: the number that it will have."""
     host: str
     deadline: float
-    """On this process's monotonic clock, taken before the store was asked, so never later than the store's."""
+    """On this process's `shoal.clock`, taken before the store was asked, so never later than the store's."""
     learned_delay: float = 0.0
     """What the fleet had learned of the host when it was leased."""
 
