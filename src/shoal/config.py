@@ -149,6 +149,7 @@ class Scope(Section, frozen=True, kw_only=True):
     max_depth: CountFromZero | None = None  # links away from a start URL
     max_pages: Count | None = None  # fetched by the whole run
     max_url_length: Count = 2083  # longer ones are mostly traps
+    max_links: Count = 100_000  # new links taken from one page; the page's history says how many were left out
 
 
 class Http(Section, frozen=True, kw_only=True):

@@ -40,13 +40,13 @@ class Counters:
 
     __slots__ = (
         "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency", "leases_lost",
-        "out_of_scope", "redirected", "retried", "started",
+        "left_out", "out_of_scope", "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
-        self.redirected = self.retried = self.out_of_scope = self.leases_lost = 0
+        self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
         self.latency = Latency()
         """Of pages that came over the network."""
         self.errors: Counter[str] = Counter()

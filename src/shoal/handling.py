@@ -94,6 +94,13 @@ class Handler:
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
         admitted = self._scheduler.admit(found.links, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
+        note = ""
+        if admitted.left_out:
+            self.counters.left_out += admitted.left_out
+            note = (
+                f"{admitted.left_out} links were not taken: a page may have {self._scheduler.scope.max_links} new ones"
+            )
+            log.warning("%s (scope.max_links) url=%s", note, lease.request.url)
         completion = Completion(
             lease=lease,
             items=found.items,
@@ -101,6 +108,7 @@ class Handler:
             status=response.status,
             duplicates=admitted.duplicates,
             contacted=not response.from_cache,
+            note=note,
         )
         return Parsed(completion, admitted)
 

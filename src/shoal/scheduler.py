@@ -22,6 +22,8 @@ class Admitted(Struct):
     children: list[Request]
     duplicates: int = 0
     out_of_scope: int = 0
+    left_out: int = 0
+    """Links beyond ``scope.max_links``: they are not taken."""
     hrefs: list[tuple[str, list[str]]] = []
     """(page, raw hrefs) that the frontier will know once the children are pushed."""
 
@@ -74,6 +76,8 @@ class Scheduler:
                 self._admit_batch(each, depth, admitted)
             elif self.scope.refuses(each.url):
                 admitted.out_of_scope += 1
+            elif len(admitted.children) >= self.scope.max_links:
+                admitted.left_out += 1
             else:
                 _check_storable(each)
                 each.depth = depth
@@ -86,6 +90,11 @@ class Scheduler:
         else:
             hrefs = self._known.unknown(batch.base, batch.hrefs)
             admitted.duplicates += len(batch.hrefs) - len(hrefs)
+        room = self.scope.max_links - len(admitted.children)
+        if len(hrefs) > room:
+            admitted.left_out += len(hrefs) - room
+            hrefs = hrefs[:room]
+        if not batch.dont_filter:
             admitted.hrefs.append((batch.base, hrefs))
         _check_storable(batch)
         for url in resolve(batch.base, hrefs):

@@ -24,6 +24,7 @@ class Scope:
         self._deny = [re.compile(rule) for rule in config.deny]
         self._max_length = config.max_url_length
         self.max_depth = config.max_depth
+        self.max_links = config.max_links
         self._hosts: dict[str, bool] = {}
 
     def too_deep(self, depth: int) -> bool:

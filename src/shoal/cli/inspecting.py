@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ from shoal.cli.running import FrontierUrl, Output, given, resolve
 from shoal.errors import RunError, StoreError
 
 if TYPE_CHECKING:
-    from shoal.ports import Frontier, History, Run, Stats, Store
+    from shoal.ports import Frontier, History, Rewind, Run, Stats, Store
 
 RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run (default: the newest).")]
 RunName = Annotated[
@@ -76,18 +76,50 @@ async def choose_run(store: Store, run_id: str | None) -> Run:
 def audit(run_id: RunName = None, frontier: FrontierUrl = None) -> None:
     """Show the ledger of a run, counted anew from its requests. Exit code 1 if it does not balance."""
 
-    async def work() -> bool:
+    async def work() -> tuple[Stats, bool, list[Rewind]]:
         async with opened(frontier, run_id, readonly=True) as (run, store):
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
             if counted != kept:
                 print(f"\nthe counters say something else: {kept}")
-            return counted.balanced and counted == kept
+            return counted, counted.balanced and counted == kept, await store.rewinds()
 
-    if not asyncio.run(work()):
-        print("\nNOT BALANCED: this is a bug in Shoal, or someone else wrote to the store")
+    counted, balanced, rewinds = asyncio.run(work())
+    print()
+    for line in _verdict(counted, balanced, rewinds):
+        print(line)
+    if not balanced:
         sys.exit(1)
-    print("\nbalanced: nothing lost")
+
+
+def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[str]:
+    """What the ledger means. Only a run that is over, on a store that never went back, has lost nothing for sure."""
+    if not balanced:
+        return ["NOT BALANCED: this is a bug in Shoal, or someone else wrote to the store"]
+    lines = []
+    if stats.seeding:
+        lines.append("balanced, but seeding is not finished: start requests may be missing")
+    elif stats.remaining:
+        lines.append(f"balanced: {stats.remaining} requests remain to be done")
+    elif not rewinds:
+        lines.append("balanced: nothing lost")
+    else:
+        lines.append("balanced: everything that the store knows is done")
+    if rewinds:
+        lines.append(f"THE STORE WENT BACK IN TIME {_times(len(rewinds))}:")
+        for rewind in rewinds:
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rewind.at))
+            lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
+            lines.append(f"  noticed {moment}, {lost}")
+        lines.append(
+            "Pages of the lost time were crawled again, and outputs were set back. What other programs pushed or\n"
+            "changed in that time (work queues, retry-failed, host settings) is missing: repeat it."
+        )
+    return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
@@ -97,6 +129,8 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
         print(f"  {'=' if name == 'ready' else '+'} {name:<8} {getattr(stats, name):>10}")
     for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]):
         print(f"      {kind:<22} {count:>10}")
+    if stats.incoming:
+        print(f"\n  incoming   {stats.incoming:>10}  links of completed pages on their way into the queue")
     print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
 
 

@@ -6,7 +6,9 @@ bookkeeping on the clock that is passed in: of requests it knows only the key of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from msgspec import UNSET
@@ -17,6 +19,9 @@ Key = tuple[float, int]
 """(-priority, sequence): the smallest is the best request."""
 
 Queue = TypeVar("Queue")
+
+_CHECK_EVERY = 0.05  # seconds between checks of other runs' leases
+_MOST_COMPARED = 1000  # hosts that are compared to find the busiest
 
 DEFAULT_HOST = "*"
 """Its delay and concurrency are those of every host that has none of its own."""
@@ -81,12 +86,11 @@ class Host:
             table.place(lane, now)
 
     def returned(self, now: float, *, contacted: bool) -> None:
-        """A lease on this host ended: every run may have room now."""
+        """A lease on this host ended. Runs that wait for the place find it with their next `LaneTable.reopen`: so this
+        costs the same however many runs use the host."""
         self.in_flight -= 1
         if contacted:
             self.ended_at = now
-        for table, lane in self.lanes:
-            table.place(lane, now)
 
 
 class Lane(Generic[Queue]):
@@ -122,6 +126,8 @@ class LaneTable(Generic[Queue]):
         self._due: list[tuple[float, int, int, Lane[Queue]]] = []
         self._later: list[tuple[float, int, int, Lane[Queue]]] = []
         self._entries = 0
+        self._full: dict[Lane[Queue], None] = {}
+        """Lanes with something ready whose host has no place: at most as many as hosts have requests in flight."""
 
     def add(self, name: str, queue: Queue) -> Lane[Queue]:
         """A new lane for a host that this run has not met before."""
@@ -145,6 +151,8 @@ class LaneTable(Generic[Queue]):
         best, host, old = lane.best, lane.host, lane.entry
         if best is None or host.in_flight >= lane.limit:
             lane.entry = None
+            if best is not None:
+                self._full[lane] = None
             return
         due_at = lane.due_at()
         first, second, heap = (due_at, 0, self._later) if due_at > now else (*best, self._due)
@@ -156,6 +164,12 @@ class LaneTable(Generic[Queue]):
         if len(heap) > 64 + 4 * len(self.by_name):
             heap[:] = [entry for entry in heap if entry[3].entry is entry]
             heapify(heap)
+
+    def reopen(self, now: float) -> None:
+        """Place the lanes whose host has room again. To be called before leasing."""
+        for lane in [lane for lane in self._full if lane.best is None or lane.host.in_flight < lane.limit]:
+            del self._full[lane]
+            self.place(lane, now)
 
     def take_best(self, now: float) -> Lane[Queue] | None:
         """The due lane with the best request. The caller takes that request and places the lane again."""
@@ -182,8 +196,14 @@ class LaneTable(Generic[Queue]):
         return self._later[0][0] if self._later else None
 
     def states(self, now: float, limit: int) -> list[HostState]:
-        """Politeness in force, the busiest hosts first."""
-        busiest = sorted(self.by_name.values(), key=lambda lane: (-(lane.ready + lane.host.in_flight), lane.host.name))
+        """Politeness in force, the busiest hosts first. Of a run with very many hosts only some are compared, so that
+        it costs the same for all: those that are full, the first that are due, and the first that wait."""
+        lanes: Iterable[Lane[Queue]] = self.by_name.values()
+        if len(self.by_name) > _MOST_COMPARED:
+            most = max(limit, _MOST_COMPARED)
+            entries = chain(islice(self._due, most), islice(self._later, most))
+            lanes = dict.fromkeys(chain(self._full, (entry[3] for entry in entries if entry[3].entry is entry)))
+        busiest = sorted(lanes, key=lambda lane: (-(lane.ready + lane.host.in_flight), lane.host.name))
         return [self._state(lane, now) for lane in busiest[:limit]]
 
     def _state(self, lane: Lane[Queue], now: float) -> HostState:
@@ -200,6 +220,23 @@ class LaneTable(Generic[Queue]):
             blocked_for=blocked_for,
             block_reason=host.block_reason if blocked_for else "",
         )
+
+
+F = TypeVar("F")
+
+
+class OpenRuns(dict[str, F]):
+    """The frontiers of a store that are open in this process, by run."""
+
+    _wake_at = 0.0
+
+    def others_are_due(self, now: float) -> bool:
+        """Whether the leases of all runs should be checked for expiry: what another run lost must not keep a host from
+        this one. Not with every lease, as there may be thousands of runs."""
+        if self._wake_at - _CHECK_EVERY <= now < self._wake_at:
+            return False
+        self._wake_at = now + _CHECK_EVERY
+        return True
 
 
 def apply_update(hosts: dict[str, Host], host: Host, update: HostUpdate, now: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, StoreError
+from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, StoreError, StoreRewoundError
 from shoal.events import counts
 from shoal.frontier import open_store
 from shoal.http import Request
@@ -140,8 +140,16 @@ class UrlWorkQueue:
         return Enqueued(added, duplicates, tuple(invalid))
 
     async def claim_batch(self, size: int = 10) -> list[UrlClaim]:
-        """Up to ``size`` URLs whose host may be fetched from now. Those of dead workers come back by themselves."""
-        leased = await (await self._open()).lease(size, self._ttl)
+        """Up to ``size`` URLs whose host may be fetched from now. Those of dead workers come back by themselves.
+
+        StoreRewoundError: the store went back in time, and may have lost what was enqueued or claimed last. It is
+        raised once; enqueue those URLs again, and claim on. What was claimed before has to be claimed again."""
+        frontier = await self._open()
+        try:
+            leased = await frontier.lease(size, self._ttl)
+        except StoreRewoundError:
+            await frontier.recover()
+            raise
         return [UrlClaim(lease.request.url, lease.attempt, lease.request.meta, lease) for lease in leased.leases]
 
     async def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:

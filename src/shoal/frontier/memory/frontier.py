@@ -9,7 +9,7 @@ import msgspec
 
 from shoal import clock
 from shoal.errors import QueueFullError, RequestError
-from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, apply_update
+from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, OpenRuns, apply_update
 from shoal.frontier.memory.backlog import Backlog, Spill
 from shoal.frontier.memory.records import (
     HEADER,
@@ -95,7 +95,7 @@ class MemoryFrontier:
         options: FrontierOptions,
         hosts: dict[str, Host],
         clock: Callable[[], float],
-        runs: dict[str, MemoryFrontier],
+        runs: OpenRuns[MemoryFrontier],
         notes: dict[str, tuple[bytes, float]],
     ) -> None:
         self._options = options
@@ -219,10 +219,13 @@ class MemoryFrontier:
             return self._repeat(ttl)
         started = clock.now()
         now = self._clock()
-        for frontier in self._runs.values():
-            frontier._wake(now)  # what another run lost must not keep a host from this one
+        self._wake(now)
+        if self._runs.others_are_due(now):
+            for frontier in self._runs.values():
+                frontier._wake(now)
         if self.halted:
             return Leased([], None)
+        self._lanes.reopen(now)
         leases: list[Lease] = []
         limit = min(limit, MOST_LEASES)
         while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:

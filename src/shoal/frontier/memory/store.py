@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
 
+from shoal.clock import steady_time
 from shoal.errors import RunError
 from shoal.frontier.held import HeldFrontier
-from shoal.frontier.hosts import Host
+from shoal.frontier.hosts import Host, OpenRuns
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
-
-
-def _steady_clock() -> Callable[[], float]:
-    """The time of day, but for jumps: the store lives no longer than the process."""
-    start = time.time() - time.monotonic()
-    return lambda: start + time.monotonic()
 
 
 class MemoryStore:
@@ -28,9 +22,9 @@ class MemoryStore:
     shared: ClassVar[bool] = False
 
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or _steady_clock()
+        self._clock = clock or steady_time()
         self._runs: dict[str, Run] = {}
-        self._frontiers: dict[str, MemoryFrontier] = {}
+        self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
         self._hosts: dict[str, Host] = {}
         self._notes: dict[str, tuple[bytes, float]] = {}
 

@@ -8,7 +8,7 @@ the file at any moment, which is done when the run is opened and whenever a tran
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ import msgspec
 
 from shoal import clock
 from shoal.errors import QueueFullError, RequestError
-from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
+from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, OpenRuns, apply_update
 from shoal.frontier.rules import (
     HALTED,
     LEASED,
@@ -91,7 +91,7 @@ class SQLiteFrontier:
         options: FrontierOptions,
         hosts: SharedHosts,
         clock: Callable[[], float],
-        runs: Mapping[str, SQLiteFrontier],
+        runs: OpenRuns[SQLiteFrontier],
     ) -> None:
         self._file = file
         self._db = file.db
@@ -233,9 +233,10 @@ class SQLiteFrontier:
         if nonce == self._granted[0]:
             renewed = self._renew(self._granted[1], ttl, deadline, ledger, now)
             return Leased([lease for lease in renewed if lease], 0.0)
-        for frontier in list(self._runs.values()):
-            if frontier is not self:  # what another run lost must not keep a host from this one
-                frontier._wake(now)
+        if self._runs.others_are_due(now):
+            for frontier in list(self._runs.values()):
+                if frontier is not self:
+                    frontier._wake(now)
         moment = self._wake(now, ledger)
         if self.halted:
             return Leased([], None)

@@ -139,6 +139,7 @@ class StoredQueue:
         """Take the best requests of hosts that are due, in order. Their rows are for the caller to change."""
         chosen: list[tuple[Lane[int], Key]] = []
         ahead: dict[int, list[Key]] = {}
+        self._lanes.reopen(now)
         while len(chosen) < limit and (lane := self._lanes.take_best(now)) is not None:
             keys = ahead.get(lane.queue)
             if keys is None:

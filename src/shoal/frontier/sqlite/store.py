@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
+from shoal.clock import steady_time
 from shoal.errors import RunError
 from shoal.frontier.held import HeldFrontier
+from shoal.frontier.hosts import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
@@ -43,18 +44,35 @@ class SQLiteStore:
         self._file = file
         self._clock = clock
         self._hosts = SharedHosts(file.db)
-        self._frontiers: dict[str, SQLiteFrontier] = {}
+        self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
         self._opening = asyncio.Lock()
         file.restore = self._restore
 
     @classmethod
     async def open(
-        cls, path: str | os.PathLike[str], *, readonly: bool = False, clock: Callable[[], float] = time.time
+        cls, path: str | os.PathLike[str], *, readonly: bool = False, clock: Callable[[], float] | None = None
     ) -> SQLiteStore:
         """StoreBusyError while another process works on it, unless ``readonly``; StoreError if it can't be used."""
         file = SQLiteFile(path, readonly=readonly)
         await file.open()
-        return cls(file, clock)
+        store = cls(file, clock or steady_time())
+        if not readonly:
+            await file.write(store._mend_times)
+        return store
+
+    def _mend_times(self) -> None:
+        """If the clock was set back since the file was last used, its times lie in the future. Set them back as well,
+        so that no host waits longer than its own delay."""
+        db = self._file.db
+        (last,) = db.execute(
+            "SELECT max((SELECT coalesce(max(ended_at), 0) FROM host),"
+            " (SELECT coalesce(max(at), 0) FROM request WHERE due IS NOT NULL))"
+        ).fetchone()
+        ahead = last - self._clock()
+        if ahead > 0:
+            db.execute("UPDATE host SET ended_at = ended_at - ?1, blocked_until = max(0, blocked_until - ?1)", (ahead,))
+            db.execute("UPDATE request SET due = due - ?1, at = at - ?1 WHERE due IS NOT NULL", (ahead,))
+            db.execute("UPDATE note SET until = until - ?1", (ahead,))
 
     def _restore(self) -> None:
         frontiers = list(self._frontiers.values())
