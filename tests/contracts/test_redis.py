@@ -655,9 +655,9 @@ async def test_completions_at_the_same_time_add_a_child_once(store: RedisStore, 
                 for number, lease in enumerate(leases)
             )
         )
-        kept = [pushed for (pushed,) in answers if pushed is not None]
+        kept = [pushed for (pushed,) in answers if pushed not in (None, Pushed(0, 0))]  # the others came second
         assert len(kept) == 40
-        assert sum(pushed.added for pushed in kept) == 41
+        assert sum(pushed.added for pushed in kept if pushed) == 41
         assert (await frontier.stats()).items == 40
 
 

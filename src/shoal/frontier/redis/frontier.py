@@ -30,6 +30,7 @@ from shoal.frontier.redis.records import (
     read_head,
     read_learned,
     read_record,
+    read_rewind,
     storable,
 )
 from shoal.frontier.redis.server import Server
@@ -311,11 +312,11 @@ class RedisFrontier:
             if notice is None:
                 return None
             age = "" if notice.age is None else clock.now() - notice.at + notice.age
-            at, lost = await self._run("recover", age, clock.now() - notice.at, *self._receipts.ages())
+            found = await self._run("recover", age, clock.now() - notice.at, *self._receipts.ages())
             self._receipts.clear()
             self._ledger.forget()
             self._joined = False  # the options may have gone back too
-            return Rewind(at=float(at), lost_seconds=float(lost) if lost else None)
+            return read_rewind(found)
 
     async def rewinds(self) -> list[Rewind]:
         return await self._ledger.rewinds()

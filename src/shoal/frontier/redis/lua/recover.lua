@@ -1,7 +1,7 @@
 -- A client has found that the store went back in time. ARGV: how many seconds ago the newest change was acknowledged that
 -- is lost ('' if the client does not know), how long ago it noticed; then receipts, newest first, each with how many
 -- seconds before it noticed the call was made: age, receipt, ...
--- Returns when the rewind was noticed, and how many seconds were lost at most ('' if that is not known).
+-- Returns when the rewind was noticed, and how many seconds were lost at most (NaN if that is not known), packed.
 
 local KEPT = 100
 local key, age, lost = own.key .. ':rewinds', tonumber(ARGV[5]), nil
@@ -22,8 +22,7 @@ if at and age and at >= now - age then
   if bound == bound and not (lost and lost < bound) then lost = bound end
   call('LSET', key, -1, pack('<dd', at, lost or NONE))
 else
-  at = noticed
-  call('RPUSH', key, pack('<dd', at, lost or NONE))
+  call('RPUSH', key, pack('<dd', noticed, lost or NONE))
   call('LTRIM', key, -KEPT, -1)
   own.rewinds, own.is_changed = own.rewinds + 1, true
   load_hosts({})
@@ -31,4 +30,4 @@ else
   change(hosts[0])
   finish()
 end
-return {string.format('%.6f', at), lost and string.format('%.3f', lost) or ''}
+return call('LINDEX', key, -1)
