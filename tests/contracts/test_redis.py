@@ -20,7 +20,7 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
@@ -219,11 +219,12 @@ async def test_a_server_that_is_too_old_or_of_another_kind(info: str, says: str)
             await RedisStore.open(f"redis://127.0.0.1:{port}/0?timeout=2")
 
 
-async def test_a_store_of_a_newer_version_is_not_touched(store: RedisStore, prefix: str) -> None:
+@pytest.mark.parametrize(("format", "age"), [("1", "older"), ("99", "newer")])
+async def test_a_store_of_another_version_is_not_touched(store: RedisStore, prefix: str, format: str, age: str) -> None:
     await new_run(store)
     async with raw(shared(RedisServer)) as client:
-        await client.hset(f"{{{prefix}}}:store", "format", "2")
-    with pytest.raises(StoreError, match="newer Shoal"):
+        await client.hset(f"{{{prefix}}}:store", "format", format)
+    with pytest.raises(StoreError, match=f"{age} Shoal"):
         await RedisStore.open(f"{shared(RedisServer).url}?prefix={prefix}")
 
 
@@ -246,6 +247,7 @@ async def test_a_store_of_a_newer_version_is_not_touched(store: RedisStore, pref
         ("MOVED 3999 127.0.0.1:6381", StoreError),
         ("NOPERM this user has no permissions to run the 'evalsha' command", StoreError),
         ("NOAUTH Authentication required.", StoreError),
+        ("REWOUND the store does not know a change that it had acknowledged", StoreRewoundError),
         ("FENCED slot c/0 is held under epoch 7 by now", FencedError),
         ("ERR something new", StoreError),
     ],
@@ -278,7 +280,7 @@ async def test_a_killed_server_has_everything_when_it_is_back() -> None:
             server.start()
             assert (await frontier.stats(), [await history(frontier, each) for each in pages]) == before
             assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
-            assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0), None]
+            assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0)] * 2
             assert await frontier.push([page("lost"), page(1)]) == Pushed(1, 1)
             await check_books(frontier)
 
@@ -560,10 +562,10 @@ async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
             assert await frontier.renew([renewed], TTL)
             (begun,) = await reissue(frontier, [reissued])
             assert begun is not None
-            assert await client.hlen(sent) == 5
+            assert await client.hlen(sent) == 4  # what was reissued is begun
             ahead[0] += 5
             await frontier.lease(0, TTL)
-            assert set(await client.hkeys(sent)) == {renewed.fingerprint, reissued.fingerprint}
+            assert set(await client.hkeys(sent)) == {renewed.fingerprint}
             await complete(frontier, begun, renewed)
             assert await client.exists(sent) == 0
             await frontier.lease(1, TTL, begun=False)
@@ -653,9 +655,9 @@ async def test_completions_at_the_same_time_add_a_child_once(store: RedisStore, 
                 for number, lease in enumerate(leases)
             )
         )
-        kept = [pushed for (pushed,) in answers if pushed is not None]
+        kept = [pushed for (pushed,) in answers if pushed not in (None, Pushed(0, 0))]  # the others came second
         assert len(kept) == 40
-        assert sum(pushed.added for pushed in kept) == 41
+        assert sum(pushed.added for pushed in kept if pushed) == 41
         assert (await frontier.stats()).items == 40
 
 
@@ -804,7 +806,7 @@ async def test_after_a_failover() -> None:
                     done = [Completion(lease=first, items=[b"x"])]
                     await until(lambda: frontier.complete(done), StoreAwayError)
                     second = await lease_one(frontier)
-                    assert second.token > first.token
+                    assert second.token != first.token
                     assert (await frontier.stats()).items == 1
                     await check_books(frontier)
             finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from shoal import clock
 
 
 class ServerTime:
@@ -18,10 +18,10 @@ class ServerTime:
         self._ahead: float | None = None
 
     def heard(self, sent: float, server: float) -> None:
-        """The server's clock said this in its answer to a call that was ``sent`` at this monotonic time."""
+        """The server's clock said this in its answer to a call that was ``sent`` at this time of `shoal.clock`."""
         self._ahead = server - sent
 
     @property
     def not_after(self) -> float | None:
         """The server's time from which on nobody waits for a call that is made now. None: not known yet."""
-        return None if self._ahead is None else time.monotonic() + self._ahead + self._timeout
+        return None if self._ahead is None else clock.now() + self._ahead + self._timeout

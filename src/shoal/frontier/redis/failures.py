@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from redis import exceptions
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier.redis.address import Address
+from shoal.frontier.redis.receipts import MESSAGE
 
 _CODE = re.compile(
-    r"\b(NORUN|FENCED|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
+    r"\b(NORUN|REWOUND|FENCED|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
     r"|NOAUTH|WRONGPASS|MOVED|ASK|CROSSSLOT|DENIED)\b"
 )
 _PASSING = frozenset({"READONLY", "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "ASK"})
@@ -29,6 +30,8 @@ def explained(exc: Exception, address: Address) -> ShoalError:
     code, text = _code_of(exc), _text_of(exc)
     if code == "NORUN":
         return RunError("there is no such run any more: it was deleted, or the server has lost its data")
+    if code == "REWOUND":
+        return StoreRewoundError(MESSAGE)
     if code == "FENCED":
         return FencedError(f"{text.removeprefix('FENCED ')}; nothing is given to an earlier one")
     if isinstance(exc, exceptions.AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):

@@ -7,36 +7,47 @@ scripts are in ``lua/``; here is only what goes in and out. What can be seen of 
 
 from __future__ import annotations
 
-import time
+import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from shoal.errors import QueueFullError, RunError
+from shoal import clock
+from shoal.errors import QueueFullError, RunError, StoreRewoundError
 from shoal.frontier.redis.ledger import Ledger
+from shoal.frontier.redis.receipts import Receipts
 from shoal.frontier.redis.records import (
     UNREADABLE,
     Parcel,
     UnreadableError,
     pack_leases,
     pack_options,
+    pack_token,
     pack_update,
     read_head,
     read_learned,
     read_record,
+    read_rewind,
     storable,
 )
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import (
     DEAD,
     DONE,
+    MOST_LEASES,
     READY,
     STATE_NAMES,
     WAITING,
     check_nonce,
     child_fingerprint,
+    claim_token,
+    new_nonce,
     push_fingerprint,
+    reissued_token,
+    token_base,
 )
 from shoal.frontier.servertime import ServerTime
 from shoal.frontier.unheard import heard
@@ -56,6 +67,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    Rewind,
     RoleState,
     Stats,
 )
@@ -65,28 +77,51 @@ _FOREVER = 1e9
 
 
 class RedisFrontier:
-    """See `shoal.ports.Frontier`. Nothing of it is kept in the process."""
+    """See `shoal.ports.Frontier`. Only what proves that the store did not go back in time is kept in the process."""
 
     def __init__(
         self, server: Server, run_id: str, number: int, options: FrontierOptions, holder: Holder | None
     ) -> None:
         self._server = server
         self._run_id = run_id
-        self._number = number
+        self._run_key = b"%d %b" % (number, storable(run_id))
         self._max_queue = options.max_queue_size
         self._options = pack_options(options)
         self._slot = () if holder is None else (storable(holder.slot), holder.epoch)
-        self._ledger = Ledger(self._run)
+        self._receipts = Receipts()
+        self._recovering = asyncio.Lock()
+        self._client = os.urandom(12)
+        self._ledger = Ledger(self._run, self._moved)
         self._time = ServerTime(server.address.timeout)
         self._joined = False
         self._misplaced: list[bytes] = []
         """Hosts whose lanes stand where other options put them."""
 
-    async def _run(self, step: str, *arguments: Any) -> Any:
+    async def _run(self, step: str, *arguments: Any, proof: bytes = b"") -> Any:
         try:
-            return await self._server.run(step, self._number, self._options, *arguments)
+            return await self._server.run(step, self._run_key, self._options + proof, *arguments)
         except RunError as exc:
             raise RunError(f"run {self._run_id}: {exc}") from exc
+
+    async def _proven(self, step: str, *arguments: Any, goes_on: str = "") -> Any:
+        """Take a step only on a store that knows the last completion."""
+        return await self._checked(step, arguments, self._receipts.proof, goes_on)
+
+    async def _moved(self, goes_on: str, step: str, *arguments: Any) -> Any:
+        """Take a step that goes on from what the store said before: of a role, or of the items."""
+        return await self._checked(step, arguments, b"", goes_on)
+
+    async def _checked(self, step: str, arguments: Sequence[Any], proof: bytes, goes_on: str) -> Any:
+        self._receipts.check()
+        epoch, sent = self._receipts.epoch, clock.now()
+        try:
+            answer = await self._run(step, *arguments, proof=proof)
+        except StoreRewoundError:
+            self._receipts.rewound(epoch, goes_on, proven=bool(proof))
+            raise
+        if goes_on and answer:
+            self._receipts.moved(epoch, goes_on, sent)
+        return answer
 
     # -- pushing
 
@@ -97,41 +132,49 @@ class RedisFrontier:
         for index, request in enumerate(requests):
             parcel.add_request(request, push_fingerprint(request, seed, cursor, index))
         most = self._max_queue
-        answer = await self._run(
-            "push", "" if seed is None else seed.token, cursor, "" if most is None else most, *parcel.arguments()
-        )
+        role = (b"", b"") if seed is None else (pack_token(seed.token), seed.cursor)
+        words = (*role, cursor, "" if most is None else most, *parcel.arguments())
+        answer = await self._proven("push", *words, goes_on="" if seed is None else seed.role)
         if not answer:
             raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
         return Pushed(*answer)
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
-        return await heard(self._lease(limit, ttl, begun), lambda leased: self.release(leased.leases))
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+        if nonce:
+            check_nonce(nonce)
+        return await heard(self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases))
 
-    async def _lease(self, limit: int, ttl: float, begun: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
+        self._receipts.check()
         if not self._joined:
             self._misplaced += await self._run("join")
             self._joined = True
         if self._misplaced:
             await self._place(self._misplaced)
             self._misplaced = []
+        limit, part = min(max(0, limit), MOST_LEASES), 0
         while True:
-            sent, not_after = time.monotonic(), self._time.not_after
+            # A later part of a call has tokens of its own, and a repeat of the call gets what its last part leased.
+            call = _tokens_of(nonce or new_nonce(), part)
+            again = (self._client, nonce, part) if nonce else (b"", b"", 0)
+            sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, clock, *taken = await self._run(
-                "lease", max(0, limit), min(ttl, _FOREVER), until, int(begun), *self._slot
+            wait, server_time, *taken = await self._proven(
+                "lease", limit, min(ttl, _FOREVER), until, int(begun), call, *again, *self._slot
             )
-            self._time.heard(sent, float(clock))
+            self._time.heard(sent, float(server_time))
             if not taken:  # the server's clock has jumped: it is known now
                 continue
             learned, fingerprints, records, buried = taken
             deadline = sent + ttl
             leases, unreadable = _read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
-                await self._run("settle", *unreadable.arguments())
+                await self._proven("settle", *unreadable.arguments())
             if leases or not (records or buried):  # else there may be more behind those that were no good
                 return Leased(leases, float(wait) if wait else None)
+            part += 1
 
     async def _place(self, hosts: Sequence[Any]) -> None:
         """Put lanes where they belong, after what they go by has changed. Some at a time: Redis does nothing else
@@ -142,7 +185,8 @@ class RedisFrontier:
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:
             return []
-        deadline = time.monotonic() + ttl
+        self._receipts.check()
+        deadline = clock.now() + ttl
         kept = await self._run("renew", min(ttl, _FOREVER), pack_leases(leases))
         return [
             msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
@@ -160,19 +204,26 @@ class RedisFrontier:
         )
 
     async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
-        deadline = time.monotonic() + ttl
-        tokens = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases), nonce)
+        self._receipts.check()
+        deadline = clock.now() + ttl
+        tokens = [reissued_token(nonce, lease.token) for lease in leases]
+        packed = b"".join(map(pack_token, tokens))
+        kept = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases), packed)
         return [
-            msgspec.structs.replace(lease, token=token, deadline=deadline) if token else None
-            for lease, token in zip(leases, tokens, strict=True)
+            msgspec.structs.replace(lease, token=token, deadline=deadline) if is_kept else None
+            for lease, token, is_kept in zip(leases, tokens, kept, strict=True)
         ]
 
     # -- ending leases
 
-    async def _settle(self, parcel: Parcel) -> list[tuple[int, int, int]]:
+    async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[tuple[int, int, int]]:
         """Of each ending the state now (-1: the lease was lost), and how many children were new and known."""
-        answer = await self._run("settle", *parcel.arguments())
-        return list(zip(answer[::3], answer[1::3], answer[2::3], strict=True))
+        epoch, sent = self._receipts.epoch, clock.now()
+        answer = await self._proven("settle", *parcel.arguments())
+        order, index = max((order, index) for index, order in enumerate(answer[3::4]))
+        if order:
+            self._receipts.completed(epoch, sent, order, pack_leases([leases[index]]))
+        return list(zip(answer[::4], answer[1::4], answer[2::4], strict=True))
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         if not completions:
@@ -184,7 +235,8 @@ class RedisFrontier:
                 text=page.note, items=page.items, children=len(page.children),
             )  # fmt: skip
             self._add_children(parcel, page)
-        return [None if state < 0 else Pushed(added, known) for state, added, known in await self._settle(parcel)]
+        settled = await self._settle(parcel, [page.lease for page in completions])
+        return [None if state < 0 else Pushed(added, known) for state, added, known in settled]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         if not failures:
@@ -198,7 +250,8 @@ class RedisFrontier:
                 items=failure.items, children=len(failure.children),
             )  # fmt: skip
             self._add_children(parcel, failure)
-        return [None if state < 0 else STATE_NAMES[state] for state, _, _ in await self._settle(parcel)]
+        settled = await self._settle(parcel, [failure.lease for failure in failures])
+        return [None if state < 0 else STATE_NAMES[state] for state, _, _ in settled]
 
     def _add_children(self, parcel: Parcel, ended: Completion | Failure) -> None:
         parent = ended.lease.fingerprint
@@ -211,7 +264,7 @@ class RedisFrontier:
         parcel = Parcel()
         for lease in leases:
             parcel.add_ending(lease, READY, contacted=contacted)
-        return [state >= 0 for state, _, _ in await self._settle(parcel)]
+        return [state >= 0 for state, _, _ in await self._settle(parcel, leases)]
 
     async def fence(self, slot: str, epoch: int) -> int:
         lost: int = await self._run("fence", storable(slot), epoch)
@@ -222,16 +275,19 @@ class RedisFrontier:
 
     # -- roles
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        answer = await self._run("role", "claim", storable(role), min(ttl, _FOREVER), *self._slot)
-        return Claim(role, *answer) if answer else None
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+        token = claim_token(nonce or new_nonce())
+        words = (storable(role), pack_token(token), min(ttl, _FOREVER))
+        answer = await self._moved(role, "role", "claim", *words, *self._slot)
+        return Claim(role, token, *answer) if answer else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        words = (storable(claim.role), claim.token, min(ttl, _FOREVER), cursor)
-        return bool(await self._run("role", "advance", *words))
+        words = (storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, _FOREVER), cursor)
+        return bool(await self._moved(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        return bool(await self._run("role", "relinquish", storable(claim.role), claim.token, int(finished)))
+        words = (storable(claim.role), pack_token(claim.token), claim.cursor, int(finished))
+        return bool(await self._moved(claim.role, "role", "relinquish", *words))
 
     async def roles(self) -> list[RoleState]:
         answer = await self._run("role", "list")
@@ -242,11 +298,28 @@ class RedisFrontier:
 
     # -- the item log
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
-        return await self._ledger.read_items(after, limit)
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+        return await self._ledger.read_items(after, limit, token)
 
     async def trim_items(self, through: int) -> None:
         await self._ledger.trim_items(through)
+
+    # -- a store that went back in time
+
+    async def recover(self) -> Rewind | None:
+        async with self._recovering:
+            notice = self._receipts.notice
+            if notice is None:
+                return None
+            age = "" if notice.age is None else clock.now() - notice.at + notice.age
+            found = await self._run("recover", age, clock.now() - notice.at, *self._receipts.ages())
+            self._receipts.clear()
+            self._ledger.forget()
+            self._joined = False  # the options may have gone back too
+            return read_rewind(found)
+
+    async def rewinds(self) -> list[Rewind]:
+        return await self._ledger.rewinds()
 
     # -- hosts and facts
 
@@ -258,10 +331,10 @@ class RedisFrontier:
         return await self._ledger.host_states(limit)
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
-        await self._server.run("fact", None, b"", storable(key), value, min(ttl, _FOREVER))
+        await self._server.run("fact", b"", b"", storable(key), value, min(ttl, _FOREVER))
 
     async def recall(self, key: str) -> bytes | None:
-        value: bytes | None = await self._server.run("fact", None, b"", storable(key))
+        value: bytes | None = await self._server.run("fact", b"", b"", storable(key))
         return value
 
     # -- looking at it
@@ -287,6 +360,13 @@ class RedisFrontier:
 
     async def close(self) -> None:
         """Nothing: the connections belong to the store."""
+
+
+def _tokens_of(nonce: bytes, part: int) -> bytes:
+    """What the tokens of one part of a call have in common: all but their first two bytes."""
+    if part:
+        nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
+    return pack_token(token_base(nonce))[2:]
 
 
 def _read_leases(

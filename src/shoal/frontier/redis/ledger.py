@@ -16,16 +16,18 @@ from shoal.frontier.redis.records import (
     Head,
     UnreadableError,
     host_state,
+    pack_token,
     read_cause,
     read_events,
     read_head,
     read_host,
     read_record,
+    read_rewind,
     storable,
 )
 from shoal.frontier.rules import DEAD, SPARED_KINDS, STATE_NAMES
 from shoal.http import Request
-from shoal.ports import Event, History, HostState, LoggedItem, Stats
+from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
 
 AUDIT_AT_ONCE = 200_000
 """Requests that are counted in one step, so that the count is exact while others work; about a tenth of a second."""
@@ -33,15 +35,19 @@ _AUDIT_STEP = 20_000
 _SEARCH_STEP = 10_000
 _RETRY_STEP = 10_000
 _PAGE = 200
+_ITEMS = "the items"
 _HOSTS_AT_ONCE = 1000
-_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items")
+_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds")
 
 
 class Ledger:
-    """The side of a run that is read. ``run`` takes one of its steps."""
+    """The side of a run that is read. ``run`` takes one of its steps; ``go_on`` one that needs the items to be those
+    that were read before."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Any]], go_on: Callable[..., Awaitable[Any]]) -> None:
         self._run = run
+        self._go_on = go_on
+        self._last_item: LoggedItem | None = None
 
     # -- counters
 
@@ -60,17 +66,36 @@ class Ledger:
                 break
         return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
 
+    async def rewinds(self) -> list[Rewind]:
+        return [read_rewind(each) for each in await self._run("rewinds")]
+
     # -- items
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, token: int) -> list[LoggedItem]:
+        """``token`` of the item ``after``, or 0."""
         if limit <= 0:
             return []
-        begin, entries = await self._run("items", "read", after, limit)
-        items = [item for entry in entries for item in _items(*entry) if item.seq > begin]
-        return items[:limit]
+        begin, entries = await self._go_on(_ITEMS, "items", "read", after, limit, *self._expected(after, token))
+        items = [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
+        self._last_item = items[-1] if items else self._last_item
+        return items
+
+    def _expected(self, after: int, token: int) -> tuple[bytes, bytes]:
+        """What the log has to have at ``after``. A page that was completed again under its token, after a rewind, may
+        stand a few places off: so this object's last item is known by its place on the page too."""
+        if not token:
+            return b"", b""
+        last = self._last_item
+        if last is None or (last.seq, last.token) != (after, token):
+            return pack_token(token), b""
+        return pack_token(token), last.fingerprint + last.index.to_bytes(4, "little")
+
+    def forget(self) -> None:
+        """The store was rewound: what was read of it may be otherwise now."""
+        self._last_item = None
 
     async def trim_items(self, through: int) -> None:
-        await self._run("items", "trim", through)
+        await self._go_on(_ITEMS, "items", "trim", through)
 
     # -- hosts
 
@@ -148,10 +173,10 @@ class Ledger:
 
 def _items(last: int, _: bytes, key: bytes, *fields: bytes) -> Iterator[LoggedItem]:
     """The items of one entry of the log."""
-    payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:], "little")
-    first = last - len(payloads) + 1
+    payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:20], "little")
+    first, token = last - len(payloads) + 1, int.from_bytes(key[20:], "little")
     for place, payload in enumerate(payloads):
-        yield LoggedItem(first + place, fingerprint, index + place, payload)
+        yield LoggedItem(first + place, fingerprint, index + place, payload, token)
 
 
 def _readable(record: bytes) -> tuple[Head, Request | None]:

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.links import host_of
-from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease
+from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, Rewind
 
 _HEAD = Layout("<BHHIdQIQd16s")
 _OFFER = Layout("<I16sId16s")
@@ -26,6 +26,7 @@ _UPDATE = Layout("<BdBdBdBdBd")
 _LEARNED = Layout("<Id")
 _SIZE = Layout("<I")
 _HELD = Layout("<16sQ")
+_REWIND = Layout("<dd")
 
 NO_PARENT = bytes(16)
 UNREADABLE = "unreadable"
@@ -123,6 +124,11 @@ class Parcel:
         return b"".join(self._parts), *(name.encode() for name in self._hosts)
 
 
+def pack_token(token: int) -> bytes:
+    """As the scripts have it: a string, as their numbers end at 53 bits."""
+    return token.to_bytes(8, "little")
+
+
 def pack_leases(leases: Iterable[Lease]) -> bytes:
     return b"".join(_HELD.pack(lease.fingerprint, lease.token) for lease in leases)
 
@@ -202,6 +208,14 @@ def host_state(host: Host, every: Host, options: bytes, ready: int, now: float) 
         blocked_for=blocked_for,
         block_reason=host.block_reason if blocked_for else "",
     )
+
+
+# -- rewinds
+
+
+def read_rewind(blob: bytes) -> Rewind:
+    at, lost = _REWIND.unpack(blob)
+    return Rewind(at=at, lost_seconds=None if math.isnan(lost) else lost)
 
 
 # -- events

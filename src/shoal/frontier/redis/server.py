@@ -182,10 +182,9 @@ class Server:
 
     # -- asking
 
-    async def run(self, name: str, run: int | None, options: bytes, *arguments: Any) -> Any:
-        """Take a frontier's step of that name as a whole."""
-        number = "" if run is None else run
-        return await self.run_script(_FRONTIER, name, repr(self._offset()), number, options, *arguments)
+    async def run(self, name: str, run: bytes, options: bytes, *arguments: Any) -> Any:
+        """Take a frontier's step of that name as a whole. ``run``: its number, perhaps with its name, or nothing."""
+        return await self.run_script(_FRONTIER, name, repr(self._offset()), run, options, *arguments)
 
     async def run_script(self, scripts: Scripts, name: str, *arguments: Any) -> Any:
         """Take the step of that name as a whole. It is given the prefix of the keys, then the arguments."""

@@ -12,7 +12,8 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 - ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
 - ``run:N:role``, ``run:N:items``: its roles, and its item log.
-- ``run:N:sent``: leases that nobody has begun yet, and how others were reissued.
+- ``run:N:sent``: leases that nobody has begun yet. ``grant:CLIENT``: what a client's last call leased.
+- ``run:N:rewinds``: when clients found that the store had gone back in time.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: what was leased and claimed under slots of clusters, and the
   epoch before which each slot gets nothing.
 """
@@ -32,8 +33,8 @@ from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import check_transition
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 
-FORMAT = 1
-"""Of what is stored; a newer one is not touched."""
+FORMAT = 2
+"""Of what is stored; another one is not touched."""
 
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
@@ -65,14 +66,17 @@ class RedisStore:
 
     async def _check_format(self) -> None:
         found = await self._run("format")
-        if found and int(found) > FORMAT:
+        if found and int(found) != FORMAT:
+            age, advice = (
+                ("newer", "upgrade") if int(found) > FORMAT else ("older", "finish its runs with that version")
+            )
             raise StoreError(
-                f"what is at {self._server.address.shown} was written by a newer Shoal (format {int(found)}, this one "
-                f"knows {FORMAT}); upgrade, or choose another place with ?prefix=name"
+                f"what is at {self._server.address.shown} was written by a {age} Shoal (format {int(found)}, this one "
+                f"knows {FORMAT}); {advice}, or choose another place with ?prefix=name"
             )
 
     async def _run(self, step: str, *arguments: Any, run: int | None = None) -> Any:
-        return await self._server.run(step, run, _DEFAULTS, *arguments)
+        return await self._server.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
 
     async def create_run(self, run: Run) -> Run:
         made = await self._run(

@@ -8,12 +8,15 @@
 -- Scripts make up the names of keys. All keys of a store begin with the same hash tag, so on a cluster they are in one
 -- slot, that of KEYS[1].
 --
--- ARGV: prefix, seconds that the clock is ahead (in tests), number of the run or '', its options; then what the script
--- itself is given.
+-- ARGV: prefix, seconds that the clock is ahead (in tests), number and name of the run or '', its options and perhaps a
+-- receipt; then what the script itself is given.
+--
+-- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, the lowest first.
 
 local call, pack, read, sub = redis.call, struct.pack, struct.unpack, string.sub
-local PREFIX, OPTIONS = ARGV[1], ARGV[4]
+local PREFIX, OPTIONS, RECEIPT = ARGV[1], sub(ARGV[4], 1, 16), sub(ARGV[4], 17)
 local READY, WAITING, LEASED, DONE, DEAD = 0, 1, 2, 3, 4
+local NO_TOKEN = string.rep('\0', 8)
 local MOST = 4000 -- arguments of one call; the stack of Lua ends at 8000
 
 local clock = call('TIME')
@@ -40,9 +43,9 @@ end
 
 -- -- runs
 
-local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'token'}
+local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds'}
 local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
-local runs = {}
+local runs, own = {}, nil
 
 -- Begin to collect what a step does to a run.
 local function collect(run)
@@ -64,7 +67,7 @@ local function run_of(number)
     local key = PREFIX .. 'run:' .. number
     local ledger = call('HMGET', key, unpack(LEDGER))
     if ledger[1] then
-      run = {number = number, key = key, state = ledger[2], options = ledger[3], lanes = {}}
+      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}}
       collect(run)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
       run.delay, run.concurrency, run.max_attempts = read('<dI4I4', run.options or OPTIONS)
@@ -118,14 +121,18 @@ local function save_ledger(run)
   call('HSET', run.key, unpack(fields))
 end
 
-local own
-if ARGV[3] ~= '' then
-  own = run_of(tonumber(ARGV[3]))
-  if not own then return redis.error_reply('NORUN there is no such run') end
+local REWOUND = 'REWOUND the store does not know a change that it had acknowledged'
+
+-- Whether the request of a receipt (fingerprint and token) is done under that token.
+local function is_done(receipt)
+  local record = call('HGET', own.key .. ':req', sub(receipt, 1, 16))
+  return record and string.byte(record) == DONE and sub(record, 30, 37) == sub(receipt, 17, 24)
 end
 
--- The last token that was given out, or the time if that is more: a server that has lost its last moments, as a replica
--- that takes over may have, must not give one out again.
-local function last_token()
-  return math.max(own.token, tonumber(clock[1]) * 1000000 + tonumber(clock[2]))
+if ARGV[3] ~= '' then
+  local number, name = string.match(ARGV[3], '^(%d+) ?(.*)$')
+  own = run_of(tonumber(number))
+  -- A store that was rewound may give the number of a run that it has lost to another one.
+  if not own or (name ~= '' and name ~= own.name) then return redis.error_reply('NORUN there is no such run') end
+  if RECEIPT ~= '' and not is_done(RECEIPT) then return redis.error_reply(REWOUND) end
 end

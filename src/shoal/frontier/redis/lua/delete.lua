@@ -13,7 +13,7 @@ call('SADD', PREFIX .. 'deleted', own.number)
 many('ZREM', LEASES, leases)
 local parts = {
   ':req', ':role', ':items', ':event', ':dead', ':kinds', ':waiting', ':open', ':later', ':slot', ':sent', ':role_slot',
-  ':fence',
+  ':fence', ':rewinds',
 }
 for _, part in ipairs(parts) do call('UNLINK', own.key .. part) end
 call('HDEL', PREFIX .. 'runs', call('HGET', own.key, 'run_id'))

@@ -38,7 +38,7 @@ for i, name in ipairs(roles) do
     local token, _, finished, at = read(ROLE, found[i])
     if token == role_tokens[i] then
       free_roles[#free_roles + 1] = name
-      free_roles[#free_roles + 1] = pack(ROLE, 0, 0, finished) .. sub(found[i], at)
+      free_roles[#free_roles + 1] = pack(ROLE, NO_TOKEN, 0, finished) .. sub(found[i], at)
     end
   end
 end

@@ -109,10 +109,11 @@ local function policy(run, host)
   return 0, run.concurrency
 end
 
--- From when on a host may be fetched from.
+-- From when on a host may be fetched from. The end of a fetch on host 0 is when the store was last found rewound: since
+-- then, nobody knows when the others were fetched from.
 local function due_at(host, delay)
-  if delay > 0 and host.ended_at + delay > host.blocked_until then return host.ended_at + delay end
-  return host.blocked_until
+  if delay <= 0 then return host.blocked_until end
+  return math.max(host.blocked_until, math.max(host.ended_at, hosts[0].ended_at) + delay)
 end
 
 local function queue_key(run, number) return run.key .. ':q:' .. number end

@@ -1,11 +1,14 @@
 -- Hand out the best requests whose host is due. ARGV: how many, for how many seconds, the time after which nobody waits
--- for it ('' if that is not known), 1 if they are begun and 0 if they are to be sent, and if it is under a slot of a
--- cluster: which one, and its epoch.
+-- for it ('' if that is not known), 1 if they are begun and 0 if they are to be sent, the last 6 bytes of their tokens,
+-- the client if it may repeat this call or '', which call it is and the how-manieth part of it, and if it is under a slot
+-- of a cluster: which one, and its epoch. The first 2 bytes of a token are the number of its lease in this call.
 -- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
 -- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, and how
 -- many had none.
 
-local limit, ttl, begun, slot, epoch = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8], ARGV[9], tonumber(ARGV[10])
+local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
+local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
+local slot, epoch = ARGV[13], tonumber(ARGV[14])
 local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
 
 -- -- what time has brought
@@ -219,20 +222,58 @@ end
 
 local buried = 0
 
--- These were leased with the tokens behind this one: what is known of them beside that.
-local function remember(part, fingerprints, token, entry_of)
+local function token_of(i) return pack('<I2', i) .. base end
+
+-- What is known of these leases beside their records.
+local function remember(key, fingerprints, entry_of)
   local entries = {}
   for i, fingerprint in ipairs(fingerprints) do
-    entries[2 * i - 1], entries[2 * i] = fingerprint, entry_of(token + i)
+    entries[2 * i - 1], entries[2 * i] = fingerprint, entry_of(token_of(i))
   end
-  many('HSET', own.key .. part, entries)
+  many('HSET', own.key .. key, entries)
+end
+
+-- -- calls that are repeated: the last grant of each client is kept as long as its leases are good
+
+local GRANT = '<I2I2c0c6' -- which part of which call, the last bytes of its tokens; then the fingerprints
+local grant_key = PREFIX .. 'grant:' .. client
+
+local function save_grant(fingerprints)
+  local grant = pack(GRANT, part, #round, round, base) .. table.concat(fingerprints)
+  call('SET', grant_key, grant, 'PX', string.format('%.0f', math.max(1, math.ceil(ttl * 1000))))
+end
+
+-- What this call has leased already, as far as it is still held; nil if it was not taken before.
+local function granted()
+  local grant = client ~= '' and call('GET', grant_key)
+  if not grant then return nil end
+  local taken, of, last_bytes, at = read(GRANT, grant)
+  if of ~= round or taken < part then return nil end
+  local fingerprints, leased, answer, members = {}, {}, {}, {}
+  for i = 1, (#grant - at + 1) / 16 do fingerprints[i], at = read('c16', grant, at) end
+  base = last_bytes
+  local records, until_when = fetch(own.key .. ':req', fingerprints), string.format('%.17g', now + ttl)
+  for i, fingerprint in ipairs(fingerprints) do
+    local request = read_record(records[i])
+    if request and request.state == LEASED and request.token == token_of(i) then
+      leased[#leased + 1], answer[#answer + 1] = fingerprint, records[i]
+      members[#members + 1] = until_when
+      members[#members + 1] = lease_member(own, request.host, fingerprint)
+      in_play[request.host] = true
+    end
+  end
+  local numbers = {}
+  for number in pairs(in_play) do numbers[#numbers + 1] = number end
+  load_hosts(numbers)
+  many('ZADD', LEASES, members)
+  return leased, answer
 end
 
 -- Lease what was chosen. Returns the fingerprints and the records.
 local function take(fingerprints, numbers, sequences, ranks)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
   local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
-  local token, until_when = last_token(), string.format('%.17g', now + ttl)
+  local until_when = string.format('%.17g', now + ttl)
   for number, count in pairs(own.taken) do
     touch(own, number)
     hosts[number].in_flight = hosts[number].in_flight + count
@@ -247,9 +288,9 @@ local function take(fingerprints, numbers, sequences, ranks)
       buried = buried + 1
     else
       local _, attempts, status, items = read('<BI2I2I4', record)
-      n, token = n + 1, token + 1
+      n = n + 1
       attempts = math.min(attempts + 1, 65535)
-      record = pack(HEAD, LEASED, attempts, status, items, now, sequences[i], number, token) .. sub(record, FIXED)
+      record = pack(HEAD, LEASED, attempts, status, items, now, sequences[i], number, token_of(n)) .. sub(record, FIXED)
       leased[n], answer[n] = fingerprint, record
       members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
     end
@@ -258,12 +299,13 @@ local function take(fingerprints, numbers, sequences, ranks)
   for i = 1, n do
     records[written + 2 * i - 1], records[written + 2 * i] = leased[i], answer[i]
   end
-  own.token, own.ready, own.leased = token, own.ready - n, own.leased + n
+  own.ready, own.leased = own.ready - n, own.leased + n
   own.is_changed = own.is_changed or n > 0
   finish()
   many('ZADD', LEASES, members)
-  if slot then remember(':slot', leased, token - n, function(each) return slot_entry(each, epoch, slot) end) end
-  if begun == '0' then remember(':sent', leased, token - n, function(each) return sent_entry(each, 0, '') end) end
+  if slot then remember(':slot', leased, function(token) return slot_entry(token, epoch, slot) end) end
+  if begun == '0' then remember(':sent', leased, function(token) return token end) end
+  if client ~= '' and n > 0 then save_grant(leased) end
   return leased, answer
 end
 
@@ -276,12 +318,15 @@ if ARGV[7] ~= '' and real > tonumber(ARGV[7]) then return {'late', string.format
 local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
 
-local gave, woke = give_back(), wake()
-if open_lanes() or gave or woke then finish() end
-if own.state == 'paused' or own.state == 'cancelled' then
-  return {'', string.format('%.6f', real), '', '', {}, 0}
+local leased, answer = granted()
+if not leased then
+  local gave, woke = give_back(), wake()
+  if open_lanes() or gave or woke then finish() end
+  if own.state == 'paused' or own.state == 'cancelled' then
+    return {'', string.format('%.6f', real), '', '', {}, 0}
+  end
+  leased, answer = take(choose())
 end
-local leased, answer = take(choose())
 
 local soonest = math.huge
 for _, key in ipairs({LEASES, own.key .. ':waiting', own.key .. ':later'}) do

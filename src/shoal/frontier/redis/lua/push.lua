@@ -1,12 +1,14 @@
--- Add what is new. ARGV: token of the seed role or '', cursor, most that may be queued or '', the requests, then the
--- names of their hosts. Returns how many were new and how many known, or nothing when there is no room for them.
+-- Add what is new. ARGV: token of the seed role or '', the cursor that is stored, the new one, most that may be queued or
+-- '', the requests, then the names of their hosts. Returns how many were new and how many known, or nothing when there is
+-- no room for them.
 
-local token, cursor, most, blob = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
-local names, offers, at = arguments_from(9), {}, 1
+local token, before, cursor, most, blob = ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
+local names, offers, at = arguments_from(10), {}, 1
 local role
-if token then
+if token ~= '' then
   role = call('HGET', own.key .. ':role', 'seed')
-  if not role or read('<I8', role) ~= token then return {0, 0} end
+  if not role or sub(role, 1, 8) ~= token then return {0, 0} end
+  if not is_movable(sub(role, 18), before, cursor) then return redis.error_reply(REWOUND) end
 end
 while at <= #blob do
   offers[#offers + 1], at = read_offer(blob, at)

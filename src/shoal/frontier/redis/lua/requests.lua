@@ -1,7 +1,8 @@
--- Requests. A record is a head, which changes with the request's state; what stays with it for ever: its rank (the
+-- Requests. A record is a head, which changes with the request's state (one that is done keeps the token under which it
+-- became so, and has the number of its completion where the others have their host); what stays with it for ever: its rank (the
 -- negative of its priority) and its parent; and its payload, the msgpack of the Request.
 
-local HEAD = '<BI2I2I4dI8I4I8' -- state, attempts, status, items, at, sequence, host, token
+local HEAD = '<BI2I2I4dI8I4c8' -- state, attempts, status, items, at, sequence, host, token
 local HEAD_AND_RANK = HEAD .. 'd'
 local FIXED = 38 -- where the rest begins
 local SHORTEST = 61
@@ -34,7 +35,8 @@ local function move(run, fingerprint, request, state)
   if from then run[from] = run[from] - 1 end
   run[to] = run[to] + 1
   run.is_changed = true
-  request.state, request.token = state, 0
+  request.state = state
+  if state ~= DONE then request.token = NO_TOKEN end
   if state == READY then enqueue(run, request.host, request.rank, request.sequence, fingerprint) end
 end
 
@@ -74,7 +76,7 @@ local function lease_member(run, host, fingerprint) return pack('>I4I4', run.num
 local function read_leases(blob)
   local fingerprints, tokens, at = {}, {}, 1
   while at <= #blob do
-    fingerprints[#fingerprints + 1], tokens[#tokens + 1], at = read('<c16I8', blob, at)
+    fingerprints[#fingerprints + 1], tokens[#tokens + 1], at = read('<c16c8', blob, at)
   end
   local records, requests = fetch(own.key .. ':req', fingerprints), {}
   for i in ipairs(fingerprints) do
@@ -154,7 +156,7 @@ local function add(offers, blob, names)
       sequence = sequence + 1
       local host = numbers[indexes[offer.name]]
       records[#records + 1] = offer.fingerprint
-      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, now, sequence, host, 0) .. sub(blob, offer.from, offer.to)
+      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, now, sequence, host, NO_TOKEN) .. sub(blob, offer.from, offer.to)
       enqueue(own, host, offer.rank, sequence, offer.fingerprint)
       if offer.parent then offer.parent.added = offer.parent.added + 1 end
     end

@@ -1,8 +1,9 @@
 -- End leases: done, failed, or given back. ARGV: the endings, then the names of the children's hosts.
--- Returns for each the state that its request is in now, and how many of its children were new and known; -1 where the
--- lease was lost, and then nothing was changed.
+-- Returns for each the state that its request is in now, how many of its children were new and known, and the number of
+-- the completion; -1 where the lease was lost, and then nothing was changed. A completion that was made already is told
+-- again, without its children.
 
-local ENDING = '<c16I8BBI2I4dI4I4I4c0I4c0'
+local ENDING = '<c16c8BBI2I4dI4I4I4c0I4c0'
 local blob, names = ARGV[5], arguments_from(6)
 local endings, fingerprints, offers, at = {}, {}, {}, 1
 
@@ -23,7 +24,7 @@ local function read_ending()
   return {
     fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
     duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
-    kind = kind, text = text, added = 0, request = false, state = -1,
+    kind = kind, text = text, added = 0, request = false, state = -1, order = 0, is_again = false,
   }
 end
 
@@ -59,6 +60,8 @@ for i, ending in ipairs(endings) do
     ending.state = fate(ending, request)
     numbers[#numbers + 1] = request.host
     if ending.state == DONE or ending.state == DEAD then read_children(ending) end
+  elseif request and request.state == DONE and request.token == ending.token and ending.outcome == DONE then
+    ending.state, ending.order, ending.is_again = DONE, request.host, true
   end
 end
 load_hosts(numbers)
@@ -77,7 +80,7 @@ local function log_items(ending)
       fields[#fields + 1] = ending.items[i]
     end
     own.items = own.items + #fields / 2
-    local key = ending.fingerprint .. pack('<I4', request.items)
+    local key = ending.fingerprint .. pack('<I4c8', request.items, ending.token)
     call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, unpack(fields))
     request.items = request.items + #fields / 2
   end
@@ -97,7 +100,8 @@ end
 
 local leases, over, waiting, answer = {}, {}, {}, {}
 for _, ending in ipairs(endings) do
-  if ending.items ~= NOTHING and (ending.state == DONE or ending.state == DEAD) then log_items(ending) end
+  local is_over = ending.request and (ending.state == DONE or ending.state == DEAD)
+  if is_over and ending.items ~= NOTHING then log_items(ending) end
 end
 add(offers, blob, names)
 for i, ending in ipairs(endings) do
@@ -116,12 +120,16 @@ for i, ending in ipairs(endings) do
       waiting[#waiting + 1] = now + ending.retry_in
       waiting[#waiting + 1] = fingerprint
     end
-    save_record(own, fingerprint, request)
     returned(hosts[request.host], ending.contacted)
+    if ending.state == DONE then
+      ending.order = own.done
+      request.host = own.done
+    end
+    save_record(own, fingerprint, request)
     own.duplicates = own.duplicates + ending.duplicates
   end
-  answer[3 * i - 2], answer[3 * i - 1] = ending.state, ending.added
-  answer[3 * i] = ending.children - ending.added + ending.duplicates
+  local known = ending.is_again and 0 or ending.children - ending.added + ending.duplicates
+  answer[4 * i - 3], answer[4 * i - 2], answer[4 * i - 1], answer[4 * i] = ending.state, ending.added, known, ending.order
 end
 finish()
 many('ZREM', LEASES, leases)

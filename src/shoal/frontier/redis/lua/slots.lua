@@ -5,12 +5,10 @@
 -- each role was last claimed. An entry counts as long as its token is the current one. `fence` has of each slot the
 -- epoch before which nothing is given to it.
 --
--- `sent` has, by fingerprint and with the same rule, the leases that nobody has begun yet, and those that were reissued:
--- from which token, and with which nonce.
+-- `sent` has, by fingerprint, the tokens of leases that nobody has begun yet.
 
-local ROLE = '<I8dB' -- token, until when, whether it is finished; then its cursor
-local SLOT = '<I8I8' -- token, epoch; then the slot
-local SENT = '<I8I8' -- token, the one before or 0 if it is not begun; then the nonce
+local ROLE = '<c8dB' -- token, until when, whether it is finished; then its cursor
+local SLOT = '<c8I8' -- token, epoch; then the slot
 
 local function slot_entry(token, epoch, slot) return pack(SLOT, token, epoch) .. slot end
 
@@ -22,13 +20,9 @@ local function fenced(slot, epoch)
   end
 end
 
-local function sent_entry(token, before, nonce) return pack(SENT, token, before) .. nonce end
-
 -- Whether an entry of `sent` says of a request that its lease is not begun: then the last of its attempts does not count.
 local function is_unbegun(request, entry)
-  if not entry or not request or request.state ~= LEASED then return false end
-  local token, before = read(SENT, entry)
-  return token == request.token and before == 0
+  return entry and request and request.state == LEASED and entry == request.token
 end
 
 -- These leases are over. Most runs have none under a slot, and none that was sent.
@@ -37,3 +31,7 @@ local function forget(run, fingerprints)
     if call('EXISTS', run.key .. part) == 1 then many('HDEL', run.key .. part, fingerprints) end
   end
 end
+
+-- Whether a stored cursor may be moved: it is the one that its holder knows, or the new one already, in a repeated call.
+-- Otherwise the store was rewound.
+local function is_movable(stored, before, cursor) return stored == before or stored == cursor end
