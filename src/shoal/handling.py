@@ -97,10 +97,9 @@ class Handler:
         note = ""
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
-            note = (
-                f"{admitted.left_out} links were not taken: a page may have {self._scheduler.scope.max_links} new ones"
-            )
-            log.warning("%s (scope.max_links) url=%s", note, lease.request.url)
+            most = self._scheduler.scope.max_links
+            note = f"{admitted.left_out} links were left out: at most {most} are taken (scope.max_links)"
+            log.warning("%s url=%s", note, lease.request.url)
         completion = Completion(
             lease=lease,
             items=found.items,

@@ -196,7 +196,7 @@ class LeasingContract(ContractTests):
     async def test_a_stale_lease_does_not_spoil_its_batch(self, frontier: Frontier) -> None:
         await push(frontier, *range(7))
         stale, *good = (await frontier.lease(7, TTL)).leases
-        await complete(frontier, stale)
+        await frontier.release([stale])
         pushed = await frontier.complete([Completion(lease=each, items=[b"i"]) for each in (good[0], stale, good[1])])
         assert pushed == [Pushed(0, 0), None, Pushed(0, 0)]
         failures = [Failure(lease=each, kind="k", reason="r") for each in (good[2], stale, good[3])]
