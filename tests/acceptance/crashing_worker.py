@@ -78,8 +78,8 @@ def die() -> NoReturn:
 def _after_leasing(fuse: _Fuse) -> None:
     original = Scheduler.next_requests
 
-    async def next_requests(self: Scheduler, limit: int) -> Leased:
-        leased = await original(self, limit)
+    async def next_requests(self: Scheduler, limit: int, **options: Any) -> Leased:
+        leased = await original(self, limit, **options)
         if leased.leases:
             fuse.burn(lease.request.url for lease in leased.leases)
         return leased
@@ -137,7 +137,7 @@ def _after_completing(fuse: _Fuse) -> None:
 
 def _after_draining(fuse: _Fuse, step: str, output: str) -> None:
     """Between the steps of one output: written to the sink, made durable by it, its cursor saved."""
-    opening, advancing = Drainer._open, Drainer._advance
+    opening, moving = Drainer._open, Drainer._move
 
     async def opened(self: Drainer, claim: Claim) -> None:
         await opening(self, claim)
@@ -145,13 +145,13 @@ def _after_draining(fuse: _Fuse, step: str, output: str) -> None:
             name = "write" if step == "written" else "flush"
             setattr(self._sink, name, _then_burn(getattr(self._sink, name), fuse))
 
-    async def advanced(self: Drainer, position: int, state: bytes) -> None:
+    async def moved(self: Drainer, position: int, state: bytes) -> None:
         moves = position > self._position
-        await advancing(self, position, state)
+        await moving(self, position, state)
         if moves and output in self._role and step == "saved":
             fuse.burn([])
 
-    Drainer._open, Drainer._advance = opened, advanced  # type: ignore[method-assign]
+    Drainer._open, Drainer._move = opened, moved  # type: ignore[method-assign]
 
 
 def _then_burn(method: Callable[..., Any], fuse: _Fuse) -> Callable[..., Any]:
