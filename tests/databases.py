@@ -215,6 +215,22 @@ class PostgresServer(DatabaseServer):
     def url(self) -> str:
         return f"postgresql://shoal@127.0.0.1:{self.port}/postgres"
 
+    def save(self) -> None:
+        """A backup of this moment, in place of an earlier one."""
+        saved = self.folder / "saved"
+        shutil.rmtree(saved, ignore_errors=True)
+        self._run(
+            self._binary("pg_basebackup"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "shoal", "-D", str(saved),
+            "--checkpoint=fast", "--wal-method=stream", "--no-sync",
+        )  # fmt: skip
+
+    def rewind(self) -> None:
+        """Lose its machine, and start from the backup on the same port. The backup is used up."""
+        self.kill()
+        shutil.rmtree(self.folder / "data")
+        (self.folder / "saved").rename(self.folder / "data")
+        self.start()
+
 
 class MariaServer(DatabaseServer):
     """MariaDB, for those who write their items to MySQL."""

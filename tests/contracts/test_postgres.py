@@ -204,87 +204,6 @@ async def test_a_schema_of_a_newer_version(url: str) -> None:
         await PostgresStore.open(url)
 
 
-async def test_functions_of_another_version_are_replaced(url: str) -> None:
-    name = schema_of(url)
-    async with opened(url):
-        pass
-    await ask(url, f"UPDATE {name}.migration SET functions = 'other'")
-    await ask(url, f"ALTER FUNCTION {name}.push RENAME TO pull")
-    async with opened(url) as frontier:
-        assert await frontier.push(pages(1)) == Pushed(1, 0)
-
-
-async def test_functions_that_a_version_did_not_have_yet_are_made(url: str) -> None:
-    """While a worker of that version is at work."""
-    name = schema_of(url)
-    async with opened(url) as old:
-        await ask(url, f"UPDATE {name}.migration SET functions = 'before'")
-        await ask(url, f"DROP FUNCTION {name}.reissue")
-        await old.push(pages(1))
-        leases = (await old.lease(1, 600)).leases
-        async with opened(url) as frontier:
-            assert None not in await reissue(frontier, leases)
-        settings = await ask(url, f"SELECT proconfig FROM pg_proc WHERE oid = '{name}.reissue'::regproc")
-        assert "enable_seqscan=off" in settings
-        assert await old.renew(leases, 600) == [None]
-
-
-async def test_a_schema_of_the_first_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what is at work in it."""
-    name = schema_of(url)
-    first = {1: schema.migrations()[1]}
-    old_lease = """CREATE FUNCTION lease(integer, double precision, integer, double precision, double precision)
-                   RETURNS boolean LANGUAGE sql AS 'SELECT true'"""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda: first)
-        patch.setattr(schema, "functions", lambda: (old_lease, "old"))
-        await (await PostgresStore.open(url)).close()
-    await ask(
-        url,
-        f"""WITH run AS (
-                INSERT INTO {name}.run (run_id, spider, state, created_at, settings)
-                    VALUES ('run', 's', 'running', 0, '\\x80') RETURNING id
-            ), role AS (
-                INSERT INTO {name}.role (run, role, token, until, cursor, finished)
-                    SELECT id, 'drain', 7, 0, 'there', false FROM run
-            )
-            INSERT INTO {name}.ledger (run) SELECT id FROM run""",
-    )
-    async with opened(url) as frontier:
-        await frontier.push(pages(1, 2))
-        assert await ask(url, f"SELECT count(*) FROM {name}.lease(1, 0, 1, 600, NULL)") == 2  # as the old ones call it
-        assert await ask(url, f"SELECT cursor FROM {name}.claim(1, 0, 'drain', 600)") == b"there"
-        assert await frontier.fence("s", 1) == 0
-        assert (await frontier.stats()).leased == 1
-    assert await ask(url, f"SELECT count(*) FROM {name}.migration") == len(schema.migrations())
-
-
-async def test_a_schema_of_the_second_version_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its functions none is left beside the new ones."""
-    name = schema_of(url)
-    first_two = {number: schema.migrations()[number] for number in (1, 2)}
-    old_ones = """
-        CREATE FUNCTION lease(
-            integer, double precision, integer, double precision, double precision, text = NULL, bigint = NULL
-        ) RETURNS boolean LANGUAGE sql AS 'SELECT true';
-        CREATE FUNCTION reissue(integer, double precision, bigint[], bytea[], double precision)
-            RETURNS boolean LANGUAGE sql AS 'SELECT true'"""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda: first_two)
-        patch.setattr(schema, "functions", lambda: (old_ones, "old"))
-        await (await PostgresStore.open(url)).close()
-    async with opened(url) as frontier:
-        await frontier.push(pages(1, 2))
-        old_call = f"SELECT count(*) FROM {name}.lease(1, 0, 1, 600, NULL, NULL, NULL)"
-        assert await ask(url, old_call) == 2
-        assert [event.what for event in (await history(frontier, pages(1)[0])).events] == ["leased"]
-        assert (await history(frontier, pages(1)[0])).attempts == 1
-        (sent,) = (await frontier.lease(1, 600, begun=False)).leases
-        assert await reissue(frontier, [sent]) != [None]
-    for function in ("lease", "reissue"):
-        assert await ask(url, f"SELECT '{name}.{function}'::regproc::text")
-
-
 async def test_a_schema_of_something_else(url: str) -> None:
     await ask(url, f"CREATE SCHEMA {schema_of(url)}")
     await ask(url, f"CREATE TABLE {schema_of(url)}.run (speed integer)")
@@ -333,7 +252,8 @@ async def test_a_server_that_is_killed_loses_nothing(server: PostgresServer) -> 
         await check_books(frontier)
         assert stats.pushed == 300
         assert stats.done == stats.items >= len(told)
-        assert [done for done in await frontier.complete([Completion(lease=lease) for lease in told]) if done] == []
+        again = await frontier.complete([Completion(lease=lease, children=pages(9999)) for lease in told])
+        assert again == [Pushed(0, 0)] * len(told)
         tokens = {lease.token for lease in held}
         rest = (await frontier.lease(1000, 600)).leases
         assert len(rest) == stats.ready

@@ -13,6 +13,10 @@ from shoal.http import Request
 from shoal.links import host_of
 from shoal.ports import Completion, Failure, Lease
 
+INLINE = 2_000
+"""So many children a batch of endings may have in it; pages past that are staged."""
+CHUNK = 1_000
+"""Links that are uploaded, or enter the queue, in one step."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -69,6 +73,8 @@ class Endings:
         self._item_at: list[int] = []
         self._item: list[bytes] = []
         self._children = Offered()
+        self.staged: dict[int, Completion | Failure] = {}
+        """By place, those whose children are uploaded before."""
 
     def add(self, place: int, ended: Completion | Failure) -> None:
         lease = ended.lease
@@ -78,30 +84,41 @@ class Endings:
         self._seen.add(key)
         self.places.append(place)
         nth = len(self.places)
-        self._rows.append(self._row(ended))
+        stages = len(self._children) + len(ended.children) > INLINE
+        self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
             self._item_of.append(nth)
             self._item_at.append(at)
             self._item.append(item)
-        if ended.children:
+        if stages:
+            self.staged[place] = ended
+        elif ended.children:
             parent = lease.fingerprint
             named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(ended.children))
             self._children.add(nth, named)
 
     @staticmethod
-    def _row(ended: Completion | Failure) -> tuple[Any, ...]:
-        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, what is said of that, items."""
+    def _row(ended: Completion | Failure, stages: bool) -> tuple[Any, ...]:
+        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, what is said of that, items, and
+        how many chunks and links are staged."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
+        staged = (-(-children // CHUNK), children) if stages else (0, 0)
+        known = 0 if stages else children
         if isinstance(ended, Completion):
-            known, note = children + ended.duplicates, storable(ended.note)
+            known, note = known + ended.duplicates, storable(ended.note)
             return (
                 lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
+                *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else f"; waits {ended.retry_in:g} s"
         return (
-            lease.token, lease.fingerprint, ended.status, ended.contacted, children, storable(ended.kind),
-            storable(ended.reason), ended.retry_in, waits, items,
+            lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable(ended.kind),
+            storable(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
+
+    @property
+    def tokens(self) -> list[int]:
+        return [row[0] for row in self._rows]
 
     def bury(self, lease: Lease, kind: str, reason: str) -> None:
         """Nothing can be done with this one, and nothing was sent for it."""

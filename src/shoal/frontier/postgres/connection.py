@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -17,7 +18,8 @@ from shoal.frontier.postgres.failures import explained, is_refusal, may_try_agai
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 OLDEST = 13
-_CONNECTIONS = 4
+_CONNECTIONS = 2
+"""One may be busy with something long; a thousand workers fit on a server."""
 _TRIES = 8
 _PATIENT = 60
 """So many times longer may a call take that reads or changes a whole run."""
@@ -41,13 +43,17 @@ class Database:
         connections: int = _CONNECTIONS,
         greet: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
-        """``greet`` is what comes first on every new connection."""
+        """``greet`` is what comes first on every new connection, unless it is a pooled one."""
         self.address = address
         self._greet = greet
         self._idle: list[Connection] = []
         self._places = asyncio.Semaphore(connections)
         self._calls: set[asyncio.Task[list[asyncpg.Record]]] = set()
         self._statements: dict[str, str] = {}
+        self._functions = address.schema
+        self._pooled: bool | None = None
+        """Whether something between gives each transaction another connection, as pgbouncer does; None: not known yet.
+        Then nothing may outlive a transaction: no settings, no prepared statements, no LISTEN."""
         self._closed = False
 
     # -- calling
@@ -77,11 +83,11 @@ class Database:
         statement = self._statements.get(function)
         if statement is None:
             marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
-            statement = self._statements[function] = f'SELECT * FROM "{self.address.schema}".{function}({marks})'
+            statement = self._statements[function] = f'SELECT * FROM "{self._functions}".{function}({marks})'
         timeout = self.address.timeout * (_PATIENT if patient else 1)
         for attempt in range(1, _TRIES + 1):
             try:
-                rows: list[asyncpg.Record] = await self._run(lambda link: link.fetch(statement, *arguments), timeout)
+                rows: list[asyncpg.Record] = await self._run(partial(self._fetch, statement, arguments), timeout)
                 return rows
             except asyncpg.PostgresError as exc:
                 if attempt == _TRIES or not may_try_again(exc):
@@ -90,6 +96,12 @@ class Database:
             except (asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError, TypeError, OverflowError) as exc:
                 raise explained(exc, self.address) from exc
         raise AssertionError  # the last attempt returned or raised
+
+    async def _fetch(self, statement: str, arguments: tuple[Any, ...], link: Connection) -> list[asyncpg.Record]:
+        if not self._pooled:
+            return await link.fetch(statement, *arguments)
+        async with link.transaction():  # else it could be parsed on one connection, and executed on another
+            return await link.fetch(statement, *arguments)
 
     async def _run(self, step: Callable[[Connection], Any], timeout: float) -> Any:
         """``step`` on a connection; a connection on which it did not end well is not used again."""
@@ -157,22 +169,25 @@ class Database:
                 address.dsn,
                 timeout=address.timeout,
                 max_cached_statement_lifetime=0,
+                statement_cache_size=100 if self._pooled is False else 0,
                 server_settings={"application_name": "shoal"},
             )
             try:
                 if link.get_server_version().major < OLDEST:
                     version = ".".join(map(str, link.get_server_version()[:2]))
                     raise StoreError(f"{address.place} has version {version}; Shoal needs {OLDEST} or later")
-                await link.fetch(_SESSION)
-                if self._greet is not None:
-                    await self._greet(link)
+                if self._pooled is False:
+                    await link.fetch(_SESSION)
+                    if self._greet is not None:
+                        await self._greet(link)
             except BaseException:
                 link.terminate()
                 raise
         return link
 
-    async def open(self, prepare: Callable[[Connection], Any]) -> None:
-        """The first connection, on which ``prepare`` makes the schema if need be. StoreError if that can't be."""
+    async def open(self, prepare: Callable[[Connection], Awaitable[str]]) -> None:
+        """The first connection, on which ``prepare`` makes the schema if need be, and says where the functions are.
+        StoreError if that can't be."""
         first = asyncio.ensure_future(self._first(prepare))
         try:
             await asyncio.wait({first}, timeout=1.0)
@@ -184,13 +199,22 @@ class Database:
             await self.close()
             raise
 
-    async def _first(self, prepare: Callable[[Connection], Any]) -> None:
+    async def _first(self, prepare: Callable[[Connection], Awaitable[str]]) -> None:
         try:
-            await self._run(prepare, self.address.timeout * _PATIENT)
+            await self._run(partial(self._prepare, prepare), self.address.timeout * _PATIENT)
         except ShoalError:
             raise
         except Exception as exc:
             raise explained(exc, self.address) from exc
+
+    async def _prepare(self, prepare: Callable[[Connection], Awaitable[str]], link: Connection) -> None:
+        async with link.transaction():
+            process = await link.fetchval("SELECT pg_backend_pid()")
+        self._functions = await prepare(link)
+        # A pooler tells its clients numbers that it made up, as they talk to no process of their own.
+        self._pooled = process != link.get_server_pid()
+        if not self._pooled:
+            await link.close(timeout=self.address.timeout)  # the next one is made for more than a transaction
 
     async def _check_kind(self) -> None:
         """StoreError if what answers there is no PostgreSQL: the driver would wait for the rest of its answer."""

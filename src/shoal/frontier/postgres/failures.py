@@ -6,10 +6,19 @@ import ssl
 
 import asyncpg
 
-from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, ShoalError, StoreAwayError, StoreError
+from shoal.errors import (
+    FencedError,
+    FrontierError,
+    QueueFullError,
+    RunError,
+    ShoalError,
+    StoreAwayError,
+    StoreError,
+    StoreRewoundError,
+)
 from shoal.frontier.postgres.address import Address
 
-NO_RUN, QUEUE_FULL, FENCED = "SH001", "SH002", "SH003"
+NO_RUN, QUEUE_FULL, FENCED, REWOUND = "SH001", "SH002", "SH003", "SH004"
 """Raised by the functions in the database."""
 
 _AWAY = ("08", "57P", "53300", "25P03", "57014")
@@ -74,6 +83,8 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
         return QueueFullError("the queue holds its maximum; nothing was pushed")
     if code == FENCED:
         return FencedError(said)
+    if code == REWOUND:
+        return StoreRewoundError(f"{place} went back in time: {said}; nothing was changed")
     if code.startswith(_AWAY):
         return StoreAwayError(f"{place} is not there now: {said}")
     if code in _REFUSED:

@@ -1,24 +1,39 @@
 """The frontier of a run in a PostgreSQL database.
 
 Whatever changes something is one function in the database (``functions/*.sql``), called for a whole batch: one round
-trip, one transaction. Nothing is kept here, so any number of workers do the same at the same time.
+trip, one transaction. Any number of workers do the same at the same time. All that is kept here are receipts of what
+the database has acknowledged: a database that does not know them was rewound.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import asyncpg
 import msgspec
 from msgspec import UNSET
 
-from shoal.errors import QueueFullError, RunError
+from shoal import clock
+from shoal.errors import QueueFullError, RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
-from shoal.frontier.rules import SPARED_KINDS, STATE_NAMES, check_nonce, push_fingerprint
+from shoal.frontier.postgres.receipts import Receipts
+from shoal.frontier.postgres.stages import Staged, Stages
+from shoal.frontier.rules import (
+    MOST_LEASES,
+    SPARED_KINDS,
+    STATE_NAMES,
+    claim_token,
+    new_nonce,
+    push_fingerprint,
+    reissued_token,
+    token_base,
+)
 from shoal.frontier.servertime import ServerTime
 from shoal.frontier.unheard import heard
 from shoal.http import Request
@@ -37,6 +52,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    Rewind,
     RoleState,
     Stats,
 )
@@ -45,8 +61,9 @@ log = logging.getLogger("shoal.frontier")
 
 UNREADABLE = "unreadable"
 """The kind of death of a request that something else wrote."""
-_MOST = 100_000
+_MOST_HOSTS = 100_000
 _PAGE = 100
+_DONE, _DONE_ALREADY = 3, 5
 _decode = msgspec.msgpack.Decoder(Request).decode
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -70,57 +87,88 @@ class PostgresFrontier:
         self._holder = (None, None) if holder is None else (storable(holder.slot), holder.epoch)
         self._time = ServerTime(database.address.timeout)
         self._told = False
+        self._receipts = Receipts()
+        self._recovering = asyncio.Lock()
+        self._stages = Stages(database, run, offset)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A call in which the store may turn out to be rewound. StoreRewoundError if it did before."""
+        self._receipts.check()
+        generation = self._receipts.generation
+        try:
+            yield
+        except StoreRewoundError:
+            if generation == self._receipts.generation:
+                self._receipts.rewound = True
+            raise
 
     # -- pushing
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         offered = Offered()
         offered.add(1, ((push_fingerprint(each, seed, cursor, i), each) for i, each in enumerate(requests)))
-        role = (None, None, None) if seed is None else (storable(seed.role), seed.token, cursor)
+        role = (None,) * 4 if seed is None else (storable(seed.role), seed.token, seed.cursor, cursor)
+        most = self._options.max_queue_size
         try:
-            added: int | None = await self._database.value(
-                "push", self._run, self._offset(), self._options.max_queue_size, *role, *offered.as_push()
-            )
+            with self._watched():
+                added: int | None = await self._database.value(
+                    "push", self._run, self._offset(), *self._receipts.last, most, *role, *offered.as_push()
+                )
         except QueueFullError as exc:
-            most = self._options.max_queue_size
             raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed") from exc
+        if seed is not None:
+            self._receipts.confirmed()
         return Pushed(0, 0) if added is None else Pushed(added, len(requests) - added)
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
-        return await heard(self._lease(min(limit, _MOST), ttl, begun), lambda leased: self.release(leased.leases))
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+        base = token_base(nonce or new_nonce())
+        return await heard(
+            self._lease(min(limit, MOST_LEASES), ttl, begun, base, bool(nonce)),
+            lambda leased: self.release(leased.leases),
+        )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
         if not self._told:
             options = self._options
             told = options.max_attempts, float(options.delay), options.concurrency_per_host
             await self._database.call("set_options", self._run, *told)
             self._told = True
+        used = 0
         while True:
-            sent, late = time.monotonic(), False
-            deadline = sent + ttl
-            rows = await self._database.call(
-                "lease", self._run, self._offset(), limit, ttl, self._time.not_after, *self._holder, begun
-            )
-            wait: float | None = None
+            sent, deadline = time.monotonic(), clock.now() + ttl
+            with self._watched():
+                rows = await self._database.call(
+                    "lease", self._run, self._offset(), *self._receipts.last, limit, ttl, base, used, repeat,
+                    self._time.not_after, *self._holder, begun,
+                )  # fmt: skip
             leases: list[Lease] = []
             unreadable = Endings()
-            for token, fingerprint, payload, attempt, host, learned_delay, moment in rows:
-                if token is None:
-                    wait, late = moment, bool(attempt)
-                    self._time.heard(sent, learned_delay)
-                    continue
+            for token, fingerprint, payload, attempt, host, learned_delay, *_ in rows[:-1]:
                 try:
                     request = _decode(payload)
                 except (msgspec.MsgspecError, ValueError) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
+            _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
+            self._time.heard(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
-            if leases or not (unreadable.places or late):  # late: the server's clock has jumped, and is known now
-                return Leased(leases, wait)
+                # Their tokens are used up. The others are as good, and a repeat of this call finds them.
+                used, limit = used + len(unreadable.places), min(limit, MOST_LEASES - used - len(unreadable.places))
+            moved = bool(incoming) and await self._help()
+            # late: the server's clock has jumped, and is known now
+            if leases or not limit or not (unreadable.places or late or moved):
+                return Leased(leases, wait, poll_after or 0.0)
+
+    async def _help(self) -> bool:
+        """Move links that others left behind; whether there were any. Someone else will, if the server is away."""
+        with suppress(StoreAwayError):
+            return await self._stages.help()
+        return False
 
     def _report(self, unreadable: Endings, token: int, fingerprint: bytes, exc: Exception) -> None:
         log.warning("the request %s can't be read (%s); something else wrote it", fingerprint.hex(), exc)
@@ -128,52 +176,69 @@ class PostgresFrontier:
         unreadable.bury(nothing, UNREADABLE, f"what is stored of it is no request: {exc}")
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        self._receipts.check()
         if not leases:
             return []
-        deadline = time.monotonic() + ttl
+        deadline = clock.now() + ttl
         rows = await self._database.call("renew", self._run, self._offset(), *tokens_of(leases), ttl)
         kept = {leases[row[0] - 1].token for row in rows}
         return [msgspec.structs.replace(lease, deadline=deadline) if lease.token in kept else None for lease in leases]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
-        check_nonce(nonce)
+        self._receipts.check()
+        anew = [reissued_token(nonce, lease.token) for lease in leases]
         if not leases:
             return []
         # Whoever had the old tokens may have begun.
         return await heard(
-            self._reissue(leases, ttl, nonce),
-            lambda anew: self.release([lease for lease in anew if lease], contacted=True),
+            self._reissue(leases, anew, ttl),
+            lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
         )
 
-    async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
-        deadline = time.monotonic() + ttl
+    async def _reissue(self, leases: Sequence[Lease], anew: Sequence[int], ttl: float) -> list[Lease | None]:
+        deadline = clock.now() + ttl
         places = first_places(leases)
-        columns = tokens_of(leases[place] for place in places)
-        rows = await self._database.call("reissue", self._run, self._offset(), *columns, ttl, nonce)
+        old, fingerprints = tokens_of(leases[place] for place in places)
+        new = [anew[place] for place in places]
+        rows = await self._database.call("reissue", self._run, self._offset(), old, new, fingerprints, ttl)
         reissued: list[Lease | None] = [None] * len(leases)
-        for nth, token in rows:
+        for (nth,) in rows:
             place = places[nth - 1]
-            reissued[place] = msgspec.structs.replace(leases[place], token=token, deadline=deadline)
+            reissued[place] = msgspec.structs.replace(leases[place], token=anew[place], deadline=deadline)
         return reissued
 
     # -- ending a lease
 
     async def _end(self, endings: Endings) -> dict[int, tuple[int, int]]:
         """By place in the batch, the new state and how many children were new; without those that were lost."""
+        generation = self._receipts.generation
         if not endings.places:
             return {}
-        rows = await self._database.call("finish", self._run, self._offset(), *endings.as_arguments())
-        return {endings.places[nth - 1]: (state, added) for nth, state, added in rows}
+        with self._watched():
+            for ended in endings.staged.values():
+                await self._stages.upload(Staged(ended.lease, ended.children))
+            rows = await self._database.call(
+                "finish", self._run, self._offset(), *self._receipts.last, *endings.as_arguments()
+            )
+        result: dict[int, tuple[int, int]] = {}
+        for nth, state, added, number, _ in rows:
+            result[endings.places[nth - 1]] = (state, added)
+            if state in (_DONE, _DONE_ALREADY):
+                self._receipts.acknowledged(generation, number, endings.tokens[nth - 1])
+        for place, ended in endings.staged.items():
+            state, _ = result.get(place, (0, 0))
+            if state > 1:  # done or dead
+                result[place] = (state, await self._stages.move(ended.lease.token))
+        if rows and rows[0][4] and not endings.staged:  # links of other pages
+            await self._help()
+        return result
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         endings = Endings()
         for place, page in enumerate(completions):
             endings.add(place, page)
         ended = await self._end(endings)
-        return [
-            Pushed(ended[place][1], len(page.children) - ended[place][1] + page.duplicates) if place in ended else None
-            for place, page in enumerate(completions)
-        ]
+        return [_pushed(page, *ended[place]) if place in ended else None for place, page in enumerate(completions)]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         endings = Endings()
@@ -183,11 +248,15 @@ class PostgresFrontier:
         return [STATE_NAMES[ended[place][0]] if place in ended else None for place in range(len(failures))]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        self._receipts.check()
         if not leases:
             return []
         places = first_places(leases)
         columns = tokens_of(leases[place] for place in places)
-        rows = await self._database.call("release", self._run, self._offset(), *columns, contacted)
+        with self._watched():
+            rows = await self._database.call(
+                "release", self._run, self._offset(), *self._receipts.last, *columns, contacted
+            )
         given = {places[row[0] - 1] for row in rows}
         return [place in given for place in range(len(leases))]
 
@@ -204,26 +273,37 @@ class PostgresFrontier:
 
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        rows = await self._database.call("claim", self._run, self._offset(), storable(role), ttl, *self._holder)
-        return Claim(role, rows[0][0], rows[0][1]) if rows else None
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+        self._receipts.check()
+        token = claim_token(nonce or new_nonce())
+        rows = await self._database.call("claim", self._run, self._offset(), storable(role), token, ttl, *self._holder)
+        return Claim(role, token, rows[0][0]) if rows else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        kept: bool = await self._database.value(
-            "advance", self._run, self._offset(), storable(claim.role), claim.token, cursor, ttl
-        )
+        with self._watched():
+            kept: bool = await self._database.value(
+                "advance", self._run, self._offset(), storable(claim.role), claim.token, claim.cursor, cursor, ttl
+            )
+        self._receipts.confirmed()
         return kept
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        kept: bool = await self._database.value("relinquish", self._run, storable(claim.role), claim.token, finished)
+        with self._watched():
+            kept: bool = await self._database.value(
+                "relinquish", self._run, storable(claim.role), claim.token, claim.cursor, finished
+            )
         return kept
 
     async def roles(self) -> list[RoleState]:
         rows = await self._database.call("roles", self._run, self._offset())
         return [RoleState(role=row[0], cursor=row[1], held=row[2], finished=row[3]) for row in rows]
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
-        return [LoggedItem(*row) for row in await self._database.call("read_items", self._run, after, limit)]
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+        with self._watched():
+            rows = await self._database.call("read_items", self._run, after, limit, token)
+        if token:
+            self._receipts.confirmed()
+        return [LoggedItem(*row) for row in rows]
 
     async def trim_items(self, through: int) -> None:
         await self._database.call("trim_items", self._run, through, patient=True)
@@ -238,7 +318,7 @@ class PostgresFrontier:
         )
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
-        rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MOST))
+        rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MOST_HOSTS))
         return [self._state(row) for row in rows]
 
     def _state(self, row: asyncpg.Record) -> HostState:
@@ -278,13 +358,35 @@ class PostgresFrontier:
             raise RunError("the run was deleted")
         return Stats(**dict(rows[0]))
 
+    async def recover(self) -> Rewind | None:
+        async with self._recovering:
+            if not self._receipts.rewound:
+                return None
+            known = self._receipts.all()
+            rows = await self._database.call(
+                "surviving_receipts", [each.id for each in known], [each.token for each in known]
+            )
+            judged = self._receipts.judged(known, {row[0] - 1 for row in rows})
+            rows = await self._database.call("record_rewind", self._run, self._offset(), *judged)
+            self._receipts.clear()
+            self._told = False
+            return Rewind(at=rows[0][0], lost_seconds=rows[0][1])
+
+    async def rewinds(self) -> list[Rewind]:
+        rows = await self._database.call("rewinds", self._run)
+        return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
+
     async def is_finished(self) -> bool:
         stats = await self.stats()
         return not (stats.remaining or stats.seeding)
 
     async def find(self, request: Request) -> History | None:
-        number = await self._database.value("find", self._run, request.fingerprint())
+        fingerprint = request.fingerprint()
+        number = await self._database.value("find", self._run, fingerprint)
         if number is None:
+            staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
+            if staged:
+                return _incoming(*staged[0])
             named = b"\xa3url" + _pack(request.url)
             number = await self._database.value("search", self._run, named, patient=True)
         if number is None:
@@ -311,6 +413,23 @@ def _read(payload: bytes | None) -> Request | None:
         return None if payload is None else _decode(payload)
     except (msgspec.MsgspecError, ValueError):
         return None
+
+
+def _pushed(page: Completion, state: int, added: int) -> Pushed:
+    if state == _DONE_ALREADY:
+        return Pushed(0, 0)
+    return Pushed(added, len(page.children) - added + page.duplicates)
+
+
+def _incoming(payload: bytes, above: bytes | None) -> History | None:
+    """Of a link that is not in the queue yet."""
+    request, parent = _read(payload), _read(above)
+    if request is None:
+        return None
+    return History(
+        url=request.url, state="ready", depth=request.depth, priority=request.priority, attempts=0, status=0, items=0,
+        parent=parent.url if parent else None, reason="", events=(),
+    )  # fmt: skip
 
 
 def _history(row: asyncpg.Record) -> History:

@@ -1,4 +1,7 @@
-"""The tables and functions in a database: made by whoever comes first, once, whoever comes at the same time."""
+"""The tables and functions in a database: made by whoever comes first, once, whoever comes at the same time.
+
+The tables are in the schema that the URL names. The functions are in a schema of their own for each version of Shoal.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from shoal.frontier.postgres.connection import Connection
 
 log = logging.getLogger("shoal.frontier")
 
+VERSION = 1
+"""Of the functions. Raise it with every release that changes them; the tables have a number of their own."""
 _LOCK = 0x53686F616C
 """An advisory lock: "Shoal". One schema is made at a time."""
 _RISKS = {
@@ -39,26 +44,39 @@ def migrations() -> dict[int, tuple[str, str]]:
 
 
 @cache
-def functions() -> tuple[str, str]:
-    """Their statements, and the hash by which they are known."""
-    text = "\n".join(_folder("functions").values())
-    return text, hashlib.sha256(text.encode()).hexdigest()
+def functions() -> str:
+    """Their statements."""
+    return "\n".join(_folder("functions").values())
 
 
-async def prepare(link: Connection, address: Address) -> None:
-    """Have the schema as this version of Shoal knows it. StoreError if a newer one has changed it."""
-    await _warn(link, address)
-    if await _is_current(link, address):
-        return
+def functions_schema(address: Address) -> str:
+    """The schema in which the functions of this version of Shoal are: beside the tables, under a name that no other
+    version has. So workers of several versions work on the same tables, and nobody replaces another's functions."""
+    mark = hashlib.sha256(f"{address.schema}\n{functions()}".encode()).hexdigest()[:10]
+    return f"{address.schema[:40]}_f{VERSION}_{mark}"
+
+
+async def prepare(link: Connection, address: Address) -> str:
+    """Have the schema as this version of Shoal knows it; the name of that of its functions. StoreError if a newer one
+    has changed the tables."""
+    made = functions_schema(address)
+    async with link.transaction():
+        await _warn(link, address)
+        if await _is_current(link, address, made):
+            return made
     async with link.transaction():
         await link.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
-        if await _is_current(link, address):
-            return
-        name = f'"{address.schema}"'
-        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", name):
-            await link.execute(f"CREATE SCHEMA {name}")
-        await link.execute(f"SET LOCAL search_path = {name}, pg_temp; SET LOCAL client_min_messages = warning")
+        if await _is_current(link, address, made):
+            return made
+        await link.execute("SET LOCAL client_min_messages = warning")
+        tables = f'"{address.schema}"'
+        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", tables):
+            await link.execute(f"CREATE SCHEMA {tables}")
+        await link.execute(f"SET LOCAL search_path = {tables}, pg_temp")
         await _migrate(link, address)
+        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", f'"{made}"'):
+            await _make_functions(link, made, tables)
+    return made
 
 
 async def _warn(link: Connection, address: Address) -> None:
@@ -70,7 +88,7 @@ async def _warn(link: Connection, address: Address) -> None:
                 log.warning("%s has %s off: %s", address.place, setting, risk)
 
 
-async def _is_current(link: Connection, address: Address) -> bool:
+async def _is_current(link: Connection, address: Address, made: str) -> bool:
     table = f'"{address.schema}".migration'
     if await link.fetchval("SELECT to_regclass($1) IS NULL", table):
         return False
@@ -80,26 +98,37 @@ async def _is_current(link: Connection, address: Address) -> bool:
             f"the schema {address.schema} of {address.place} was made by a newer Shoal (format {applied},"
             f" this one knows {max(migrations())}); upgrade"
         )
-    made: str | None = await link.fetchval(f"SELECT functions FROM {table} WHERE number = $1", applied)
-    return applied == max(migrations()) and made == functions()[1]
+    there: bool = await link.fetchval("SELECT to_regnamespace($1) IS NOT NULL", f'"{made}"')
+    return applied == max(migrations()) and there
 
 
 async def _migrate(link: Connection, address: Address) -> None:
     await link.execute(
         "CREATE TABLE IF NOT EXISTS migration"
-        " (number integer PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT now(), functions text)"
+        " (number integer PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT now());"
+        "CREATE TABLE IF NOT EXISTS functions"
+        " (name text PRIMARY KEY, version integer NOT NULL, at timestamptz NOT NULL DEFAULT now())"
     )
     applied = {row[0] for row in await link.fetch("SELECT number FROM migration")}
+    missing = {number: each for number, each in migrations().items() if number not in applied}
+    if missing:  # functions of other versions do not know these tables: better they are gone than that they do harm
+        for row in await link.fetch("DELETE FROM functions RETURNING name"):
+            await link.execute(f'DROP SCHEMA IF EXISTS "{row[0]}" CASCADE')
     try:
-        for number, (name, text) in migrations().items():
-            if number not in applied:
-                await link.execute(text)
-                await link.execute("INSERT INTO migration (number, name) VALUES ($1, $2)", number, name)
+        for number, (name, text) in missing.items():
+            await link.execute(text)
+            await link.execute("INSERT INTO migration (number, name) VALUES ($1, $2)", number, name)
     except asyncpg.DuplicateTableError as exc:
         raise StoreError(
             f"the schema {address.schema} of {address.place} has tables of something else ({exc});"
             " name another with ?schema="
         ) from exc
-    text, name = functions()
-    await link.execute(text)
-    await link.execute("UPDATE migration SET functions = $1 WHERE number = $2", name, max(migrations()))
+
+
+async def _make_functions(link: Connection, made: str, tables: str) -> None:
+    await link.execute(f'CREATE SCHEMA "{made}"')
+    # They run with the rights of whoever calls them, so everybody may call them.
+    await link.execute(f'GRANT USAGE ON SCHEMA "{made}" TO PUBLIC')
+    await link.execute(f'SET LOCAL search_path = "{made}", {tables}, pg_temp')
+    await link.execute(functions())
+    await link.execute("INSERT INTO functions (name, version) VALUES ($1, $2)", made, VERSION)

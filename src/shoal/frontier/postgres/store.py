@@ -24,6 +24,7 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_DELETED_AT_ONCE = 2_000
 
 
 class PostgresStore:
@@ -83,8 +84,21 @@ class PostgresStore:
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:
-        if not await self._database.value("delete_run", storable(run_id), self._offset(), patient=True):
+        """In short steps. If it is interrupted the run is not seen any more; delete it again to have the rest gone."""
+        number = await self._database.value("begin_delete", storable(run_id), patient=True)
+        if number is None:
             raise RunError(f"there is no run {run_id}")
+        fingerprint: bytes | None = b""
+        while fingerprint is not None:
+            fingerprint = await self._database.value(
+                "delete_requests", number, self._offset(), fingerprint, _DELETED_AT_ONCE
+            )
+        item: int | None = 0
+        while item is not None:
+            item = await self._database.value("delete_items", number, item, _DELETED_AT_ONCE)
+        while await self._database.value("delete_lanes", number, _DELETED_AT_ONCE):
+            pass
+        await self._database.call("end_delete", number)
 
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> PostgresFrontier:
         found = await self._find(run_id)

@@ -1,11 +1,5 @@
 -- What enters the queue.
 
-CREATE OR REPLACE FUNCTION no_run() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'the run is gone' USING ERRCODE = 'SH001';
-END
-$$;
-
 -- The lanes of these hosts, in their order; those that the run has not met before are made.
 CREATE OR REPLACE FUNCTION lanes_of(_run integer, _names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -17,6 +11,7 @@ BEGIN
             LEFT JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h ON true
             LEFT JOIN LATERAL (SELECT l.id FROM lane l WHERE l.host = h.id AND l.run = _run LIMIT 1) l ON true;
         EXIT WHEN array_position(_lanes, NULL) IS NULL;
+        PERFORM hold_run(_run);
         INSERT INTO host (name)
             SELECT u.name FROM unnest(_names) u(name)
             LEFT JOIN LATERAL (SELECT 1 AS one FROM host h WHERE h.name = u.name LIMIT 1) h ON true
@@ -36,7 +31,7 @@ $$;
 -- Record what is new and make it ready, but for the lanes, which the caller fills. Each request has an owner among
 -- _parents: the number of a request, 0 for none, -1 when what it has is not wanted.
 CREATE OR REPLACE FUNCTION enqueue(
-    _run integer, _now double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
+    _run integer, _at double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
     _host integer[], _rank double precision[], _payload bytea[],
     OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[]
 ) LANGUAGE plpgsql AS $$
@@ -60,16 +55,35 @@ BEGIN
             ON CONFLICT (run, fingerprint) DO NOTHING
             RETURNING request.id, request.lane, request.rank, request.parent
     ), queued AS (
-        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _now, f.lane FROM fresh f
+        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f
     )
     SELECT array_agg(f.lane), array_agg(f.rank), array_agg(f.id), array_agg(f.parent)
         INTO lanes, ranks, ids, parents FROM fresh f;
 END
 $$;
 
+-- Lock a role. False when it is not the token's. SH004 when its cursor is neither the one that the client knows nor the
+-- one that it moves to.
+CREATE OR REPLACE FUNCTION lock_role(_run integer, _role text, _token bigint, _known bytea, _cursor bytea)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _stored bytea;
+BEGIN
+    SELECT r.cursor INTO _stored FROM role r WHERE r.run = _run AND r.role = _role AND r.token = _token FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF _stored NOT IN (_known, _cursor) THEN
+        PERFORM rewound(format('the cursor of %s is not where it was left', _role));
+    END IF;
+    RETURN true;
+END
+$$;
+
 -- Returns how many were new; null when the seed role was lost. SH002 when it would be more than _most.
 CREATE OR REPLACE FUNCTION push(
-    _run integer, _offset double precision, _most bigint, _role text, _token bigint, _cursor bytea,
+    _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
+    _most bigint, _role text, _token bigint, _known bytea, _cursor bytea,
     _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,11 +91,9 @@ DECLARE
     _added integer;
     _queued bigint;
 BEGIN
-    IF _role IS NOT NULL THEN
-        PERFORM 1 FROM role r WHERE r.run = _run AND r.role = _role AND r.token = _token FOR UPDATE;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
+    PERFORM check_receipt(_run, _receipt, _receipt_token);
+    IF _role IS NOT NULL AND NOT lock_role(_run, _role, _token, _known, _cursor) THEN
+        RETURN NULL;
     END IF;
     IF _most IS NOT NULL THEN  -- a look first, so that what is refused again and again costs little
         SELECT g.ready + g.waiting INTO _queued FROM ledger g WHERE g.run = _run;
@@ -95,7 +107,7 @@ BEGIN
         END IF;
     END IF;
     SELECT * INTO _new FROM enqueue(
-        _run, clock(_offset), _hosts, '{0}', array_fill(1, ARRAY[cardinality(_fingerprint)]),
+        _run, real_clock(_offset), _hosts, '{0}', array_fill(1, ARRAY[cardinality(_fingerprint)]),
         _fingerprint, _host, _rank, _payload);
     _added := coalesce(cardinality(_new.ids), 0);
     IF _added > 0 THEN

@@ -1,9 +1,11 @@
 -- What comes back to the queue, and what is kept from it.
 
 -- Leases that ran out or are given back unused, and requests that have waited long enough, are ready again in their old
--- place, or dead. A lease that ran out before it was begun is unused too, and nobody contacted its host. The caller has locked them, their hosts and lanes, and settles the ledgers from what this returns.
-CREATE OR REPLACE FUNCTION give_back(_tokens bigint[], _released boolean, _contacted boolean, _now double precision)
-RETURNS TABLE (run integer, ready bigint, waiting bigint, leased bigint, dead bigint) LANGUAGE plpgsql AS $$
+-- place, or dead. A lease that ran out before it was begun is unused too, and nobody contacted its host. The caller has
+-- locked them, their hosts and lanes, and settles the ledgers from what this returns.
+CREATE OR REPLACE FUNCTION give_back(
+    _tokens bigint[], _released boolean, _contacted boolean, _now double precision, _at double precision
+) RETURNS TABLE (run integer, ready bigint, waiting bigint, leased bigint, dead bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _gone record;
@@ -17,16 +19,16 @@ BEGIN
         FROM gone g CROSS JOIN LATERAL (SELECT r.max_attempts FROM run r WHERE r.id = g.run LIMIT 1) r
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
-            SELECT j.rank, j.id, CASE j.state WHEN 2 THEN _now ELSE j.at END, j.lane,
+            SELECT j.rank, j.id, CASE j.state WHEN 2 THEN _at ELSE j.at END, j.lane,
                 j.attempts - j.unused::integer, j.status, j.items
             FROM judged j WHERE NOT j.dies
     ), died AS (
-        INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
-            SELECT j.id, _now, j.run, j.status, j.items, least(j.attempts, 32767), 4, 'worker lost', j.reason
+        INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
+            SELECT j.id, j.token, _at, j.run, j.status, j.items, least(j.attempts, 32767), 4, 'worker lost', j.reason
             FROM judged j WHERE j.dies
     ), told AS (
         INSERT INTO event (request, at, what, detail)
-            SELECT j.id, _now, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT j.unused
+            SELECT j.id, _at, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT j.unused
     )
     SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
         array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,
@@ -36,6 +38,7 @@ BEGIN
         INTO _gone FROM judged j;
     PERFORM free_hosts(_gone.hosts, _gone.contacted, _now);
     PERFORM fill_lanes(_gone.lanes, _gone.ranks, _gone.ids);
+    DELETE FROM chunk c WHERE c.token = ANY(_tokens);
     RETURN QUERY
         SELECT u.run, count(*) FILTER (WHERE NOT u.dies), count(*) FILTER (WHERE u.state = 1),
             count(*) FILTER (WHERE u.state = 2), count(*) FILTER (WHERE u.dies)
@@ -45,7 +48,7 @@ $$;
 
 -- The same of leases of one run, with all that it does to their hosts, lanes and ledger. The caller has locked them.
 CREATE OR REPLACE FUNCTION end_leases(
-    _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
+    _run integer, _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
     _offset double precision
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,10 +56,10 @@ DECLARE
     _now double precision;
 BEGIN
     PERFORM lock_hosts(_hosts);
-    _lanes := _lanes || ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_hosts) AND l.place = 3);
+    _lanes := _lanes || full_lanes(_run, _hosts);
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
-    SELECT * INTO _back FROM give_back(_tokens, _released, _contacted, _now);
+    SELECT * INTO _back FROM give_back(_tokens, _released, _contacted, _now, real_clock(_offset));
     PERFORM place_lanes(_lanes, _now);
     UPDATE ledger g SET ready = g.ready + _back.ready, leased = g.leased - _back.leased, dead = g.dead + _back.dead
         WHERE g.run = _back.run;
@@ -84,54 +87,50 @@ BEGIN
 END
 $$;
 
--- Returns which of them were good, counted from 1, and their new tokens: the same ones again to whoever comes again with
--- the same nonce. They stay with the slot they were leased under.
+-- Returns which of them were good, counted from 1. Each gets the new token that the client derived from its nonce; one
+-- that has it already is good too: the call is repeated. They stay with the slot they were leased under.
 CREATE OR REPLACE FUNCTION reissue(
-    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision, _nonce bytea
-) RETURNS TABLE (nth bigint, token bigint) LANGUAGE plpgsql AS $$
+    _run integer, _offset double precision, _token bigint[], _new bigint[], _fingerprint bytea[], _ttl double precision
+) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision;
-    _again bigint[];                          -- current tokens of those that were reissued already
 BEGIN
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     -- Only now: whoever repeats a step that is still under way has waited for it above. (Two batches in which some were
     -- reissued and others were not may wait for each other here; then one of them is taken again.)
-    _again := ARRAY(
-        SELECT h.token FROM unnest(_token) u(token)
-        CROSS JOIN LATERAL (SELECT h.token FROM held h WHERE h.origin = u.token LIMIT 1) h);
-    IF cardinality(_again) > 0 THEN
-        PERFORM 1 FROM held h WHERE h.token = ANY(_again) ORDER BY h.token FOR UPDATE;
-    END IF;
+    PERFORM 1 FROM held h WHERE h.token = ANY(_new) ORDER BY h.token FOR UPDATE;
     _now := clock(_offset);
+    DELETE FROM chunk c WHERE c.token = ANY(_token);
     RETURN QUERY
-        UPDATE held SET token = CASE WHEN s.is_current THEN nextval('token') ELSE held.token END, due = _now + _ttl,
-            begun = true, origin = s.token, nonce = _nonce
+        UPDATE held SET token = s.new, due = _now + _ttl, begun = true
             FROM (
-                SELECT DISTINCT ON (h.id) h.tid, h.is_current, u.token, u.nth  -- a request once: the second is stale
-                FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
+                SELECT DISTINCT ON (h.id) h.tid, u.new, u.nth  -- a request once: the second is stale
+                FROM unnest(_token, _new, _fingerprint) WITH ORDINALITY u(token, new, fingerprint, nth)
                 CROSS JOIN LATERAL (
-                    SELECT h.*, h.ctid AS tid, true AS is_current FROM held h WHERE h.token = u.token
+                    SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token
                     UNION ALL
-                    SELECT h.*, h.ctid, false FROM held h WHERE h.origin = u.token AND h.nonce = _nonce
+                    SELECT h.*, h.ctid FROM held h WHERE h.token = u.new
                     LIMIT 1
                 ) h
                 WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
                 ORDER BY h.id, u.nth
             ) s
             WHERE held.ctid = s.tid
-            RETURNING s.nth, held.token;
+            RETURNING s.nth;
 END
 $$;
 
 -- Returns which of them were given back, counted from 1.
 CREATE OR REPLACE FUNCTION release(
-    _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _contacted boolean
+    _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
+    _token bigint[], _fingerprint bytea[], _contacted boolean
 ) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _held record;
 BEGIN
+    PERFORM check_receipt(_run, _receipt, _receipt_token);
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     SELECT array_agg(h.token) AS tokens, array_agg(u.nth) AS nths, array_agg(h.host) AS hosts,
         array_agg(h.lane) AS lanes
@@ -142,7 +141,7 @@ BEGIN
     IF _held.tokens IS NULL THEN
         RETURN;
     END IF;
-    PERFORM end_leases(_held.tokens, _held.hosts, _held.lanes, true, _contacted, _offset);
+    PERFORM end_leases(_run, _held.tokens, _held.hosts, _held.lanes, true, _contacted, _offset);
     RETURN QUERY SELECT unnest(_held.nths);
 END
 $$;

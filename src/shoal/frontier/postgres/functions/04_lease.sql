@@ -26,6 +26,9 @@ BEGIN
                 UNION ALL
                 (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now
                  ORDER BY l.run, l.due LIMIT 1000)
+                UNION ALL
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now
+                 ORDER BY l.run, l.due LIMIT 200)
             ) n
             CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = n.id LIMIT 1) p;
         EXIT WHEN _fit >= _limit OR _open < _width OR _width >= 20000;
@@ -60,54 +63,143 @@ BEGIN
 END
 $$;
 
--- Up to _limit requests in order, and one row more: when there may be more, and in place of a learned delay the time
--- here. After _not_after nobody waits for it: then nothing is leased, and its attempt is 1. What is leased is the slot's,
--- if there is one; its attempt counts if it is begun, else when it is reissued.
+-- When a lease may have more to give; null when nothing waits for time alone.
+CREATE OR REPLACE FUNCTION next_moment(_run integer, _now double precision)
+RETURNS double precision LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN least(
+        (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
+        (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1),
+        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = 1 LIMIT 1));
+END
+$$;
+
+-- Whether a lease would find nothing to do: nothing to give, and nothing overdue.
+CREATE OR REPLACE FUNCTION is_idle(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1)
+        AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now)
+        AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now)
+        AND NOT EXISTS (SELECT FROM held h WHERE h.due <= _now);
+END
+$$;
+
+-- Seconds that a client which got nothing should wait: so many that all of them together ask 100 times a second. They are
+-- counted from a sample of one in 16, so that asking in vain writes nothing in most cases.
+CREATE OR REPLACE FUNCTION spread_polls(_now double precision) RETURNS double precision LANGUAGE plpgsql AS $$
+DECLARE
+    _state record;
+    _span double precision;
+BEGIN
+    IF random() < 0.0625 AND current_setting('transaction_read_only') = 'off' THEN
+        SELECT * INTO _state FROM poll_state p WHERE p.id = 1 FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            _span := _now - _state.since;
+            IF _span BETWEEN 0 AND 3 THEN
+                UPDATE poll_state p SET polls = p.polls + 16 WHERE p.id = 1;
+            ELSE  -- whoever polls does so every half second, or as seldom as it was told
+                UPDATE poll_state p SET since = _now, polls = 0, poll_after = least(
+                    (_state.polls + 16) / nullif(_span, 0) * greatest(_state.poll_after, 0.5) / 100, 30)
+                    WHERE p.id = 1 AND _span >= 0;
+                UPDATE poll_state p SET since = _now, polls = 0, poll_after = 0 WHERE p.id = 1 AND _span < 0;
+            END IF;
+        END IF;
+    END IF;
+    SELECT p.poll_after, p.since INTO _state FROM poll_state p WHERE p.id = 1;
+    IF _state.poll_after < 0.6 OR _now - _state.since > 60 THEN
+        RETURN 0;
+    END IF;
+    RETURN _state.poll_after * (0.75 + random() / 2);  -- so that they do not come all at once
+END
+$$;
+
+-- Up to _limit requests in order, under tokens that follow _base, and one row more: when there may be more, how many links
+-- are in stages, when to ask again if there was nothing; and in place of a learned delay the time here. After _not_after
+-- nobody waits for it: then nothing is leased, and its attempt is 1. What is leased is the slot's, if there is one; its
+-- attempt counts if it is begun, else when it is reissued. With _repeat the client may have called with this _base before:
+-- what it was given then, it is given again, and no more. _used of the tokens are not good for more.
 CREATE OR REPLACE FUNCTION lease(
-    _run integer, _offset double precision, _limit integer, _ttl double precision, _not_after double precision,
-    _slot text DEFAULT NULL, _epoch bigint DEFAULT NULL, _begun boolean DEFAULT true
+    _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
+    _limit integer, _ttl double precision, _base bigint, _used integer, _repeat boolean, _not_after double precision,
+    _slot text, _epoch bigint, _begun boolean
 )
 RETURNS TABLE (
     token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
-    wait double precision
+    wait double precision, incoming bigint, poll_after double precision
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision;
+    _at double precision;
     _gives boolean;
     _late boolean;
     _overdue bigint[];
     _overdue_hosts integer[];
-    _back record;
-    _near record;
     _lanes integer[];
+    _near record;
+    _back record;                             -- what became of the overdue, by run
     _from record;                             -- lanes that are leased from
     _best record;                             -- what is leased, in order
+    _again bigint[];                          -- tokens of an earlier call with this _base
     _count integer := 0;
     _rows integer;
     _more_rows integer;
     _lanes_taken integer;
     _moment double precision;
 BEGIN
-    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled') INTO _gives FROM run r WHERE r.id = _run;
+    PERFORM check_receipt(_run, _receipt, _receipt_token);
+    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled') INTO _gives FROM run r
+        WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
+    _now := clock(_offset);
+    _late := coalesce(real_clock(0) > _not_after, false);
+    IF NOT _repeat AND NOT _late AND is_idle(_run, _now) THEN  -- without a lock: so that many may ask in vain
+        IF _slot IS NOT NULL THEN
+            PERFORM read_fence(_run, _slot, _epoch);
+        END IF;
+        _moment := CASE WHEN _gives THEN next_moment(_run, _now) END;
+        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
+            greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END),
+            (SELECT g.incoming FROM ledger g WHERE g.run = _run), spread_polls(_now);
+        RETURN;
+    END IF;
     PERFORM lock_run(_run);
     IF _slot IS NOT NULL THEN
-        PERFORM check_fence(_run, _slot, _epoch);
+        PERFORM read_fence(_run, _slot, _epoch);
     END IF;
     _now := clock(_offset);
-    _late := coalesce(clock(0) > _not_after, false);
+    _late := coalesce(real_clock(0) > _not_after, false);
     _gives := _gives AND NOT _late;
+
+    IF _repeat AND NOT _late THEN
+        _again := ARRAY(
+            SELECT h.token FROM held h WHERE h.token > _base AND h.token <= _base + 65535 AND h.run = _run AND h.state = 2
+            ORDER BY h.token FOR NO KEY UPDATE);
+        IF cardinality(_again) > 0 THEN
+            UPDATE held h SET due = _now + _ttl WHERE h.token = ANY(_again);
+            RETURN QUERY
+                SELECT h.token, h.fingerprint, q.payload, h.attempts, o.name, coalesce(o.learned_delay, 0),
+                    NULL::double precision, NULL::bigint, NULL::double precision
+                FROM unnest(_again) WITH ORDINALITY u(token, nth)
+                CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
+                CROSS JOIN LATERAL (SELECT q.payload FROM request q WHERE q.id = h.id LIMIT 1) q
+                CROSS JOIN LATERAL (SELECT o.name, o.learned_delay FROM host o WHERE o.id = h.host LIMIT 1) o
+                ORDER BY u.nth;
+            RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
+                0::double precision, (SELECT g.incoming FROM ledger g WHERE g.run = _run), 0::double precision;
+            RETURN;
+        END IF;
+    END IF;
 
     SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT o.lane)
         INTO _overdue, _overdue_hosts, _lanes
-        FROM ledger g CROSS JOIN LATERAL (
+        FROM (
             SELECT h.token, h.host, h.lane FROM held h
-            WHERE h.run = g.run AND h.due <= _now ORDER BY h.run, h.due LIMIT 500 FOR UPDATE SKIP LOCKED
-        ) o
-        WHERE g.leased + g.waiting > 0;
+            WHERE h.due <= _now AND EXISTS (SELECT FROM ledger g WHERE g.run = h.run)
+            ORDER BY h.due LIMIT 500 FOR UPDATE SKIP LOCKED
+        ) o;
     SELECT NULL::integer[] AS lanes, NULL::integer[] AS hosts INTO _near;
     IF _gives THEN
         SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
@@ -119,15 +211,16 @@ BEGIN
     ELSE
         _lanes := ARRAY(
             SELECT unnest(_lanes || _near.lanes)
-            UNION SELECT l.id FROM lane l WHERE l.host = ANY(_overdue_hosts) AND l.place = 3);
+            UNION SELECT unnest(full_lanes(_run, _overdue_hosts)));
     END IF;
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
+    _at := real_clock(_offset);
 
     IF _overdue IS NOT NULL THEN
         SELECT array_agg(b.run) AS runs, array_agg(b.ready) AS ready, array_agg(b.waiting) AS waiting,
             array_agg(b.leased) AS leased, array_agg(b.dead) AS dead
-            INTO _back FROM give_back(_overdue, false, true, _now) b;
+            INTO _back FROM give_back(_overdue, false, true, _now, _at) b;
         PERFORM place_lanes(_lanes, _now);
     END IF;
 
@@ -165,17 +258,18 @@ BEGIN
                     ) s
                     WHERE r.ctid = s.tid RETURNING r.*, s.host
             ), given AS MATERIALIZED (
-                SELECT nextval('token') AS token, g.*, q.fingerprint, q.payload FROM gone g
+                SELECT _base + _used + row_number() OVER (ORDER BY g.rank, g.id) AS token, g.*, q.fingerprint, q.payload
+                FROM gone g
                 CROSS JOIN LATERAL (SELECT q.fingerprint, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
             ), kept AS (
                 INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
                                   slot, epoch, begun)
-                    SELECT g.token, g.id, g.rank, _now + _ttl, _now, _run, g.lane, g.host, g.attempts + 1, g.status,
+                    SELECT g.token, g.id, g.rank, _now + _ttl, _at, _run, g.lane, g.host, g.attempts + 1, g.status,
                         g.items, 2, g.fingerprint, _slot, _epoch, _begun
                     FROM given g
             )
             SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
-                NULL::double precision
+                NULL::double precision, NULL::bigint, NULL::double precision
             FROM given g CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = g.host LIMIT 1) h
             ORDER BY g.rank, g.id;
         UPDATE host SET in_flight = in_flight + s.n
@@ -185,10 +279,10 @@ BEGIN
             ) s
             WHERE host.ctid = s.tid;
         GET DIAGNOSTICS _rows = ROW_COUNT;
-        UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, due = NULL,
-            place = place_of(s.id, (s.room - s.n)::integer, 0, 0)
+        UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+            due = due_of(s.place, 0, _now)
             FROM (
-                SELECT x.tid, t.n, _from.rooms[t.nth] AS room, b.rank, b.id
+                SELECT x.tid, t.n, b.rank, b.id, place_of(b.id, (_from.rooms[t.nth] - t.n)::integer, 0, 0) AS place
                 FROM (
                     SELECT u.nth, count(*) AS n, max(u.place) AS last
                     FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
@@ -210,6 +304,10 @@ BEGIN
 
     IF _overdue IS NOT NULL THEN
         PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
+        GET DIAGNOSTICS _rows = ROW_COUNT;
+        IF _rows <> (SELECT count(DISTINCT u.run) FROM unnest(_back.runs || _run) u(run)) THEN
+            PERFORM not_locked();             -- one of them is being deleted: once more, without it
+        END IF;
         UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
             leased = g.leased - b.leased, dead = g.dead + b.dead
             FROM unnest(_back.runs, _back.ready, _back.waiting, _back.leased, _back.dead)
@@ -224,12 +322,11 @@ BEGIN
     END IF;
 
     IF _gives THEN
-        _moment := CASE WHEN _count = _limit THEN _now ELSE least(
-            (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
-            (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1),
-            (SELECT _now FROM lane l WHERE l.run = _run AND l.place = 1 LIMIT 1)) END;
+        _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(_run, _now) END;
     END IF;
-    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, _late::integer, NULL::text, clock(0),
-        CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END;
+    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, _late::integer, NULL::text, real_clock(0),
+        CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END,
+        (SELECT g.incoming FROM ledger g WHERE g.run = _run),
+        CASE WHEN _count = 0 THEN spread_polls(_now) END;
 END
 $$;

@@ -1,18 +1,21 @@
 -- What becomes of leased requests: done, dead, or waiting for the next attempt.
 
 -- A lease without _kind is done, and its _reason is a note. Each may have items and children; those of a request that
--- waits don't count. Returns the new state of each whose lease was good, counted from 1, and how many children were new.
+-- waits don't count. So many _chunks of further children were uploaded before, with so many _staged links. Returns the new
+-- state of each whose lease was good, counted from 1, how many children were new, its number, and how many links of the run
+-- are in stages. State 5: it was done under this token already.
 CREATE OR REPLACE FUNCTION finish(
-    _run integer, _offset double precision,
+    _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _duplicates bigint[],
     _kind text[], _reason text[], _retry_in double precision[], _waits text[],
-    _items integer[], _item_of integer[], _item_at integer[], _item bytea[],
+    _items integer[], _chunks integer[], _staged integer[], _item_of integer[], _item_at integer[], _item bytea[],
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
     _child_payload bytea[]
-) RETURNS TABLE (nth bigint, state smallint, added integer) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    _now double precision := clock(_offset);
+    _now double precision;
+    _at double precision := real_clock(_offset);
     _most integer;
     _h record;                                -- what is held, an entry for each lease; those that were lost have state 0
     _new record;
@@ -20,13 +23,15 @@ DECLARE
     _added integer[] := array_fill(0, ARRAY[cardinality(_token)]);
     _total record;
     _last bigint;
+    _incoming bigint;
 BEGIN
-    SELECT r.max_attempts INTO _most FROM run r WHERE r.id = _run;
+    PERFORM check_receipt(_run, _receipt, _receipt_token);
+    SELECT r.max_attempts INTO _most FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
-    SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state >= 3 THEN e.id ELSE -1 END) AS parents,
+    SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state IN (3, 4) THEN e.id ELSE -1 END) AS parents,
         array_agg(e.id) AS ids, array_agg(e.host) AS hosts, array_agg(e.attempts) AS attempts,
         array_agg(e.items) AS items
         INTO _h
@@ -41,28 +46,41 @@ BEGIN
                 ON h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
             ORDER BY u.nth
         ) e;
+    IF 0 = ANY(_h.states) THEN  -- perhaps a repeat, since the answer to the first call was lost
+        FOR _total IN
+            SELECT u.nth, o.id FROM unnest(_h.states, _token, _fingerprint, _kind) WITH ORDINALITY
+                u(state, token, fingerprint, kind, nth)
+            CROSS JOIN LATERAL (
+                SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint LIMIT 1) q
+            CROSS JOIN LATERAL (SELECT o.id, o.token, o.state FROM outcome o WHERE o.id = q.id LIMIT 1) o
+            WHERE u.state = 0 AND u.kind IS NULL AND o.token = u.token AND o.state = 3
+        LOOP
+            _h.states[_total.nth] := 5;
+            _h.ids[_total.nth] := _total.id;
+        END LOOP;
+    END IF;
+    _incoming := register_stages(_run, _token, _h.states, _h.ids, _chunks, _staged);
 
     SELECT NULL::integer[] AS lanes, NULL::bigint[] AS ids, NULL::bigint[] AS parents INTO _new;
     IF cardinality(_child) > 0 THEN
         SELECT * INTO _new FROM enqueue(
-            _run, _now, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
+            _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
     END IF;
     PERFORM lock_hosts(_h.hosts);
-    _full := ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_h.hosts) AND l.place = 3);
+    _full := full_lanes(_run, _h.hosts);
     PERFORM lock_lanes(_new.lanes || _full);
     _now := clock(_offset);
 
     DELETE FROM held h WHERE h.token = ANY(ARRAY(
-        SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state >= 3));
-    INSERT INTO outcome (id, at, run, status, items, attempts, state, kind, reason)
-        SELECT u.id, _now, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
+        SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state IN (3, 4)));
+    INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
+        SELECT u.id, u.token, _at, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
             CASE u.state WHEN 4 THEN u.kind END, CASE u.state WHEN 4 THEN u.reason END
-        FROM unnest(_h.ids, _h.states, _status, _h.items, _items, _h.attempts, _kind, _reason)
-            u(id, state, status, before, items, attempts, kind, reason)
-        WHERE u.state >= 3;
+        FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.attempts, _kind, _reason)
+            u(id, token, state, status, before, items, attempts, kind, reason)
+        WHERE u.state IN (3, 4);
     IF 1 = ANY(_h.states) THEN
-        UPDATE held SET state = 1, due = _now + s.retry_in, at = _now, status = s.status,
-            begun = true, origin = NULL, nonce = NULL
+        UPDATE held SET state = 1, due = _now + s.retry_in, at = _at, status = s.status, begun = true
             FROM (
                 SELECT h.tid, u.retry_in, u.status
                 FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)
@@ -72,7 +90,7 @@ BEGIN
             WHERE held.ctid = s.tid;
     END IF;
     INSERT INTO event (request, at, what, detail)
-        SELECT u.id, _now, CASE u.state WHEN 3 THEN 'note' ELSE 'attempt ' || u.attempts || ' failed' END,
+        SELECT u.id, _at, CASE u.state WHEN 3 THEN 'note' ELSE 'attempt ' || u.attempts || ' failed' END,
             CASE u.state WHEN 1 THEN u.reason || u.waits ELSE u.reason END
         FROM unnest(_h.ids, _h.states, _h.attempts, _reason, _waits) u(id, state, attempts, reason, waits)
         WHERE u.state IN (1, 4) OR (u.state = 3 AND u.reason <> '');
@@ -90,26 +108,29 @@ BEGIN
 
     SELECT count(*) FILTER (WHERE u.state = 1) AS waiting, count(*) FILTER (WHERE u.state = 3) AS done,
         count(*) FILTER (WHERE u.state = 4) AS dead,
-        coalesce(sum(u.duplicates) FILTER (WHERE u.state >= 3), 0) - coalesce(cardinality(_new.ids), 0) AS duplicates,
-        coalesce(sum(u.items) FILTER (WHERE u.state >= 3), 0) AS items, coalesce(cardinality(_new.ids), 0) AS new
+        coalesce(sum(u.duplicates) FILTER (WHERE u.state IN (3, 4)), 0) - coalesce(cardinality(_new.ids), 0)
+            AS duplicates,
+        coalesce(sum(u.items) FILTER (WHERE u.state IN (3, 4)), 0) AS items, coalesce(cardinality(_new.ids), 0) AS new
         INTO _total FROM unnest(_h.states, _duplicates, _items) u(state, duplicates, items);
     UPDATE ledger g SET
         pushed = g.pushed + _total.new, ready = g.ready + _total.new, waiting = g.waiting + _total.waiting,
         leased = g.leased - _total.waiting - _total.done - _total.dead, done = g.done + _total.done,
-        dead = g.dead + _total.dead, duplicates = g.duplicates + _total.duplicates, items = g.items + _total.items
-        WHERE g.run = _run RETURNING g.items INTO _last;
+        dead = g.dead + _total.dead, duplicates = g.duplicates + _total.duplicates, items = g.items + _total.items,
+        incoming = g.incoming + _incoming
+        WHERE g.run = _run RETURNING g.items, g.incoming INTO _last, _incoming;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
     IF _total.items > 0 THEN
-        INSERT INTO item (run, position, seq, fingerprint, payload)
+        INSERT INTO item (run, position, seq, token, fingerprint, payload)
             SELECT _run, _h.items[u.owner] + u.at, _last - _total.items + row_number() OVER (ORDER BY u.nth),
-                _fingerprint[u.owner], u.payload
+                _token[u.owner], _fingerprint[u.owner], u.payload
             FROM unnest(_item_of, _item_at, _item) WITH ORDINALITY u(owner, at, payload, nth)
-            WHERE _h.states[u.owner] >= 3;
+            WHERE _h.states[u.owner] IN (3, 4);
     END IF;
     RETURN QUERY
-        SELECT u.nth, u.state::smallint, u.added FROM unnest(_h.states, _added) WITH ORDINALITY u(state, added, nth)
+        SELECT u.nth, u.state::smallint, u.added, u.id, _incoming
+        FROM unnest(_h.states, _added, _h.ids) WITH ORDINALITY u(state, added, id, nth)
         WHERE u.state > 0;
 END
 $$;
@@ -118,7 +139,7 @@ $$;
 CREATE OR REPLACE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _but boolean)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    _now double precision := clock(_offset);
+    _at double precision := real_clock(_offset);
     _new record;
     _count bigint;
 BEGIN
@@ -126,12 +147,12 @@ BEGIN
         DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _but RETURNING o.*
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
-            SELECT q.rank, q.id, _now, q.lane, 0, g.status, g.items FROM gone g
+            SELECT q.rank, q.id, _at, q.lane, 0, g.status, g.items FROM gone g
             CROSS JOIN LATERAL (SELECT * FROM request q WHERE q.id = g.id LIMIT 1) q
             RETURNING ready.lane, ready.rank, ready.id
     ), told AS (
         INSERT INTO event (request, at, what, detail)
-            SELECT g.id, _now, 'retried', 'made ready again with all its attempts' FROM gone g
+            SELECT g.id, _at, 'retried', 'made ready again with all its attempts' FROM gone g
     )
     SELECT array_agg(b.lane) AS lanes, array_agg(b.rank) AS ranks, array_agg(b.id) AS ids INTO _new FROM back b;
     _count := coalesce(cardinality(_new.ids), 0);

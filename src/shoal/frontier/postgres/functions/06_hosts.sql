@@ -11,15 +11,16 @@ DECLARE
     _host integer := 0;
     _lanes integer[];
     _until double precision;
+    _before record;
+    _after record;
 BEGIN
+    PERFORM check_run(_run);
     IF _name <> '*' THEN
         _lanes := lanes_of(_run, ARRAY[_name]);
         SELECT l.host INTO _host FROM lane l WHERE l.id = _lanes[1];
     END IF;
     PERFORM lock_hosts(ARRAY[_host]);
-    _lanes := CASE _host WHEN 0 THEN ARRAY(SELECT l.id FROM lane l WHERE l.place > 0)
-        ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > 0) END;
-    PERFORM lock_lanes(_lanes);
+    SELECT h.* INTO _before FROM host h WHERE h.id = _host;
     _until := CASE WHEN _block_for > 0 THEN clock(_offset) + _block_for ELSE 0 END;
     UPDATE host h SET
         delay = CASE WHEN _set_delay THEN _delay ELSE h.delay END,
@@ -30,24 +31,59 @@ BEGIN
     UPDATE host h SET blocked_until = _until, block_reason = CASE WHEN _until > 0 THEN _block_reason ELSE '' END
         WHERE h.id = _host AND _set_block AND (_until = 0 OR _until > h.blocked_until);
     IF _host = 0 THEN  -- their hosts are not locked: open them all, and whoever leases looks at the host
+        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.place > 1);
+        PERFORM lock_lanes(_lanes);
         UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
-    ELSE
-        PERFORM place_lanes(_lanes, clock(_offset));
+        RETURN;
     END IF;
+    -- A host that is only slowed down needs no more than this: whoever leases looks at it. Else nobody may wait longer
+    -- than for the new time.
+    SELECT h.* INTO _after FROM host h WHERE h.id = _host;
+    _lanes := CASE WHEN _after.blocked_until >= _before.blocked_until
+            AND _after.delay IS NOT DISTINCT FROM _before.delay
+            AND _after.concurrency IS NOT DISTINCT FROM _before.concurrency
+            AND coalesce(_after.crawl_delay, 0) >= coalesce(_before.crawl_delay, 0)
+            AND coalesce(_after.learned_delay, 0) >= coalesce(_before.learned_delay, 0)
+        THEN _lanes ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > 0) END;
+    PERFORM lock_lanes(_lanes);
+    PERFORM place_lanes(_lanes, clock(_offset));
 END
 $$;
 
--- The hosts that a run has met, with most to do first.
+-- Hosts of a run, with most to do first: out of a thousand that are worked on and a thousand others, so that it costs the
+-- same however many there are.
 CREATE OR REPLACE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
     host text, delay double precision, every_delay double precision, crawl_delay double precision,
     learned_delay double precision, concurrency integer, in_flight integer, ready integer,
     blocked_for double precision, block_reason text
-) LANGUAGE sql AS $$
-    SELECT h.name, h.delay, every.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, every.concurrency),
-        h.in_flight, l.ready, greatest(h.blocked_until - clock(_offset), 0), h.block_reason
-    FROM lane l JOIN host h ON h.id = l.host JOIN host every ON every.id = 0
-    WHERE l.run = _run ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision := clock(_offset);
+BEGIN
+    RETURN QUERY
+        SELECT h.name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
+            h.in_flight, l.ready, greatest(h.blocked_until - _now, 0), h.block_reason
+        FROM (
+            (SELECT x.lane FROM held x WHERE x.run = _run AND x.state = 2 ORDER BY x.run, x.due LIMIT 1000)
+            UNION
+            (SELECT * FROM (
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 1
+                 ORDER BY l.run, l.best_rank, l.best_id LIMIT 1000)
+                UNION ALL
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 3 ORDER BY l.run, l.due LIMIT 1000)
+                UNION ALL
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1000)
+                UNION ALL
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 0 ORDER BY l.run LIMIT 1000)
+            ) several LIMIT 1000)
+        ) c(lane)
+        CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = c.lane LIMIT 1) l
+        CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = l.host LIMIT 1) h
+        CROSS JOIN LATERAL (SELECT * FROM host e WHERE e.id = 0 LIMIT 1) e
+        ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit;
+END
 $$;
 
 -- What the workers of a run were told. Its lanes are opened when that is new, as they were placed by something else.

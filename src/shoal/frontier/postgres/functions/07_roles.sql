@@ -1,45 +1,53 @@
 -- Who seeds and who drains, and the item log.
 
--- What is claimed is the slot's, if there is one.
+-- What is claimed is the slot's, if there is one. Whoever has the role under this token is given it again: the call is
+-- repeated.
 CREATE OR REPLACE FUNCTION claim(
-    _run integer, _offset double precision, _role text, _ttl double precision, _slot text DEFAULT NULL,
-    _epoch bigint DEFAULT NULL
-) RETURNS TABLE (token bigint, cursor bytea) LANGUAGE plpgsql AS $$
+    _run integer, _offset double precision, _role text, _token bigint, _ttl double precision, _slot text, _epoch bigint
+) RETURNS TABLE (cursor bytea) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    _now double precision;
 BEGIN
     IF _slot IS NOT NULL THEN
         PERFORM check_fence(_run, _slot, _epoch);
     END IF;
-    IF NOT EXISTS (SELECT FROM run r WHERE r.id = _run) THEN
-        PERFORM no_run();
-    END IF;
+    PERFORM hold_run(_run);
+    _now := clock(_offset);
     RETURN QUERY
         INSERT INTO role AS r (run, role, token, until, cursor, finished, slot, epoch)
-            VALUES (_run, _role, nextval('token'), clock(_offset) + _ttl, '', false, _slot, _epoch)
+            VALUES (_run, _role, _token, _now + _ttl, '', false, _slot, _epoch)
             ON CONFLICT (run, role) DO UPDATE SET token = excluded.token, until = clock(_offset) + _ttl,
                 slot = excluded.slot, epoch = excluded.epoch
-                WHERE NOT r.finished AND r.until <= clock(_offset)
-            RETURNING r.token, r.cursor;
+                WHERE NOT r.finished AND (r.until <= clock(_offset) OR r.token = excluded.token)
+            RETURNING r.cursor;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION advance(
-    _run integer, _offset double precision, _role text, _token bigint, _cursor bytea, _ttl double precision
-) RETURNS boolean LANGUAGE sql AS $$
-    WITH kept AS (
-        UPDATE role r SET cursor = _cursor, until = clock(_offset) + _ttl
-            WHERE r.run = _run AND r.role = _role AND r.token = _token RETURNING 1
-    )
-    SELECT EXISTS (SELECT FROM kept)
+    _run integer, _offset double precision, _role text, _token bigint, _known bytea, _cursor bytea,
+    _ttl double precision
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT lock_role(_run, _role, _token, _known, _cursor) THEN
+        RETURN false;
+    END IF;
+    UPDATE role r SET cursor = _cursor, until = clock(_offset) + _ttl WHERE r.run = _run AND r.role = _role;
+    RETURN true;
+END
 $$;
 
-CREATE OR REPLACE FUNCTION relinquish(_run integer, _role text, _token bigint, _finished boolean)
-RETURNS boolean LANGUAGE sql AS $$
-    WITH given AS (
-        UPDATE role r SET token = 0, until = 0, finished = _finished
-            WHERE r.run = _run AND r.role = _role AND r.token = _token RETURNING 1
-    )
-    SELECT EXISTS (SELECT FROM given)
+-- For good if _finished: then its cursor must be the one that the client knows.
+CREATE OR REPLACE FUNCTION relinquish(_run integer, _role text, _token bigint, _known bytea, _finished boolean)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF _finished AND NOT lock_role(_run, _role, _token, _known, _known) THEN
+        RETURN false;
+    END IF;
+    UPDATE role r SET token = 0, until = 0, finished = _finished
+        WHERE r.run = _run AND r.role = _role AND r.token = _token;
+    RETURN FOUND;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION roles(_run integer, _offset double precision)
@@ -48,10 +56,26 @@ RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE
     WHERE r.run = _run ORDER BY r.role
 $$;
 
-CREATE OR REPLACE FUNCTION read_items(_run integer, _after bigint, _limit integer)
-RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea) LANGUAGE sql AS $$
-    SELECT i.seq, i.fingerprint, i.position, i.payload FROM item i
-    WHERE i.run = _run AND i.seq > _after ORDER BY i.seq LIMIT _limit
+-- SH004 if the log ends before the item _after, or has another one there than the client knows by its _token (0: it does
+-- not know). One that was trimmed is not checked.
+CREATE OR REPLACE FUNCTION read_items(_run integer, _after bigint, _limit integer, _token bigint)
+RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea, token bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _last bigint;
+    _found bigint;
+BEGIN
+    IF _token <> 0 THEN
+        SELECT i.token INTO _found FROM item i WHERE i.run = _run AND i.seq = _after;
+        SELECT g.items INTO _last FROM ledger g WHERE g.run = _run;
+        IF _last < _after OR _found <> _token THEN
+            PERFORM rewound('the item log is not as it was read');
+        END IF;
+    END IF;
+    RETURN QUERY
+        SELECT i.seq, i.fingerprint, i.position, i.payload, i.token FROM item i
+        WHERE i.run = _run AND i.seq > _after ORDER BY i.seq LIMIT _limit;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION trim_items(_run integer, _through bigint) RETURNS void LANGUAGE sql AS $$

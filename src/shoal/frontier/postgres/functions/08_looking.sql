@@ -3,10 +3,11 @@
 CREATE OR REPLACE FUNCTION stats(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean
+    items bigint, seeding boolean, incoming bigint, rewinds bigint
 ) LANGUAGE sql AS $$
     SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
-        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished)
+        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished),
+        g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
     FROM ledger g WHERE g.run = _run
 $$;
 
@@ -14,12 +15,13 @@ $$;
 CREATE OR REPLACE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean
+    items bigint, seeding boolean, incoming bigint, rewinds bigint
 ) LANGUAGE sql AS $$
     SELECT
         (SELECT count(*) FROM request q WHERE q.run = _run),
         (SELECT count(*) FROM lane l JOIN ready r ON r.lane = l.id WHERE l.run = _run),
-        h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding
+        h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding,
+        (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run), s.rewinds
     FROM stats(_run) s,
         (SELECT count(*) FILTER (WHERE state = 1) AS waiting, count(*) FILTER (WHERE state = 2) AS leased
          FROM held WHERE run = _run) h,
@@ -34,6 +36,14 @@ $$;
 -- The first request of a run with these bytes in it. Reads them all, as only a person asks.
 CREATE OR REPLACE FUNCTION search(_run integer, _bytes bytea) RETURNS bigint LANGUAGE sql AS $$
     SELECT min(q.id) FROM request q WHERE q.run = _run AND position(_bytes IN q.payload) > 0
+$$;
+
+-- A link in a stage: it enters the queue soon.
+CREATE OR REPLACE FUNCTION find_staged(_run integer, _fingerprint bytea)
+RETURNS TABLE (payload bytea, parent bytea) LANGUAGE sql AS $$
+    SELECT c.payloads[array_position(c.fingerprints, _fingerprint)], q.payload
+    FROM stage s JOIN chunk c ON c.token = s.token LEFT JOIN request q ON q.id = s.parent
+    WHERE s.run = _run AND s.remaining > 0 AND _fingerprint = ANY(c.fingerprints) LIMIT 1
 $$;
 
 -- What became of one request.

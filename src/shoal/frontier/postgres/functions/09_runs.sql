@@ -16,66 +16,122 @@ $$;
 CREATE OR REPLACE FUNCTION get_run(_run_id text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id
+    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
 $$;
 
 CREATE OR REPLACE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql AS $$
-    SELECT r.state FROM run r WHERE r.run_id = _run_id
+    SELECT r.state FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
 $$;
 
 CREATE OR REPLACE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql AS $$
-    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider ORDER BY r.id
+    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.id
 $$;
 
 CREATE OR REPLACE FUNCTION list_runs(_spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
-    WHERE _spider IS NULL OR r.spider = _spider ORDER BY r.id DESC
+    WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.id DESC
 $$;
 
 -- False when its state is not what it was taken for.
 CREATE OR REPLACE FUNCTION set_state(_run integer, _from text, _to text) RETURNS boolean LANGUAGE sql AS $$
-    WITH changed AS (UPDATE run r SET state = _to WHERE r.id = _run AND r.state = _from RETURNING 1)
+    WITH changed AS (UPDATE run r SET state = _to WHERE r.id = _run AND r.state = _from AND NOT r.deleting RETURNING 1)
     SELECT EXISTS (SELECT FROM changed)
 $$;
 
--- False when there is none. With all of it locked, whoever works on the run finds its ledger gone, and leaves nothing.
-CREATE OR REPLACE FUNCTION delete_run(_run_id text, _offset double precision) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Begin to delete a run: its number, or null if there is none. From here on nobody sees it but whoever deletes it. Without
+-- its ledger nobody who works on it can commit anything: so what is left only becomes less.
+CREATE OR REPLACE FUNCTION begin_delete(_run_id text) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _run integer;
-    _hosts integer[];
-    _lanes integer[];
-    _now double precision;
 BEGIN
     SELECT r.id INTO _run FROM run r WHERE r.run_id = _run_id;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
     PERFORM lock_run(_run);
-    PERFORM 1 FROM held h WHERE h.run = _run ORDER BY h.token FOR UPDATE;
-    _hosts := ARRAY(SELECT h.host FROM held h WHERE h.run = _run AND h.state = 2);
-    PERFORM lock_hosts(_hosts);
-    _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.host = ANY(_hosts) AND l.place = 3 AND l.run <> _run);
-    PERFORM lock_lanes(_lanes || ARRAY(SELECT l.id FROM lane l WHERE l.run = _run));
     PERFORM 1 FROM ledger g WHERE g.run = _run FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
+    UPDATE run r SET deleting = true WHERE r.id = _run AND NOT r.deleting;
+    DELETE FROM ledger g WHERE g.run = _run;
+    RETURN _run;
+END
+$$;
+
+-- Delete some of a run, behind this fingerprint. Returns the last fingerprint of this step: null when there are no more
+-- requests. Each step is short, and may be the last for now: whoever deletes the run again goes on.
+CREATE OR REPLACE FUNCTION delete_requests(_run integer, _offset double precision, _after bytea, _limit integer)
+RETURNS bytea LANGUAGE plpgsql AS $$
+DECLARE
+    _gone record;
+    _held record;
+    _lanes integer[];
+BEGIN
+    SELECT array_agg(h.token) AS tokens, array_agg(h.host) FILTER (WHERE h.state = 2) AS hosts INTO _held
+        FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
+    IF _held.tokens IS NOT NULL THEN
+        PERFORM lock_hosts(_held.hosts);
+        _lanes := full_lanes(_run, _held.hosts);
+        PERFORM lock_lanes(_lanes);
+        PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
+        PERFORM place_lanes(_lanes, clock(_offset));
+        DELETE FROM held h WHERE h.token = ANY(_held.tokens);
+        RETURN _after;
     END IF;
-    _now := clock(_offset);
-    PERFORM free_hosts(_hosts, array_fill(true, ARRAY[cardinality(_hosts)]), _now);
-    PERFORM place_lanes(_lanes, _now);
-    DELETE FROM ready r USING lane l WHERE l.run = _run AND r.lane = l.id;
-    DELETE FROM held h WHERE h.run = _run;
-    DELETE FROM outcome o USING request q WHERE q.run = _run AND o.id = q.id;
-    DELETE FROM event e USING request q WHERE q.run = _run AND e.request = q.id;
-    DELETE FROM request q WHERE q.run = _run;
-    DELETE FROM item i WHERE i.run = _run;
+    SELECT array_agg(q.id) AS ids, array_agg(q.lane) AS lanes, array_agg(q.rank) AS ranks,
+        (array_agg(q.fingerprint ORDER BY q.fingerprint DESC))[1] AS last
+        INTO _gone
+        FROM (
+            SELECT q.* FROM request q WHERE q.run = _run AND q.fingerprint > _after
+            ORDER BY q.run, q.fingerprint LIMIT _limit
+        ) q;
+    DELETE FROM ready r USING unnest(_gone.lanes, _gone.ranks, _gone.ids) u(lane, rank, id)
+        WHERE r.lane = u.lane AND r.rank = u.rank AND r.id = u.id;
+    DELETE FROM outcome o WHERE o.id = ANY(_gone.ids);
+    DELETE FROM event e WHERE e.request = ANY(_gone.ids);
+    DELETE FROM request q WHERE q.id = ANY(_gone.ids);
+    RETURN _gone.last;
+END
+$$;
+
+-- The same of its items, behind this one.
+CREATE OR REPLACE FUNCTION delete_items(_run integer, _after bigint, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    _last bigint;
+BEGIN
+    SELECT max(i.seq) INTO _last FROM (
+        SELECT i.seq FROM item i WHERE i.run = _run AND i.seq > _after ORDER BY i.run, i.seq LIMIT _limit) i;
+    DELETE FROM item i WHERE i.run = _run AND i.seq > _after AND i.seq <= _last;
+    RETURN _last;
+END
+$$;
+
+-- The same of its chunks and lanes. False when there are no more.
+CREATE OR REPLACE FUNCTION delete_lanes(_run integer, _limit integer) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _chunks integer;
+    _rows integer := 0;
+BEGIN
+    DELETE FROM chunk c WHERE (c.token, c.number) IN (
+        SELECT d.token, d.number FROM chunk d WHERE d.run = _run LIMIT greatest(_limit / 100, 1));
+    GET DIAGNOSTICS _chunks = ROW_COUNT;
+    FOR _place IN 0..3 LOOP
+        EXIT WHEN _rows > 0;
+        DELETE FROM lane l WHERE l.id = ANY(ARRAY(
+            SELECT k.id FROM lane k WHERE k.run = _run AND k.place = _place ORDER BY k.id LIMIT _limit FOR UPDATE));
+        GET DIAGNOSTICS _rows = ROW_COUNT;
+    END LOOP;
+    RETURN _chunks + _rows > 0;
+END
+$$;
+
+-- What is small, and the run itself.
+CREATE OR REPLACE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     DELETE FROM role r WHERE r.run = _run;
     DELETE FROM fence f WHERE f.run = _run;
-    DELETE FROM lane l WHERE l.run = _run;
-    DELETE FROM ledger g WHERE g.run = _run;
-    DELETE FROM run r WHERE r.id = _run;
-    RETURN true;
+    DELETE FROM stage s WHERE s.run = _run;
+    DELETE FROM rewind w WHERE w.run = _run;
+    DELETE FROM run r WHERE r.id = _run AND r.deleting;
 END
 $$;

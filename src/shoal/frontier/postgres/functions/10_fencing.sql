@@ -1,17 +1,23 @@
 -- Slots of a cluster: what was given to their earlier holders.
 
--- SH003 when the slot was fenced with a later epoch. From here on nobody can do that, or lease, until the caller commits;
--- this lock comes before all others.
-CREATE OR REPLACE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- SH003 when the slot was fenced with a later epoch.
+CREATE OR REPLACE FUNCTION read_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _latest bigint;
 BEGIN
-    PERFORM lock_run(_run);
     SELECT f.epoch INTO _latest FROM fence f WHERE f.run = _run AND f.slot = _slot;
     IF _latest > _epoch THEN
         RAISE EXCEPTION 'slot % is held under epoch % by now; nothing is given to epoch %', _slot, _latest, _epoch
             USING ERRCODE = 'SH003';
     END IF;
+END
+$$;
+
+-- The same; and from here on nobody can fence it, or lease, until the caller commits. This lock comes before all others.
+CREATE OR REPLACE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_run(_run);
+    PERFORM read_fence(_run, _slot, _epoch);
 END
 $$;
 
@@ -22,9 +28,7 @@ DECLARE
     _lost record;
 BEGIN
     PERFORM check_fence(_run, _slot, _epoch);
-    IF NOT EXISTS (SELECT FROM run r WHERE r.id = _run) THEN
-        PERFORM no_run();
-    END IF;
+    PERFORM check_run(_run);
     INSERT INTO fence AS f (run, slot, epoch) VALUES (_run, _slot, _epoch)
         ON CONFLICT (run, slot) DO UPDATE SET epoch = excluded.epoch WHERE f.epoch < excluded.epoch;
     UPDATE role r SET token = 0, until = 0 WHERE r.run = _run AND r.slot = _slot AND r.epoch < _epoch AND r.token > 0;
@@ -37,7 +41,7 @@ BEGIN
     IF _lost.tokens IS NULL THEN
         RETURN 0;
     END IF;
-    PERFORM end_leases(_lost.tokens, _lost.hosts, _lost.lanes, false, true, _offset);
+    PERFORM end_leases(_run, _lost.tokens, _lost.hosts, _lost.lanes, false, true, _offset);
     RETURN cardinality(_lost.tokens);
 END
 $$;

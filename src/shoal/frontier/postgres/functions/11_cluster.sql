@@ -11,7 +11,7 @@ DECLARE
 BEGIN
     UPDATE cluster c SET told = c.told + 1 WHERE c.id = _cluster RETURNING c.told, c.channel INTO _told;
     INSERT INTO cluster_event (cluster, number, at, what, member, slot, epoch, detail)
-        VALUES (_cluster, _told.told, clock(0), _what, _member, _slot, coalesce(_epoch, 0), _detail);
+        VALUES (_cluster, _told.told, real_clock(0), _what, _member, _slot, coalesce(_epoch, 0), _detail);
     DELETE FROM cluster_event e WHERE e.cluster = _cluster AND e.number <= _told.told - 200;
     PERFORM pg_notify(_told.channel, '');
 END

@@ -1,23 +1,4 @@
--- Clusters: who works under which slot, and what it was given.
---
--- Tables of the first format are locked in the order in which their rows are, as workers may be at work.
-
--- Whoever works under a slot of a cluster leaves its name on what it takes; others leave nothing.
-ALTER TABLE role ADD COLUMN slot text, ADD COLUMN epoch bigint;
-ALTER TABLE held ADD COLUMN slot text, ADD COLUMN epoch bigint;
-CREATE INDEX held_slot ON held (run, slot) WHERE state = 2 AND slot IS NOT NULL;
-
--- Nothing is given to earlier epochs of these slots.
-CREATE TABLE fence (
-    run integer NOT NULL,
-    slot text NOT NULL,
-    epoch bigint NOT NULL,
-    PRIMARY KEY (run, slot)
-);
-
--- They are made anew with a slot and an epoch, which workers of the first format leave out.
-DROP FUNCTION IF EXISTS lease(integer, double precision, integer, double precision, double precision);
-DROP FUNCTION IF EXISTS claim(integer, double precision, text, double precision);
+-- Clusters: who works under which slot.
 
 -- Each step on a cluster locks its row first: one at a time.
 CREATE TABLE cluster (
