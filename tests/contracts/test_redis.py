@@ -604,7 +604,7 @@ async def test_many_things_become_due_at_once(prefix: str) -> None:
 async def test_a_long_run_is_counted_and_searched_in_portions(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AUDIT_AT_ONCE", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE", "_HOSTS_AT_ONCE"):
+    for name in ("AUDIT_AT_ONCE", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE"):
         monkeypatch.setattr(ledger, name, 50)
     frontier = await new_run(store)
     await frontier.push([page(number, host=f"{number}.example", dont_filter=True) for number in range(3000)])
@@ -616,7 +616,6 @@ async def test_a_long_run_is_counted_and_searched_in_portions(
     assert (await history(frontier, page(2999, host="2999.example"))).state == "ready"
     assert await frontier.find(page("nothing")) is None
     assert len({each.url async for each in frontier.dead()}) == 600
-    assert len(await frontier.host_states(5000)) == 3000
     assert await frontier.retry_dead(["k1"]) == 300
     assert await frontier.dead_kinds() == {"k0": 300}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -72,7 +73,7 @@ from shoal.ports import (
     Stats,
 )
 
-_HOSTS_AT_ONCE = 500
+_RUNS_AT_ONCE = 200
 _FOREVER = 1e9
 
 
@@ -94,8 +95,8 @@ class RedisFrontier:
         self._ledger = Ledger(self._run, self._moved)
         self._time = ServerTime(server.address.timeout)
         self._joined = False
-        self._misplaced: list[bytes] = []
-        """Hosts whose lanes stand where other options put them."""
+        self._misplaced = False
+        """Whether the lanes stand where other options put them."""
 
     async def _run(self, step: str, *arguments: Any, proof: bytes = b"") -> Any:
         try:
@@ -149,11 +150,11 @@ class RedisFrontier:
     async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
         self._receipts.check()
         if not self._joined:
-            self._misplaced += await self._run("join")
+            self._misplaced = bool(await self._run("join")) or self._misplaced
             self._joined = True
         if self._misplaced:
-            await self._place(self._misplaced)
-            self._misplaced = []
+            await self._place(self._run_key)
+            self._misplaced = False
         limit, part = min(max(0, limit), MOST_LEASES), 0
         while True:
             # A later part of a call has tokens of its own, and a repeat of the call gets what its last part leased.
@@ -176,11 +177,14 @@ class RedisFrontier:
                 return Leased(leases, float(wait) if wait else None)
             part += 1
 
-    async def _place(self, hosts: Sequence[Any]) -> None:
-        """Put lanes where they belong, after what they go by has changed. Some at a time: Redis does nothing else
-        meanwhile."""
-        for first in range(0, len(hosts), _HOSTS_AT_ONCE):
-            await self._run("place", *hosts[first : first + _HOSTS_AT_ONCE])
+    async def _place(self, run: bytes) -> None:
+        """Put the lanes of a run where they belong, after what they go by has changed. Some at a time: Redis does
+        nothing else meanwhile."""
+        cursor = b"0"
+        while True:
+            cursor = await self._server.run("place", run, self._options, cursor)
+            if cursor == b"0":
+                return
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:
@@ -324,8 +328,17 @@ class RedisFrontier:
     # -- hosts and facts
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
-        last = await self._run("host", storable(host), pack_update(update), storable(update.block_reason))
-        await self._place(range(1, last + 1))
+        number = await self._run("host", storable(host), pack_update(update), storable(update.block_reason))
+        if number < 0:
+            return
+        runs = await self._run("numbers")
+        if number:
+            for first in range(0, len(runs), _RUNS_AT_ONCE):
+                await self._run("place_host", number, *runs[first : first + _RUNS_AT_ONCE])
+            return
+        for run in runs:
+            with suppress(RunError):  # which was deleted meanwhile
+                await self._place(run)
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return await self._ledger.host_states(limit)

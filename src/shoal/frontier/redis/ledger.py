@@ -36,7 +36,6 @@ _SEARCH_STEP = 10_000
 _RETRY_STEP = 10_000
 _PAGE = 200
 _ITEMS = "the items"
-_HOSTS_AT_ONCE = 1000
 _COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds")
 
 
@@ -100,14 +99,12 @@ class Ledger:
     # -- hosts
 
     async def host_states(self, limit: int) -> list[HostState]:
-        numbers = await self._run("lanes")
-        states: list[HostState] = []
-        for first in range(0, len(numbers), _HOSTS_AT_ONCE):
-            answer = await self._run("states", *numbers[first : first + _HOSTS_AT_ONCE])
-            now, every, options, *rest = answer
-            others = read_host(every) if every else NO_HOST
-            for record, ready in zip(rest[::2], rest[1::2], strict=True):
-                states.append(host_state(read_host(record), others, options, ready, float(now)))
+        now, every, options, *rest = await self._run("states")
+        others = read_host(every) if every else NO_HOST
+        states = [
+            host_state(read_host(record), others, options, ready, float(now))
+            for record, ready in zip(rest[::2], rest[1::2], strict=True)
+        ]
         return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
 
     # -- histories

@@ -26,7 +26,7 @@ _UPDATE = Layout("<BdBdBdBdBd")
 _LEARNED = Layout("<Id")
 _SIZE = Layout("<I")
 _HELD = Layout("<16sQ")
-_REWIND = Layout("<dd")
+_REWIND = Layout("<ddd")
 
 NO_PARENT = bytes(16)
 UNREADABLE = "unreadable"
@@ -214,7 +214,7 @@ def host_state(host: Host, every: Host, options: bytes, ready: int, now: float) 
 
 
 def read_rewind(blob: bytes) -> Rewind:
-    at, lost = _REWIND.unpack(blob)
+    _, at, lost = _REWIND.unpack(blob)
     return Rewind(at=at, lost_seconds=None if math.isnan(lost) else lost)
 
 

@@ -30,6 +30,9 @@ log = logging.getLogger("shoal.frontier")
 OLDEST = (6, 2)
 _CONNECTIONS = 32
 _IDLE_SECONDS = 30.0
+_NO_KEY = "never"
+"""A key that never exists. A cluster that moves a slot refuses a script with several keys of which one is not where the
+script is: so no script ever sees, or leaves, half of a store that is being moved."""
 
 
 class Scripts(NamedTuple):
@@ -189,7 +192,9 @@ class Server:
     async def run_script(self, scripts: Scripts, name: str, *arguments: Any) -> Any:
         """Take the step of that name as a whole. It is given the prefix of the keys, then the arguments."""
         text, sha = _script(scripts, name)
-        given = (1, f"{self.address.prefix}store", self.address.prefix, *arguments)
+        prefix = self.address.prefix
+        keys = (f"{prefix}store", f"{prefix}{_NO_KEY}") if self.address.kind == "cluster" else (f"{prefix}store",)
+        given = (len(keys), *keys, prefix, *arguments)
         try:
             return await self._ask("EVALSHA", sha, *given)
         except NoScriptError:  # it is new, was restarted, or took over

@@ -3,13 +3,15 @@
 All keys of a store begin with a prefix in braces (``{shoal}:`` unless the URL says ``?prefix=name``), so that several
 stores can be on one server, and a cluster keeps each store in one place. Behind it:
 
-- ``store``: the format, and the last number that a run and a host got. ``runs``: the number of each run.
+- ``store``: the format, the last number that a run and a host got, what is known of the clock. ``runs``: the number of
+  each run.
 - ``name``, ``host``: the number of each host, and what is known of it.
 - ``lease``: all leases, by when they run out.
 - ``fact:KEY``: what is remembered for all. ``deleted``: runs of which something is left to delete.
 - ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
 - ``run:N:q:HOST``: those that are ready on a host, best first. ``run:N:waiting``: those that wait for another attempt.
-- ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait.
+- ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait,
+  in ``run:N:full`` if the host has no room.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
 - ``run:N:role``, ``run:N:items``: its roles, and its item log.
 - ``run:N:sent``: leases that nobody has begun yet. ``grant:CLIENT``: what a client's last call leased.
@@ -119,11 +121,15 @@ class RedisStore:
 
     async def delete_run(self, run_id: str) -> None:
         found = await self._find(run_id)
-        if found is None:
+        if found is not None:
+            await self._run("delete", run=found[0])
+        left = await self._run("deleted")  # also of a call that was interrupted
+        if found is None and storable(run_id) not in left[1::2]:
             raise RunError(f"there is no run {run_id}")
-        await self._run("delete", run=found[0])
-        while await self._run("sweep"):
-            pass
+        for number in left[::2]:
+            cursor: bytes | None = b"0"
+            while cursor is not None:
+                cursor = await self._run("sweep", number, cursor)
 
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
         found = await self._find(run_id)

@@ -19,8 +19,23 @@ local READY, WAITING, LEASED, DONE, DEAD = 0, 1, 2, 3, 4
 local NO_TOKEN = string.rep('\0', 8)
 local MOST = 4000 -- arguments of one call; the stack of Lua ends at 8000
 
+-- What all runs share. The server's clock may be set back, but `now` never goes back: it is ahead of the clock by all
+-- such steps, and only what people see is `real`. That takes the last time that was seen, which is written seldom.
+local SEEN_EVERY = 0.1
 local clock = call('TIME')
-local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000 + tonumber(ARGV[2])
+local shared = call('HMGET', PREFIX .. 'store', 'seen', 'skew', 'freed')
+local state = {seen = tonumber(shared[1]) or 0, skew = tonumber(shared[2]) or 0, freed = tonumber(shared[3]) or 0}
+local real = tonumber(clock[1]) + tonumber(clock[2]) / 1000000 + tonumber(ARGV[2])
+if real < state.seen then state.skew = state.skew + state.seen - real end
+if real < state.seen or real >= state.seen + SEEN_EVERY then state.seen, state.is_changed = real, true end
+local now = real + state.skew
+
+local function save_state()
+  if not state.is_changed then return end
+  local seen, skew = string.format('%.6f', state.seen), string.format('%.6f', state.skew)
+  call('HSET', PREFIX .. 'store', 'seen', seen, 'skew', skew, 'freed', string.format('%.0f', state.freed))
+  state.is_changed = false
+end
 
 -- A command on one key with any number of arguments.
 local function many(command, key, arguments)
@@ -43,7 +58,7 @@ end
 
 -- -- runs
 
-local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds'}
+local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed'}
 local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
 local runs, own = {}, nil
 
@@ -85,7 +100,7 @@ local function note(run, fingerprint, what, detail)
     run.notes[fingerprint] = ''
     run.noted[#run.noted + 1] = fingerprint
   end
-  run.notes[fingerprint] = run.notes[fingerprint] .. pack('<dI4c0I4c0', now, #what, what, #detail, detail)
+  run.notes[fingerprint] = run.notes[fingerprint] .. pack('<dI4c0I4c0', real, #what, what, #detail, detail)
 end
 
 local function save_notes(run)

@@ -5,6 +5,7 @@ local key = PREFIX .. 'fact:' .. ARGV[5]
 if ARGV[6] then
   local ttl = math.min(tonumber(ARGV[7]), 1e9)
   if ttl <= 0 then return call('DEL', key) end
+  save_state()
   call('SET', key, pack('<d', now + ttl) .. ARGV[6], 'PX', string.format('%.0f', math.ceil(ttl * 1000)))
   return 1
 end

@@ -49,7 +49,7 @@ local leases = {}
 for i, each in ipairs(lost) do
   leases[i] = lease_member(own, each.request.host, each.fingerprint)
   local contacted = lose(own, each.fingerprint, each.request, each.unbegun)
-  returned(hosts[each.request.host], contacted)
+  returned(own, hosts[each.request.host], contacted)
 end
 call('HSET', own.key .. ':fence', slot, ARGV[6])
 finish()

@@ -1,5 +1,5 @@
--- Change how a host is treated. ARGV: its name, what to change, why it is blocked if it is. Returns the highest number
--- of a host when all lanes may have to move: when the host is "*".
+-- Change how a host is treated. ARGV: its name, what to change, why it is blocked if it is. Returns its number if lanes of
+-- other runs may be due sooner than they stand (0 for the host "*"), else -1.
 
 -- Delay, crawl delay, learned delay, concurrency, block; in front of each 0 leave it, 1 set it, 2 back to the default.
 local UPDATE = '<BdBdBdBdBd'
@@ -9,28 +9,32 @@ if name ~= '*' then number = number_hosts({name})[1] else load_hosts({}) end
 local host = hosts[number]
 host.name = name
 
-local values, at = {read(UPDATE, update)}, 0
+local values, at, sooner = {read(UPDATE, update)}, 0, number == 0
 local function changed(old, none)
   at = at + 2
   if values[at - 1] == 0 then return old end
   return values[at - 1] == 1 and values[at] or none
 end
-host.delay = changed(host.delay, NONE)
-host.crawl_delay = changed(host.crawl_delay, NONE)
-host.learned_delay = changed(host.learned_delay, NONE)
+-- A delay that is set may be less than what is in force where none is set, if it stands in the place of that.
+local function changed_delay(old, replaces)
+  local new = changed(old, NONE)
+  local was_set, is_set = old == old, new == new
+  sooner = sooner or new < old or (was_set and not is_set) or (replaces and is_set and not was_set)
+  return new
+end
+host.delay = changed_delay(host.delay, true)
+host.crawl_delay = changed_delay(host.crawl_delay)
+host.learned_delay = changed_delay(host.learned_delay)
 host.concurrency = changed(host.concurrency, -1)
 local block_for = changed(nil, 0)
 if block_for == 0 then
+  sooner = sooner or host.blocked_until > now
   host.blocked_until, host.block_reason = 0, ''
 elseif block_for and now + block_for > host.blocked_until then -- a shorter block does not end a longer one
   host.blocked_until, host.block_reason = now + block_for, reason
 end
 change(host)
-free(host, true)
-if number ~= 0 then
-  touch(own, number)
-  finish()
-  return 0
-end
+state.freed, state.is_changed = state.freed + 1, true -- there may be more room
+if number ~= 0 then touch(own, number, 'stale') end
 finish()
-return tonumber(call('HGET', PREFIX .. 'store', 'host')) or 0
+return sooner and number or -1

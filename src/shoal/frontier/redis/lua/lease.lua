@@ -9,6 +9,7 @@
 local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
 local slot, epoch = ARGV[13], tonumber(ARGV[14])
+local FULL_AT_ONCE = 200
 local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
 
 -- -- what time has brought
@@ -18,7 +19,7 @@ local function bury(run, fingerprint, state, sequence, host, rank)
   local reason = 'its record in Redis is cut short or gone: something else changed it'
   local rest = pack('<d', rank) .. string.rep('\0', 16)
   local request = {
-    state = state, attempts = 0, status = 0, items = 0, at = now, sequence = sequence, host = host, rest = rest
+    state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, rest = rest
   }
   move(run, fingerprint, request, DEAD)
   die(run, fingerprint, UNREADABLE, reason)
@@ -52,7 +53,7 @@ local function give_back()
         request.host = host.number
         contacted = lose(run, fingerprint, request, is_unbegun(request, sent[i]))
       end
-      returned(host, contacted)
+      returned(run, host, contacted)
     end
     if run then forget(run, lost.fingerprints) end
   end
@@ -89,12 +90,23 @@ local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for i, number in ipairs(due) do
     due[i] = tonumber(number)
-    touch(own, due[i])
-    own.touched[due[i]] = 'stale'
+    touch(own, due[i], 'stale')
   end
   load_hosts(due)
   many('ZREM', own.key .. ':later', due)
   return #due > 0
+end
+
+-- Look again at lanes whose host had no room when others had not yet freed what they have freed by now.
+local function look_at_full()
+  local key, others = own.key .. ':full', freed_by_others(own)
+  local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
+  for i, number in ipairs(numbers) do
+    numbers[i] = tonumber(number)
+    touch(own, numbers[i])
+  end
+  load_hosts(numbers)
+  return #numbers > 0
 end
 
 -- -- choosing: the lanes in play are a heap, by the key of the next request of each
@@ -188,8 +200,7 @@ local function try(lane)
   if due_at(host, delay) <= now and advance(lane) then
     enter(lane)
   else
-    touch(own, lane.number)
-    own.touched[lane.number] = 'stale'
+    touch(own, lane.number, 'stale')
   end
 end
 
@@ -290,7 +301,7 @@ local function take(fingerprints, numbers, sequences, ranks)
       local _, attempts, status, items = read('<BI2I2I4', record)
       n = n + 1
       attempts = math.min(attempts + 1, 65535)
-      record = pack(HEAD, LEASED, attempts, status, items, now, sequences[i], number, token_of(n)) .. sub(record, FIXED)
+      record = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n)) .. sub(record, FIXED)
       leased[n], answer[n] = fingerprint, record
       members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
     end
@@ -312,8 +323,8 @@ end
 -- -- the step
 
 -- Nobody waits for this call any more: what it took would be nobody's.
-local real = now - tonumber(ARGV[2])
-if ARGV[7] ~= '' and real > tonumber(ARGV[7]) then return {'late', string.format('%.6f', real)} end
+local server_time = real - tonumber(ARGV[2])
+if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string.format('%.6f', server_time)} end
 
 local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
@@ -321,9 +332,10 @@ if refusal then return refusal end
 local leased, answer = granted()
 if not leased then
   local gave, woke = give_back(), wake()
-  if open_lanes() or gave or woke then finish() end
+  local opened, looked = open_lanes(), look_at_full()
+  if gave or woke or opened or looked then finish() end
   if own.state == 'paused' or own.state == 'cancelled' then
-    return {'', string.format('%.6f', real), '', '', {}, 0}
+    return {'', string.format('%.6f', server_time), '', '', {}, 0}
   end
   leased, answer = take(choose())
 end
@@ -340,4 +352,4 @@ for number in pairs(in_play) do
   if host.learned_delay > 0 then learned[#learned + 1] = pack('<I4d', number, host.learned_delay) end
 end
 local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
-return {wait, string.format('%.6f', real), table.concat(learned), table.concat(leased), answer, buried}
+return {wait, string.format('%.6f', server_time), table.concat(learned), table.concat(leased), answer, buried}

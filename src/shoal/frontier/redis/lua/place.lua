@@ -1,8 +1,11 @@
--- Put the lanes of hosts where they belong, in all runs: what they go by has changed. ARGV: the numbers of the hosts.
+-- Put some lanes of the run where they belong: what they go by has changed. ARGV: where to go on. Returns where to go on
+-- ('0' at the end).
 
-local numbers = arguments_from(5)
-for i, number in ipairs(numbers) do numbers[i] = tonumber(number) end
+local page, numbers = call('HSCAN', own.key .. ':lane', ARGV[5], 'COUNT', 500), {}
+for i = 1, #page[2], 2 do
+  numbers[#numbers + 1] = tonumber(page[2][i])
+  touch(own, numbers[#numbers], 'stale')
+end
 load_hosts(numbers)
-for _, number in ipairs(numbers) do free(hosts[number], true) end
 finish()
-return #numbers
+return page[1]

@@ -13,4 +13,5 @@ for i, request in ipairs(requests) do
   end
 end
 many('ZADD', LEASES, members)
+save_state()
 return answer

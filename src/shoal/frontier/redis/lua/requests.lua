@@ -51,7 +51,7 @@ end
 local function lose(run, fingerprint, request, unbegun)
   if unbegun then
     move(run, fingerprint, request, READY)
-    request.attempts, request.at = request.attempts - 1, now
+    request.attempts, request.at = request.attempts - 1, real
     save_record(run, fingerprint, request)
     return false
   end
@@ -64,7 +64,7 @@ local function lose(run, fingerprint, request, unbegun)
   local reason = 'its worker was lost while working on it, ' .. times
   if request.state == DEAD then die(run, fingerprint, 'worker lost', reason) end
   note(run, fingerprint, 'lease lost', reason)
-  request.at = now
+  request.at = real
   save_record(run, fingerprint, request)
   return true
 end
@@ -156,7 +156,7 @@ local function add(offers, blob, names)
       sequence = sequence + 1
       local host = numbers[indexes[offer.name]]
       records[#records + 1] = offer.fingerprint
-      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, now, sequence, host, NO_TOKEN) .. sub(blob, offer.from, offer.to)
+      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, real, sequence, host, NO_TOKEN) .. sub(blob, offer.from, offer.to)
       enqueue(own, host, offer.rank, sequence, offer.fingerprint)
       if offer.parent then offer.parent.added = offer.parent.added + 1 end
     end

@@ -32,7 +32,7 @@ for i, fingerprint in ipairs(chosen) do
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
     note(own, fingerprint, 'retried', 'made ready again with all its attempts')
     move(own, fingerprint, request, READY)
-    request.attempts, request.at = 0, now
+    request.attempts, request.at = 0, real
     save_record(own, fingerprint, request)
   end
 end

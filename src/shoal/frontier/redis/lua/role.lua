@@ -30,6 +30,7 @@ if act == 'claim' then
   if refusal then return refusal end
   if finished == 1 or (until_when > now and token ~= given) then return {} end
   call('HSET', key, name, pack(ROLE, given, now + tonumber(ARGV[8]), 0) .. cursor)
+  save_state()
   if slot then call('HSET', own.key .. ':role_slot', name, slot_entry(given, epoch, slot)) end
   return {cursor}
 end
@@ -43,4 +44,5 @@ else
   if is_finished == 1 and cursor ~= ARGV[8] then return redis.error_reply(REWOUND) end
   call('HSET', key, name, pack(ROLE, NO_TOKEN, 0, is_finished) .. cursor)
 end
+save_state()
 return 1

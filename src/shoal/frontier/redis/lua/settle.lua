@@ -110,7 +110,7 @@ for i, ending in ipairs(endings) do
     leases[#leases + 1], over[#over + 1] = lease_member(own, request.host, fingerprint), fingerprint
     retell(ending)
     move(own, fingerprint, request, ending.state)
-    request.at = now
+    request.at = real
     if ending.state == READY then
       request.attempts = math.max(0, request.attempts - 1)
     else
@@ -120,7 +120,7 @@ for i, ending in ipairs(endings) do
       waiting[#waiting + 1] = now + ending.retry_in
       waiting[#waiting + 1] = fingerprint
     end
-    returned(hosts[request.host], ending.contacted)
+    returned(own, hosts[request.host], ending.contacted)
     if ending.state == DONE then
       ending.order = own.done
       request.host = own.done

@@ -1,11 +1,33 @@
--- How hosts are treated. ARGV: their numbers. Returns the time, the host "*", the run's options, then for each host its
--- record and how many requests of the run are ready there.
+-- How hosts are treated. Returns the time, the host "*", the run's options, then for each host its record and how many
+-- requests of the run are ready there: of all its hosts, or of those that are likely to have most to do if there are many.
 
-local numbers = arguments_from(5)
-local records = fetch(HOSTS, {0, unpack(numbers)})
-local answer = {string.format('%.6f', now), records[1] or '', own.options or OPTIONS}
-for i, number in ipairs(numbers) do
-  answer[#answer + 1] = records[i + 1] or save_host(new_host(tonumber(number), ''))
+local ALL, SOME = 1000, 300
+local numbers, is_listed = {}, {}
+local function list(number)
+  if not is_listed[number] then
+    is_listed[number] = true
+    numbers[#numbers + 1] = number
+  end
+end
+
+if call('HLEN', own.key .. ':lane') <= ALL then
+  for _, number in ipairs(call('HKEYS', own.key .. ':lane')) do list(tonumber(number)) end
+else
+  for _, member in ipairs(call('ZRANGE', LEASES, 0, ALL - 1)) do
+    local run, number = read('>I4I4', member)
+    if run == own.number then list(number) end
+  end
+  for _, part in ipairs({':full', ':later'}) do
+    for _, number in ipairs(call('ZRANGE', own.key .. part, 0, SOME - 1)) do list(tonumber(number)) end
+  end
+  for _, member in ipairs(call('ZRANGE', own.key .. ':open', 0, SOME - 1)) do list((read('>I4', member, 9))) end
+end
+
+load_hosts(numbers)
+local all = call('HGET', HOSTS, 0)
+local answer = {string.format('%.6f', now), all or '', own.options or OPTIONS}
+for _, number in ipairs(numbers) do
+  answer[#answer + 1] = save_host(hosts[number])
   answer[#answer + 1] = call('ZCARD', queue_key(own, number))
 end
 return answer

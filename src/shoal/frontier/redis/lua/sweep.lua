@@ -1,25 +1,32 @@
--- Forget the lanes of deleted runs, some at a time. Returns how many runs are left to sweep.
+-- Forget what a deleted run has left, some at a time. ARGV: its number, where to go on among the leases ('' when they are
+-- done). Returns where to go on, '' for the lanes, and nothing when all is done.
 
-local number = call('SRANDMEMBER', PREFIX .. 'deleted')
-if not number then return 0 end
-local key = PREFIX .. 'run:' .. number
-local numbers, queues, cursor = {}, {}, '0'
-repeat
-  local page = call('HSCAN', key .. ':lane', cursor, 'COUNT', 500)
-  cursor = page[1]
+local number, cursor = tonumber(ARGV[5]), ARGV[6]
+local key, mine = PREFIX .. 'run:' .. number, pack('>I4', number)
+
+if cursor ~= '' then
+  local page, members, numbers = call('ZSCAN', LEASES, cursor, 'COUNT', 1000), {}, {}
   for i = 1, #page[2], 2 do
-    numbers[#numbers + 1] = tonumber(page[2][i])
-    queues[#queues + 1] = key .. ':q:' .. page[2][i]
+    local member = page[2][i]
+    if sub(member, 1, 4) == mine and #member == 24 then
+      members[#members + 1] = member
+      numbers[#numbers + 1] = read('>I4', member, 5)
+    end
   end
-until cursor == '0' or #numbers > 0
-if #numbers == 0 then
-  call('UNLINK', key .. ':lane')
-  call('SREM', PREFIX .. 'deleted', number)
-  return call('SCARD', PREFIX .. 'deleted')
+  load_hosts(numbers)
+  for _, each in ipairs(numbers) do returned(nil, hosts[each], true) end
+  finish()
+  many('ZREM', LEASES, members)
+  return page[1] ~= '0' and page[1] or ''
 end
-load_hosts(numbers)
-for first = 1, #queues, MOST do call('UNLINK', unpack(queues, first, math.min(first + MOST - 1, #queues))) end
+
+local page, numbers, queues = call('HSCAN', key .. ':lane', '0', 'COUNT', 500), {}, {}
+for i = 1, #page[2], 2 do
+  numbers[#numbers + 1] = page[2][i]
+  queues[#queues + 1] = key .. ':q:' .. page[2][i]
+end
 many('HDEL', key .. ':lane', numbers)
-for _, each in ipairs(numbers) do free(hosts[each]) end -- which leaves out runs that are no more
-finish()
-return call('SCARD', PREFIX .. 'deleted')
+for first = 1, #queues, MOST do call('UNLINK', unpack(queues, first, math.min(first + MOST - 1, #queues))) end
+if call('EXISTS', key .. ':lane') == 1 then return '' end
+call('HDEL', PREFIX .. 'deleted', number)
+return false

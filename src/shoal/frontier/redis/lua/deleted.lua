@@ -1,0 +1,3 @@
+-- Deleted runs of which something is left: number, name, ...
+
+return call('HGETALL', PREFIX .. 'deleted')

@@ -1,0 +1,3 @@
+-- The numbers of all runs.
+
+return call('HVALS', PREFIX .. 'runs')

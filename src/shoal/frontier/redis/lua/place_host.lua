@@ -1,0 +1,10 @@
+-- Put the lanes of a host where they belong: what they go by has changed. ARGV: its number, the numbers of runs.
+
+local number = tonumber(ARGV[5])
+load_hosts({number})
+for _, each in ipairs(arguments_from(6)) do
+  local run = run_of(tonumber(each))
+  if run then touch(run, number, 'stale') end
+end
+finish()
+return 1
