@@ -32,6 +32,7 @@ from shoal.item import encode_item
 from shoal.ports import Completion, Frontier, FrontierOptions, LoggedItem, Run, Sink
 from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import Drainer, may_pass
+from shoal.sinks.keys import OWN
 from shoal.sinks.tables import Columns, Kind, Naming, joined, kind_of
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
 
@@ -82,7 +83,7 @@ class Place:
             {
                 name: json.loads(value) if types[name] in ("jsonb", "json") and value is not None else value
                 for name, value in row.items()
-                if name != "_key"
+                if name not in OWN
             }
             for row in found
         ]
@@ -163,13 +164,13 @@ async def test_each_type_has_its_column(place: Place) -> None:
     types = await place.types()
     if place.is_postgres:
         assert types == {
-            "_key": "text", "text": "text", "yes": "boolean", "number": "bigint", "long": "bigint", "big": "numeric",
+            "_key": "text", "_run": "text", "_seq": "bigint", "text": "text", "yes": "boolean", "number": "bigint", "long": "bigint", "big": "numeric",
             "real": "double precision", "raw": "bytea", "list": "jsonb", "dict": "jsonb",
             "when": "timestamp with time zone", "naive": "text",
         }  # fmt: skip
     else:
         assert types == {
-            "_key": "varchar(255)", "text": "longtext", "yes": "tinyint(1)", "number": "bigint(20)",
+            "_key": "varchar(255)", "_run": "varchar(255)", "_seq": "bigint(20)", "text": "longtext", "yes": "tinyint(1)", "number": "bigint(20)",
             "long": "bigint(20)", "big": "decimal(20,0)", "real": "double", "raw": "longblob", "list": "json",
             "dict": "json", "when": "datetime(6)", "naive": "longtext",
         }  # fmt: skip
@@ -287,7 +288,7 @@ async def test_nested_and_text(place: Place) -> None:
 
 async def test_new_fields_midway(place: Place) -> None:
     await place.write([{"a": 1}], [{"b": "x", "a": 2}, {"c": [1]}, {}], [{"a": 5, "d": None}, {"d": None}])
-    assert list(await place.types()) == ["_key", "a", "b", "c", "d"]
+    assert list(await place.types()) == [*OWN, "a", "b", "c", "d"]
     assert [tuple(row.values()) for row in await place.rows()] == [
         (1, None, None, None), (2, "x", None, None), (None, None, [1], None), (None, None, None, None),
         (5, None, None, None), (None, None, None, None),
@@ -297,10 +298,10 @@ async def test_new_fields_midway(place: Place) -> None:
 async def test_a_field_that_never_had_a_value_gets_its_column_at_the_end(place: Place) -> None:
     sink = await opened(place.spec())
     await sink.write(logged([{"a": None, "b": None}]))
-    assert list(await place.types()) == ["_key"]
+    assert list(await place.types()) == list(OWN)
     await sink.write(logged([{"b": 5}], 2))
     await sink.close(finished=True)
-    assert list(await place.types()) == ["_key", "b", "a"]
+    assert list(await place.types()) == [*OWN, "b", "a"]
     assert [row["b"] for row in await place.rows()] == [None, 5]
 
 
@@ -338,8 +339,8 @@ async def test_tables_by_type(place: Place) -> None:
 
 async def test_strange_names(place: Place) -> None:
     names = [
-        "_key", "select", 'a"b', "a`b", "%s", "", "a b ", "a\n", "ctid", "xmin", "DB_ROW_ID", "_shoal_widened",
-        "x" * 63, "x" * 64, "x" * 65, "x" * 200, "x" * 200 + "y", "東" * 30, "東" * 70, "🐟", "🐠", "a\0b", "a\nb",
+        "_key", "_run", "_seq", "select", 'a"b', "a`b", "%s", "", "a b ", "a\n", "ctid", "xmin", "DB_ROW_ID", "_shoal_widened",
+        "x" * 63, "x" * 64, "x" * 65, "x" * 200, "x" * 200 + "y", "東" * 30, "東" * 70, "🐟", "🐠", "a\nb",
         "$1", "old", "new", "c1",
     ]  # fmt: skip
     item = {name: number for number, name in enumerate(names)}
@@ -438,12 +439,12 @@ async def test_a_table_of_someone_else(place: Place) -> None:
     await place.query("CREATE TABLE two (_key varchar(9), a int, PRIMARY KEY (_key, a))")
     await place.query("CREATE VIEW seen AS SELECT a AS _key FROM item")
     sink = await opened(place.spec())
-    with pytest.raises(SinkError, match=r"table 'item' was not made by Shoal .*choose another table with") as caught:
+    with pytest.raises(SinkError, match=r"table 'item' was not made by this version of Shoal .*choose another table with") as caught:
         await sink.write(logged([{"a": 1}]))
     assert not may_pass(caught.value)
     await sink.close(finished=False)
     for table in ("item", "keyed", "two", "seen"):
-        with pytest.raises(SinkError, match=f"table '{table}' was not made by Shoal"):
+        with pytest.raises(SinkError, match=f"table '{table}' was not made by this version of Shoal"):
             await opened(place.spec(table))
         assert await place.query(f"SELECT * FROM {table}") == []
 
@@ -501,7 +502,7 @@ async def test_several_alter_one_table_at_once(place: Place) -> None:
     found = await place.rows()
     assert len(found) == 31
     types = await place.types()
-    assert len(types) == 1 + 2 + 30 + 6
+    assert len(types) == len(OWN) + 2 + 30 + 6
     assert sum(row[f"f{number}_{step}"] == step for row in found for number in range(5) for step in range(6)) == 30
     written = [text for row in found if isinstance(text := row["v"], str)]
     assert len(written) == 31
@@ -549,7 +550,7 @@ async def test_a_process_that_died_while_it_made_columns_wider(maria: Place) -> 
     await sink.write(logged([{"a": "no", "b": "y"}], 3))
     await sink.close(finished=True)
     assert [[row["a"], row["b"]] for row in await maria.rows()] == [["true", "eA=="], ["false", None], ["no", "y"]]
-    assert list(await maria.types())[:3] == ["_key", "a", "b"]
+    assert list(await maria.types())[:5] == [*OWN, "a", "b"]
     assert "_shoal_widened" not in await maria.types()
 
 
