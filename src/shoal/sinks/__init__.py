@@ -43,6 +43,8 @@ _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
 """What can stand behind the name of a file, and how it is written."""
+_MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
+"""So many columns with values of any length fit into a row: 8 KB of pointers, which have 18 and 40 bytes."""
 _POSSIBLE = (
     "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
     "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
@@ -155,17 +157,17 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
     try:
         if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
             raise ValueError
-        table, key, most = _table_options(options)
+        table, key, most = _table_options(kind, options)
     except ValueError:
         allowed = f"?{'&'.join(known.values())}" if known else "nothing"
         raise SinkError(f"{spec!r}: all that can stand behind the file is {allowed}") from None
     return _Target(kind, path, table, key=key, max_columns=most, formulas="formulas" not in options)
 
 
-def _table_options(options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
+def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
     """Table, key and number of columns. ValueError if one of them is invalid."""
     table, key = options.get("table"), tuple(options["key"].split(",")) if "key" in options else ()
-    most = int(options.get("max_columns", MAX_COLUMNS))
+    most = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
     if table == "" or "\0" in (table or "") or not all(key) or most < 1:
         raise ValueError
     return table, key, most
@@ -190,7 +192,7 @@ def _parse_server(spec: str, scheme: str) -> _Target:
     schema = options.pop("schema", None) if kind == "postgresql" else None
     try:
         timeout = float(options.pop("timeout", 30.0))
-        table, key, most = _table_options(own)
+        table, key, most = _table_options(kind, own)
         if schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
             raise ValueError
     except ValueError:

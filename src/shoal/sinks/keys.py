@@ -24,6 +24,7 @@ OWN = (KEY, RUN, SEQ)
 REGISTRY = "_shoal_tables"
 """The table that names the tables made for types of items. A rewound run must find them all."""
 MAX_COLUMNS = 500
+"""For fields of items, unless the output says otherwise."""
 
 _LONGEST_KEY = 200
 _PLAIN = re.compile(r"[\x20-\x26\x28-\x5b\x5d-\x7e]*")  # ASCII that no database has to escape or convert

@@ -37,6 +37,7 @@ from shoal.sinks.tables import (
     Naming,
     Server,
     beyond_exact,
+    halves,
     json_of,
     not_ours,
     rows_by_table,
@@ -194,10 +195,8 @@ class MySQLSink:
                     database.rollback()
                     self._prepare(name, batch)
                     return False
-                if self._options.key:
-                    self._drop_replaced(name, batch)
                 for group in batch.groups:
-                    self._insert(name, columns, group)
+                    self._write_group(name, columns, group, batch)
             database.commit()
         except pymysql.MySQLError as exc:
             if last or _code(exc) not in _BUSY:
@@ -220,16 +219,31 @@ class MySQLSink:
             known = self._tables[name] = description, columns
         return known[1]
 
-    def _drop_replaced(self, name: str, batch: Batch) -> None:
-        """The rows that newer items of this batch replace as a whole. A row of a later item of this run stays."""
-        for group in batch.groups:
-            keys = ", ".join(f"'{key}'" for key in group.keys)
-            self._ask(
-                f"DELETE FROM {_quote(_NAMING.fit(name))} WHERE {KEY} IN ({keys}) "
-                f"AND ({RUN} <> {self._run} OR {SEQ} <= {batch.last})"
+    def _write_group(self, name: str, columns: Columns, group: Group, batch: Batch) -> None:
+        statement = self._insertion(name, columns, group)
+        if len(statement) < self._packet:
+            if self._options.key:
+                self._drop_replaced(name, group, batch.last)
+            self._connected.query(statement)
+        elif len(group.keys) > 1:
+            for half in halves(group):
+                self._write_group(name, columns, half, batch)
+        else:
+            batch.reject(
+                group.keys[0],
+                f"it needs a statement of {len(statement)} bytes, and the server takes {self._packet}; "
+                "set its max_allowed_packet higher",
             )
 
-    def _insert(self, name: str, columns: Columns, group: Group) -> None:
+    def _drop_replaced(self, name: str, group: Group, last: int) -> None:
+        """The rows that newer items replace as a whole. A row of a later item of this run stays."""
+        keys = ", ".join(f"'{key}'" for key in group.keys)
+        self._ask(
+            f"DELETE FROM {_quote(_NAMING.fit(name))} WHERE {KEY} IN ({keys}) "
+            f"AND ({RUN} <> {self._run} OR {SEQ} <= {last})"
+        )
+
+    def _insertion(self, name: str, columns: Columns, group: Group) -> bytes:
         names = [KEY, RUN, SEQ]
         cells = [[f"'{key}'" for key in group.keys], [self._run] * len(group.keys), list(map(str, group.seqs))]
         for field, values in zip(group.fields, group.columns, strict=True):
@@ -243,16 +257,10 @@ class MySQLSink:
         changed = [KEY] if self._options.key else names[1:]  # a row that may stay keeps its key
         updates = ", ".join(f"{column} = VALUES({column})" for column in changed)
         rows = ",".join([f"({','.join(row)})" for row in zip(*cells, strict=True)])
-        statement = (
+        return (
             f"INSERT INTO {_quote(_NAMING.fit(name))} ({', '.join(names)}) VALUES {rows} "
             f"ON DUPLICATE KEY UPDATE {updates}"
         ).encode()
-        if len(statement) >= self._packet:
-            raise SinkError(
-                f"can't write {self._server.name}: an item needs {len(statement)} bytes, "
-                f"and the server takes {self._packet}; set its max_allowed_packet higher"
-            )
-        self._connected.query(statement)
 
     def _note_blank(self, name: str, field: str) -> None:
         blank = self._blank.setdefault(name, {})

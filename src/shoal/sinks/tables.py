@@ -315,12 +315,26 @@ class Batch:
                 if kind is not None:
                     self.kinds[field] = joined(self.kinds.get(field, kind), kind)
 
+    def reject(self, key: str, reason: str) -> None:
+        """Leave out a row that can't be written."""
+        self.rejects += [Reject(row.item, reason) for row in self._rows if row.key == key]
+        self._set([row for row in self._rows if row.key != key])
+
     def fit(self, columns: Columns, limit: int) -> None:
         """Drop the rows that need more columns than the table may have. They become ``rejects``."""
         rows, rejects = columns.fitting(self._rows, limit)
         if rejects:
             self.rejects += rejects
             self._set(rows)
+
+
+def halves(group: Group) -> tuple[Group, Group]:
+    middle = len(group.keys) // 2
+    one, other = (
+        Group(group.fields, group.keys[part], group.seqs[part], [values[part] for values in group.columns])
+        for part in (slice(middle), slice(middle, None))
+    )
+    return one, other
 
 
 def too_many_columns(limit: int) -> str:
