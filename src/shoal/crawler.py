@@ -336,7 +336,11 @@ class Crawl:
 
     async def _open_outputs(self, frontier: Frontier, collector: Sink | None) -> list[Drainer]:
         self._check_outputs()
-        drainers = [Drainer(frontier, open_sink(spec), sink_id(spec)) for spec in self.outputs]
+        assert self.run is not None
+        drainers = [
+            Drainer(frontier, open_sink(spec, run_id=self.run.run_id, on_reject=self._count_rejects), sink_id(spec))
+            for spec in self.outputs
+        ]
         if collector is not None:  # a role of its own each time: this program wants the items from the first on
             drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
         started: list[Drainer] = []
@@ -349,6 +353,11 @@ class Crawl:
                 await drainer.abandon()
             raise
         return drainers
+
+    def _count_rejects(self, count: int) -> None:
+        """Items that an output can't take."""
+        if self._engine is not None:
+            self._engine.counters.item_errors += count
 
     def _check_outputs(self) -> None:
         identities = [sink_id(spec) for spec in self.outputs]

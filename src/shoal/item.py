@@ -73,7 +73,10 @@ def encode_item(item: object) -> bytes:
         if not (
             type(data) is dict and _TEXT.issuperset(map(type, data)) and _SCALARS.issuperset(map(type, data.values()))
         ):
-            _check_keys(_decode(payload)[1])
+            data = _decode(payload)[1]
+            _check_keys(data)
+        if b"\0" in payload and (bad := [field for field in data if "\0" in field]):
+            raise ValueError(f"its field {bad[0]!r} has a NUL in its name, which no column can have; rename the field")
     except _FAILURES as exc:
         raise ItemError(_explain(item) or f"this {_type_name(item)} can't be stored: {exc}") from exc
     return payload

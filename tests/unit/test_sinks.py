@@ -15,19 +15,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import SinkError
+from shoal.errors import ItemError, SinkError
 from shoal.item import encode_item
 from shoal.ports import LoggedItem, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.files import CsvSink, StreamSink
+from shoal.sinks.csvfile import CsvSink
+from shoal.sinks.files import StreamSink
 from shoal.sinks.parquet import ParquetSink
+from shoal.sinks.recent import Recent
 from shoal.sinks.sqlite import SQLiteSink
 
 KINDS = ["out.jsonl", "out.csv", "out.parquet", "out.db"]
@@ -112,9 +115,7 @@ async def test_what_was_written_after_the_flush_is_undone(tmp_path: Path, name: 
     await sink.write(rows(3, 9))
     await sink.flush()
     await sink.close(finished=True)
-    written = numbers(path)
-    assert written[:11] == list(range(1, 12))
-    assert len(written) == (12 if name == "out.db" else 11)  # a database keeps the row, which would come again
+    assert numbers(path) == list(range(1, 12))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -357,7 +358,8 @@ async def test_a_file_that_was_changed(tmp_path: Path, name: str, how: str) -> N
         path.unlink()
     else:
         os.truncate(path, 30)
-    with pytest.raises(SinkError, match=r"changed or deleted since this run wrote it; put it back"):
+    words = "has 30 bytes, and had" if how == "shorter" else "does not exist any more"
+    with pytest.raises(SinkError, match=f"{words}.*Restore the file, choose another output, or .*`shoal export RUN"):
         await opened(path, state)
     assert path.exists() == (how == "shorter")
 
@@ -631,8 +633,9 @@ async def test_a_csv_with_another_header(tmp_path: Path) -> None:
     await sink.close(finished=False)
     for text in ("x" + path.read_text()[1:], ""):
         path.write_text(text)
-        with pytest.raises(SinkError, match="changed or deleted"):
+        with pytest.raises(SinkError, match=r"is not as this run left it. Nothing was written to it"):
             await opened(path, state)
+        assert path.read_text() == text
     path.write_bytes(b"\xff" * 500)
     with pytest.raises(SinkError, match="another header"):
         await opened(path, state)
@@ -770,7 +773,7 @@ async def test_parts_that_are_missing(tmp_path: Path) -> None:
         state = await sink.flush()
     await sink.close(finished=False)
     next((tmp_path / "out.parquet.parts").iterdir()).unlink()
-    with pytest.raises(SinkError, match="lacks 1 of 3 parts: it was changed"):
+    with pytest.raises(SinkError, match=r"lacks 1 of 3 parts: it is not as this run left it"):
         await opened(path, state)
 
 
@@ -849,14 +852,26 @@ async def test_the_next_run_updates_its_rows(tmp_path: Path) -> None:
 
 async def test_names_that_sqlite_does_not_tell_apart(tmp_path: Path) -> None:
     path = tmp_path / "out.db"
-    item = {"title": 1, "Title": 2, "TITLE": 3, "_key": 4, "Title_2": 5, 'a"b': 6, "select": 7, "": 8}
+    item = {
+        "title": 1,
+        "Title": 2,
+        "TITLE": 3,
+        "_key": 4,
+        "Title_2": 5,
+        'a"b': 6,
+        "select": 7,
+        "": 8,
+        "_run": 9,
+        "_SEQ": 10,
+    }
     for _ in range(2):
         sink = await opened(path)
         await sink.write(logged([item]))
         await sink.write(logged([item], 2))
         await sink.close(finished=True)
     for row in query(path, "SELECT * FROM item"):
-        assert sorted(value for value in row.values() if isinstance(value, int)) == list(range(1, 9))
+        found = [value for name, value in row.items() if name not in ("_key", "_run", "_seq")]
+        assert sorted(found) == list(range(1, 11))
 
 
 async def test_a_table_of_someone_else(tmp_path: Path) -> None:
@@ -868,11 +883,11 @@ async def test_a_table_of_someone_else(tmp_path: Path) -> None:
     database.commit()
     database.close()
     sink = await opened(path)
-    with pytest.raises(SinkError, match="table 'item' was not made by Shoal"):
+    with pytest.raises(SinkError, match="table 'item' was not made by this version of Shoal"):
         await sink.write(logged([{"a": 1}]))
     await sink.close(finished=False)
     for table in ("item", "keyed", "seen"):
-        with pytest.raises(SinkError, match=f"table '{table}' was not made by Shoal"):
+        with pytest.raises(SinkError, match=f"table '{table}' was not made by this version of Shoal"):
             await opened(f"sqlite:///{path}?table={table}")
     assert query(path, "SELECT * FROM item") == []
 
@@ -1003,3 +1018,395 @@ def test_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sink_id("sqlite:///a.db") == sink_id("a.db") == sink_id(f"sqlite:///{tmp_path}/a.db")
     assert sink_id("sqlite:///a.db?table=x") != sink_id("a.db")
     assert sink_id("-") == "-"
+
+
+# -- a file that is not the one that the run wrote
+
+FILES = ["out.jsonl", "out.csv", "out.parquet"]
+
+
+async def run_opened(spec: object, run_id: str, state: bytes = b"", on_reject: Any = None) -> Sink:
+    sink = open_sink(str(spec), run_id=run_id, on_reject=on_reject)
+    await sink.open(state)
+    return sink
+
+
+async def half_written(path: Path, *, finished: bool = False) -> bytes:
+    """Run "one" has written 5 items and flushed them."""
+    sink = await run_opened(path, "one")
+    await sink.write(rows(5))
+    state = await sink.flush()
+    await sink.close(finished=finished)
+    return state
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("same", [True, False], ids=["same-items", "other-items"])
+async def test_a_file_that_another_run_has_replaced(tmp_path: Path, name: str, finished: bool, same: bool) -> None:
+    path = tmp_path / name
+    state = await half_written(path, finished=finished)
+    other = await run_opened(path, "two")
+    await other.write(rows(9) if same else rows(9, 100))
+    await other.flush()
+    await other.close(finished=True)
+    before = everything(tmp_path)
+    with pytest.raises(SinkError, match=r"is not as run one left it. Nothing was written.*`shoal export one -o FILE`"):
+        await run_opened(path, "one", state)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_finished_file_that_was_moved_away(tmp_path: Path, name: str) -> None:
+    """The run continues later, for instance after `shoal retry-failed`."""
+    path = tmp_path / name
+    state = await half_written(path, finished=True)
+    path.rename(tmp_path / "kept")
+    with pytest.raises(SinkError, match=r"(does not exist any more|lacks 1 of 1 parts).*Restore the file"):
+        await run_opened(path, "one", state)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["kept"]
+    (tmp_path / "kept").rename(path)
+    sink = await run_opened(path, "one", state)
+    await sink.write(rows(2, 6))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert numbers(path) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_copy_is_as_good(tmp_path: Path, name: str) -> None:
+    """One that was restored from a backup has another inode, and may lack extended attributes."""
+    state = await half_written(tmp_path / name)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file, content in everything(tmp_path).items():
+        (copy / file).parent.mkdir(exist_ok=True)
+        (copy / file).write_bytes(content)
+    sink = await run_opened(copy / name, "one", state)
+    await sink.write(rows(2, 6))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert numbers(copy / name) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_other_bytes_before_the_offset(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    state = await half_written(path)
+    file = next((tmp_path / "out.parquet.parts").iterdir()) if name == "out.parquet" else path
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(bytes(content) + b"more")
+    with pytest.raises(SinkError, match=r"has other bytes .* than before: it is not as run one left it"):
+        await run_opened(path, "one", state)
+    assert file.read_bytes() == content + b"more"
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_state_of_another_run(tmp_path: Path, name: str) -> None:
+    state = await half_written(tmp_path / name)
+    before = everything(tmp_path)
+    with pytest.raises(SinkError, match="was written by run one"):
+        await run_opened(tmp_path / name, "two", state)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("finished", [True, False])
+async def test_a_rewound_store_opens_a_file_at_an_older_offset(tmp_path: Path, name: str, finished: bool) -> None:
+    path = tmp_path / name
+    sink = await run_opened(path, "one")
+    states = []
+    for start in range(1, 50, 10):
+        await sink.write(rows(10, start))
+        states.append(await sink.flush())
+    await sink.close(finished=finished)
+    sink = await run_opened(path, "one", states[2])
+    await sink.write(logged(({"n": number + 1000} for number in range(31, 41)), 31))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert numbers(path) == [*range(1, 31), *range(1031, 1041)]
+
+
+async def test_rewound_twice_after_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    sink = await run_opened(path, "one")
+    states = [await sink.flush()]
+    for start in (1, 2, 3):
+        await sink.write(rows(1, start))
+        states.append(await sink.flush())
+    await sink.close(finished=True)
+    sink = await run_opened(path, "one", states[1])
+    await sink.write(rows(1, 20))
+    state = await sink.flush()
+    await sink.close(finished=False)  # killed before the end
+    sink = await run_opened(path, "one", state)
+    await sink.close(finished=True)
+    assert numbers(path) == [1, 20]
+    await (await run_opened(path, "one", states[0])).close(finished=True)
+    assert read(path) == []
+
+
+async def test_a_wider_csv_with_other_bytes(tmp_path: Path) -> None:
+    """Its last block is calculated back to what it was before it became wider."""
+    path = tmp_path / "out.csv"
+    sink = await run_opened(path, "one")
+    await sink.write(logged({"a": f"line\n{number}", "b": '"'} for number in range(1, 2001)))
+    state = await sink.flush()
+    await sink.write(logged([{"c": 1, "d": 2}], 2001))
+    await sink.close(finished=False)
+    good = path.read_bytes()
+    await (await run_opened(path, "one", state)).close(finished=False)
+    assert path.read_bytes() == good.removesuffix(b",,1,2\n")
+    path.write_bytes(good.replace(b"1999", b"1998"))
+    with pytest.raises(SinkError, match="has other bytes before offset"):
+        await run_opened(path, "one", state)
+    assert path.read_bytes() == good.replace(b"1999", b"1998")
+
+
+# -- rows of a run in SQLite
+
+
+async def test_two_runs_in_one_database(tmp_path: Path) -> None:
+    path = tmp_path / "out.db"
+    for run_id in ("one", "two"):
+        sink = await run_opened(path, run_id)
+        await sink.write(rows(3))
+        await sink.close(finished=True)
+    assert [(row["_run"], row["_seq"], row["n"]) for row in read(path)] == [
+        (run_id, number, number) for run_id in ("one", "two") for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("table", [None, "named"])
+async def test_rows_behind_the_cursor_are_deleted(tmp_path: Path, table: str | None) -> None:
+    path = tmp_path / "out.db"
+    spec = str(path) if table is None else f"sqlite:///{path}?table={table}"
+    other = await run_opened(spec, "other")
+    await other.write(rows(50))
+    await other.close(finished=True)
+    sink = await run_opened(spec, "one")
+    await sink.write(rows(30))
+    state = await sink.flush()
+    await sink.write([*rows(19, 31), *logged([Book(n=50)], 50)])
+    await sink.close(finished=False)
+    sink = await run_opened(spec, "one", state)
+    await sink.write(logged(({"n": number + 1000} for number in range(31, 41)), 31))
+    await sink.close(finished=True)
+    found = query(path, f"SELECT _run, n FROM {table or 'item'} ORDER BY _seq")
+    assert [row["n"] for row in found if row["_run"] == "one"] == [*range(1, 31), *range(1031, 1041)]
+    assert [row["n"] for row in found if row["_run"] == "other"] == list(range(1, 51))
+    if table is None:
+        assert query(path, "SELECT * FROM book") == []
+
+
+async def test_rewound_to_before_the_first_flush(tmp_path: Path) -> None:
+    path = tmp_path / "out.db"
+    for count in (10, 3):
+        sink = await run_opened(path, "one")
+        await sink.write(rows(count))
+        await sink.close(finished=False)
+    assert numbers(path) == [1, 2, 3]
+    await (await run_opened(path, "one")).close(finished=True)
+    assert numbers(path) == [1, 2, 3]  # a log without items may have been trimmed
+
+
+async def test_a_key_of_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, rejected = tmp_path / "out.db", list[int]()
+    spec = f"{path}?key=sku"
+    for run_id, price in (("one", 1), ("two", 2)):
+        sink = await run_opened(spec, run_id, on_reject=rejected.append)
+        await sink.write(logged([{"sku": "a", "price": 0}, {"sku": "a", "price": price}, {"price": 9}, {"sku": None}]))
+        await sink.write(logged([{"sku": "b", "only": run_id}] if run_id == "one" else [{"sku": "b"}], 5))
+        await sink.close(finished=True)
+    assert query(path, "SELECT _run, sku, price, only FROM item ORDER BY sku") == [
+        {"_run": "two", "sku": "a", "price": 2, "only": None},
+        {"_run": "two", "sku": "b", "price": None, "only": None},
+    ]
+    assert sum(rejected) == 4
+    assert "it has no value in the field 'sku'" in caplog.text
+
+
+async def test_rows_with_a_key_stay_until_they_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.db"
+    sink = await run_opened(f"{path}?key=k", "one")
+    await sink.write(logged([{"k": "a", "n": 1}]))
+    state = await sink.flush()
+    await sink.write(logged([{"k": "b", "n": 2}, {"k": "a", "n": 3}], 2))
+    await sink.close(finished=False)
+    sink = await run_opened(f"{path}?key=k", "one", state)
+    await sink.write(logged([{"k": "b", "n": 20}], 2))
+    await sink.close(finished=True)
+    assert query(path, "SELECT k, n FROM item ORDER BY k") == [{"k": "a", "n": 3}, {"k": "b", "n": 20}]
+    with pytest.raises(SinkError, match=r"with \?key=k, and now it has no \?key="):
+        await run_opened(path, "one", state)
+
+
+# -- what strangers can put into items
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.db"])
+async def test_fields_without_end(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    path, rejected = tmp_path / name, list[int]()
+    spec = f"{path}?max_columns=20"
+    sink = await run_opened(spec, "one", on_reject=rejected.append)
+    await sink.write(logged([{"n": 0, **{f"a{number}": 1 for number in range(5000)}}, {"n": 1}]))
+    await sink.write(logged([{"n": number, f"b{number}": number} for number in range(2, 15)], 3))
+    state = await sink.flush()
+    await sink.close(finished=False)
+    sink = await run_opened(spec, "one", state, rejected.append)
+    await sink.write(logged([{"n": number, f"b{number}": number} for number in range(15, 40)], 16))
+    await sink.write(logged([{"n": 40}], 41))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert numbers(path) == [*range(1, 21), 40]
+    assert len(read(path)[0].keys() - {"_key", "_run", "_seq"}) == 20
+    assert sum(rejected) == 1 + 19
+    assert "an output may have 20 columns; put fields whose names come from pages into a nested one" in caplog.text
+
+
+async def test_many_rejects_are_counted_and_not_all_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rejected: list[int] = []
+    sink = await run_opened(f"{tmp_path}/out.db?key=k", "one", on_reject=rejected.append)
+    for start in range(1, 1000, 100):
+        await sink.write(rows(100, start))
+    await sink.close(finished=True)
+    assert sum(rejected) == 1000
+    assert len(caplog.records) == 22
+    assert "1000 items were not written" in caplog.records[-1].getMessage()
+
+
+def test_nul_in_the_name_of_a_field() -> None:
+    with pytest.raises(ItemError, match=r"its field 'a\\x00b' has a NUL in its name, .*; rename the field"):
+        encode_item({"n": 1, "a\0b": 2})
+    with pytest.raises(ItemError, match="NUL in its name"):
+        encode_item(Book({"n": [1], "\0": 2}))
+    encode_item({"n": 0, "text": "\0", "nested": {"\0": 1}})
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_nul_in_an_item_that_was_not_checked(tmp_path: Path, name: str) -> None:
+    """Whoever wrote it into the log: it breaks no output."""
+    payload = msgspec.msgpack.encode(("item", {"n": 1, "a\0b": "c\0d"}))
+    sink = await opened(tmp_path / name)
+    await sink.write([LoggedItem(1, bytes(16), 0, payload), *rows(1, 2)])
+    await sink.flush()
+    await sink.close(finished=True)
+    assert numbers(tmp_path / name) == [1, 2]
+    assert "c\0d" in read(tmp_path / name)[0].values()
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"]
+
+
+async def test_formulas(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    items = [{"n": -1, "r": -1.5, "=name": text, "'=name": 1, "j": [text]} for text in FORMULAS]
+    sink = await run_opened(f"{path}?formulas=escape", "one")
+    await sink.write(logged(items[:3]))
+    state = await sink.flush()
+    await sink.close(finished=False)
+    sink = await run_opened(f"{path}?formulas=escape", "one", state)
+    await sink.write(logged(items[3:], 4))
+    await sink.close(finished=True)
+    assert [list(row.values()) for row in read(path)] == [
+        ["-1", "-1.5", f"'{text}", "1", json.dumps([text], separators=(",", ":"))] for text in FORMULAS
+    ]
+    assert list(read(path)[0]) == ["n", "r", "'=name", "''=name", "j"]
+    assert sink_id(f"{path}?formulas=escape") == sink_id(str(path))
+    sink = await run_opened(path, "two")
+    await sink.write(logged(items))
+    await sink.close(finished=True)
+    assert [row["=name"] for row in read(path)] == FORMULAS  # as they are, unless asked for
+
+
+# -- what can't be taken back
+
+
+async def test_a_list_after_the_store_was_rewound() -> None:
+    found: list[dict[str, Any]] = []
+    sink = CollectSink(found)
+    await sink.open(b"")
+    await sink.write(rows(30))
+    state = await sink.flush()
+    await sink.write(rows(20, 31))
+    await sink.open(state)
+    assert len(found) == 30
+    changed = logged(({"n": number + 1000} for number in range(31, 41)), 31)
+    await sink.write(changed)
+    assert [item["n"] for item in found] == [*range(1, 31), *range(1031, 1041)]
+
+
+async def test_a_list_that_the_program_has_emptied() -> None:
+    found: list[dict[str, Any]] = []
+    sink = CollectSink(found)
+    await sink.open(b"")
+    await sink.write(rows(3))
+    state = await sink.flush()
+    await sink.write(rows(3, 4))
+    found.clear()
+    await sink.open(state)
+    await sink.write(rows(5, 4))
+    assert [item["n"] for item in found] == [7, 8]
+
+
+def moved(items: list[LoggedItem], seq: int) -> list[LoggedItem]:
+    """The same items under other numbers: their pages were crawled again, in another order."""
+    return [LoggedItem(seq + step, item.fingerprint, item.index, item.payload) for step, item in enumerate(items)]
+
+
+async def test_a_queue_after_the_store_was_rewound() -> None:
+    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
+    sink = CollectSink(queue)
+    await sink.open(b"")
+    await sink.write(rows(30))
+    state = await sink.flush()
+    await sink.write(rows(20, 31))
+    await sink.open(state)
+    await sink.write(moved(rows(15, 41) + rows(10, 31), 31))
+    taken = [queue.get_nowait() for _ in range(queue.qsize())]
+    assert [item["n"] for item in taken if item] == list(range(1, 56))
+
+
+async def test_standard_output_after_the_store_was_rewound() -> None:
+    reader, writer = os.pipe()
+    try:
+        sink = StreamSink(writer)
+        await sink.open(b"")
+        await sink.write(rows(50))
+        await sink.open(b"")
+        await sink.write(moved(rows(15, 41) + rows(10, 31), 31))
+        lines = os.read(reader, 65536).splitlines()
+        assert [json.loads(line)["n"] for line in lines] == list(range(1, 56))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_recent_is_bounded() -> None:
+    recent = Recent(3)
+    items = rows(5)
+    for item in items:
+        recent.add(item)
+    assert [item in recent for item in items] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "a.jsonl?key=b", "a.csv?formulas=keep", "a.csv?key=b", "a.parquet?formulas=escape", "a.db?key=",
+        "a.db?key=a,,b",
+        "a.db?max_columns=0", "a.db?max_columns=many", "sqlite:///a.db?table=a%00b",
+    ],
+)  # fmt: skip
+def test_options_that_an_output_does_not_have(spec: str) -> None:
+    with pytest.raises(SinkError, match="all that can stand behind the file is"):
+        open_sink(spec)
+
+
+def test_a_question_mark_in_the_name_of_a_file(tmp_path: Path) -> None:
+    assert sink_id(f"{tmp_path}/what?.csv") == f"{tmp_path}/what?.csv"

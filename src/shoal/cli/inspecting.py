@@ -200,10 +200,14 @@ def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None)
     from shoal.sinks.drainer import export as drain
 
     async def work() -> None:
-        async with opened(frontier, run_id, readonly=True) as (_, store):
+        async with opened(frontier, run_id, readonly=True) as (run, store):
             for spec in output:
-                count = await drain(store, open_sink(spec), on_progress=_progress)
-                print(f"{count} items to {mask(spec)}", file=sys.stderr)
+                rejects: list[int] = []
+                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append)
+                count = await drain(store, sink, on_progress=_progress)
+                print(f"{count - sum(rejects)} items to {mask(spec)}", file=sys.stderr)
+                if rejects:
+                    print(f"{sum(rejects)} items could not be written to {mask(spec)}", file=sys.stderr)
                 if count < (logged := (await store.stats()).items):
                     print(f"the log had {logged}: the others were forgotten, as items.keep is false", file=sys.stderr)
 

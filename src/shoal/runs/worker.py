@@ -173,9 +173,15 @@ class Worker:
     def _drains(self, frontier: Frontier, settings: RunSettings) -> list[StandbyDrainer]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
         ttl = min(_ROLE_TTL, self.config.lease.ttl)
+        make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._count_rejects)
         return [
-            StandbyDrainer(frontier, partial(open_sink, spec), identity, ttl=ttl) for identity, spec in specs.items()
+            StandbyDrainer(frontier, partial(make_sink, spec), identity, ttl=ttl) for identity, spec in specs.items()
         ]
+
+    def _count_rejects(self, count: int) -> None:
+        """Items that an output can't take."""
+        if self._engine is not None:
+            self._engine.counters.item_errors += count
 
     async def _begin(self, store: Store, run: Run, frontier: Frontier) -> None:
         if run.state == "queued" or (run.state == "finished" and not await frontier.is_finished()):

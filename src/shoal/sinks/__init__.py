@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from shoal.errors import SinkError
 from shoal.ports import Sink
+from shoal.sinks.keys import MAX_COLUMNS, TableOptions
 from shoal.sinks.tables import Server
 
 _Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql"]
@@ -35,6 +37,14 @@ _OPTIONS: dict[_Kind, frozenset[str]] = {
     "postgresql": frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey"}),
     "mysql": frozenset({"ssl_ca", "ssl_cert", "ssl_key"}),
 }
+_FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
+    "csv": {"formulas": "formulas=escape", "max_columns": "max_columns=N"},
+    "parquet": {"max_columns": "max_columns=N"},
+    "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
+}
+"""What can stand behind the name of a file, and how it is written."""
+_MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
+"""So many columns with values of any length fit into a row: 8 KB of pointers, which have 18 and 40 bytes."""
 _POSSIBLE = (
     "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
     "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
@@ -47,15 +57,20 @@ class _Target(Struct, frozen=True):
     path: str = ""
     table: str | None = None
     server: Server | None = None
+    key: tuple[str, ...] = ()
+    max_columns: int = MAX_COLUMNS
+    formulas: bool = True
+    """Whether CSV cells may be formulas."""
 
 
-def open_sink(spec: str, *, run_id: str = "") -> Sink:
+def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None) -> Sink:
     """The sink that a name stands for; nothing is touched before its ``open``. SinkError: there is none.
 
-    A fresh run replaces a file. In a database it replaces the rows with the same key, which a page's items have in
-    each run, unless ``run_id`` is given and made part of it.
+    A new run replaces a file. In a database it adds rows, unless the output has a ``?key=``. ``on_reject`` is called
+    with the number of items that the output can't take; each of them is logged, too.
     """
     target = _parse(spec)
+    options = TableOptions(target.table, run_id, target.key, target.max_columns, on_reject)
     match target.kind:
         case "stdout":
             from shoal.sinks.files import StreamSink
@@ -64,29 +79,29 @@ def open_sink(spec: str, *, run_id: str = "") -> Sink:
         case "jsonl":
             from shoal.sinks.files import JsonLinesSink
 
-            return JsonLinesSink(target.path)
+            return JsonLinesSink(target.path, run_id=run_id)
         case "csv":
-            from shoal.sinks.files import CsvSink
+            from shoal.sinks.csvfile import CsvSink
 
-            return CsvSink(target.path)
+            return CsvSink(target.path, options, formulas=target.formulas)
         case "parquet":
             from shoal.sinks.parquet import ParquetSink
 
-            return ParquetSink(target.path)
+            return ParquetSink(target.path, options)
         case "sqlite":
             from shoal.sinks.sqlite import SQLiteSink
 
-            return SQLiteSink(target.path, target.table, run_id=run_id)
+            return SQLiteSink(target.path, options)
         case "postgresql":
             from shoal.sinks.postgres import PostgresSink
 
             assert target.server is not None
-            return PostgresSink(target.server, target.table, run_id=run_id)
+            return PostgresSink(target.server, options)
         case "mysql":
             from shoal.sinks.mysql import MySQLSink
 
             assert target.server is not None
-            return MySQLSink(target.server, target.table, run_id=run_id)
+            return MySQLSink(target.server, options)
 
 
 def sink_id(spec: str) -> str:
@@ -121,22 +136,41 @@ def _parse(spec: str) -> _Target:
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
         raise SinkError(f"{spec}: one JSON array can't be written piece by piece; use {spec}l, with an object a line")
-    kind = _ENDINGS.get(ending)
-    if kind is None:
-        shown = spec.rpartition("@")[2]  # a password may stand before it, if the scheme was mistyped
-        raise SinkError(f"can't tell from {shown!r} what to write; use {_POSSIBLE}")
-    return _Target(kind, spec)
+    if (kind := _ENDINGS.get(ending)) is not None:
+        return _Target(kind, spec)
+    path, mark, query = spec.partition("?")
+    if mark and (kind := _ENDINGS.get(os.path.splitext(path)[1].lower())) is not None:
+        return _with_options(kind, path, spec, query)
+    shown = spec.rpartition("@")[2]  # a password may stand before it, if the scheme was mistyped
+    raise SinkError(f"can't tell from {shown!r} what to write; use {_POSSIBLE}")
 
 
 def _parse_sqlite(spec: str, rest: str) -> _Target:
     path, _, query = rest.partition("?")
     if not path.startswith("/") or len(path) == 1:
         raise SinkError(f"{spec!r} names no file; write sqlite:///file.db, or sqlite:////folder/file.db")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    table = options.pop("table", None)
-    if options or table == "":
-        raise SinkError(f"{spec!r}: all that can stand behind the file is ?table=name")
-    return _Target("sqlite", unquote(path[1:]), table)
+    return _with_options("sqlite", unquote(path[1:]), spec, query)
+
+
+def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
+    options, known = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS.get(kind, {})
+    try:
+        if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
+            raise ValueError
+        table, key, most = _table_options(kind, options)
+    except ValueError:
+        allowed = f"?{'&'.join(known.values())}" if known else "nothing"
+        raise SinkError(f"{spec!r}: all that can stand behind the file is {allowed}") from None
+    return _Target(kind, path, table, key=key, max_columns=most, formulas="formulas" not in options)
+
+
+def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
+    """Table, key and number of columns. ValueError if one of them is invalid."""
+    table, key = options.get("table"), tuple(options["key"].split(",")) if "key" in options else ()
+    most = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
+    if table == "" or "\0" in (table or "") or not all(key) or most < 1:
+        raise ValueError
+    return table, key, most
 
 
 def _parse_server(spec: str, scheme: str) -> _Target:
@@ -154,16 +188,19 @@ def _parse_server(spec: str, scheme: str) -> _Target:
             f"this {scheme}:// output can't be read; write {form}, "
             "with / as %2F, @ as %40, ? as %3F, # as %23 and % as %25 in user and password"
         )
-    table, schema = options.pop("table", None), options.pop("schema", None) if kind == "postgresql" else None
+    own: dict[str, str] = {name: options.pop(name) for name in ("table", "key", "max_columns") if name in options}
+    schema = options.pop("schema", None) if kind == "postgresql" else None
     try:
         timeout = float(options.pop("timeout", 30.0))
+        table, key, most = _table_options(kind, own)
+        if schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
+            raise ValueError
     except ValueError:
-        timeout = 0.0
-    if table == "" or schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
-        known = ["table=name", *(["schema=name"] if kind == "postgresql" else []), "timeout=seconds"]
+        known = [*_FILE_OPTIONS["sqlite"].values(), "timeout=seconds"]
+        known += ["schema=name"] if kind == "postgresql" else []
         raise SinkError(
             f"{scheme}://{host}: what can stand behind the database is ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
-        )
+        ) from None
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     server = Server(kind, host, port, unquote(path), user, password, schema, timeout, options)
-    return _Target(kind, table=table, server=server)
+    return _Target(kind, table=table, server=server, key=key, max_columns=most)

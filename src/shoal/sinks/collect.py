@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from shoal.errors import SinkError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.storage import unwritten
+from shoal.sinks.recent import Recent
 
 Data: TypeAlias = dict[str, Any]
 
@@ -16,27 +18,50 @@ Data: TypeAlias = dict[str, Any]
 class CollectSink:
     """Appends the data of each item to a list, or puts it into a queue.
 
-    A bounded queue makes the drainer wait for its reader. Once handed over, an item counts as written.
+    A bounded queue makes the drainer wait for its reader. Once handed over, an item counts as written: the program gets
+    it once, however often its page is crawled. What stands in a list behind the state is taken back, unless the
+    program has changed the list.
     """
 
     def __init__(self, target: list[Data] | asyncio.Queue[Data | None]) -> None:
         self._target = target
         self._seq = 0
+        self._seqs = array("q")
+        """The number of each item in the list."""
+        self._recent = Recent()
         self._left = False
 
     async def open(self, state: bytes) -> None:
-        """What was handed over stays so, also when it is opened again after an error."""
+        try:
+            self._seq = int(state or b"0")
+        except ValueError as exc:
+            raise SinkError(f"the saved position of collected items can't be read: {state!r}") from exc
+        if isinstance(self._target, list) and len(self._target) == len(self._seqs):
+            self._take_back(self._target)
+
+    def _take_back(self, target: list[Data]) -> None:
+        count = 0
+        while self._seqs and self._seqs[-1] > self._seq:
+            self._seqs.pop()
+            target.pop()
+            count += 1
+        self._recent.forget_last(count)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
-        for item in unwritten(items, self._seq):
+        for item in items:
             if self._left:
                 return
+            if item in self._recent:
+                continue
             data = decode_item(item.payload)[1]
             if isinstance(self._target, list):
                 self._target.append(data)
+                self._seqs.append(item.seq)
             else:
                 await self._target.put(data)
-            self._seq = item.seq
+            self._recent.add(item)
+        if items:
+            self._seq = max(self._seq, items[-1].seq)
 
     def leave(self) -> None:
         """No one reads the queue any more: what is in it and what still comes is dropped, and nothing waits."""
@@ -45,7 +70,7 @@ class CollectSink:
             self._target.get_nowait()
 
     async def flush(self) -> bytes:
-        return b""
+        return b"%d" % self._seq
 
     async def close(self, *, finished: bool) -> None:
         """The end of the queue is told by whoever made it."""

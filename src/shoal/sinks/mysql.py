@@ -8,6 +8,7 @@ can write to one table. PyMySQL blocks, so all of it runs in a thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import random
@@ -23,9 +24,10 @@ from typing import Any
 
 from shoal.errors import SinkError
 from shoal.ports import LoggedItem
+from shoal.sinks.keys import KEY, OWN, REGISTRY, RUN, SEQ, Progress, TableOptions
+from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.tables import (
     ATTEMPTS,
-    KEY,
     REWRITE,
     Batch,
     Change,
@@ -35,6 +37,7 @@ from shoal.sinks.tables import (
     Naming,
     Server,
     beyond_exact,
+    halves,
     json_of,
     not_ours,
     rows_by_table,
@@ -47,6 +50,9 @@ try:
     from pymysql.converters import escape_string
 except ImportError as exc:
     raise SinkError("MySQL output needs PyMySQL: pip install 'shoal[mysql]'") from exc
+
+
+log = logging.getLogger("shoal.sinks")
 
 
 def _fold(name: str) -> str:
@@ -97,10 +103,11 @@ _MAY_PASS = {
 class MySQLSink:
     """See the module. NaN and infinities, which MySQL has in no number, become NULL."""
 
-    def __init__(self, server: Server, table: str | None = None, *, run_id: str = "") -> None:
+    def __init__(self, server: Server, options: TableOptions | None = None) -> None:
         self._server = server
-        self._table = table
-        self._prefix = f"{run_id}-" if run_id else ""
+        self._options = options or TableOptions()
+        self._progress = Progress(server.name, self._options.key)
+        self._rejects = Rejects(server.name, self._options.on_reject)
         self._database: pymysql.Connection[Any] | None = None
         self._tables: dict[str, tuple[str, Columns]] = {}
         """By name: how the server describes it, and its columns."""
@@ -108,10 +115,11 @@ class MySQLSink:
         self._packet = 1 << 20
 
     async def open(self, state: bytes) -> None:
-        await self._in_thread(self._open)
+        await self._in_thread(self._open, state)
 
-    def _open(self) -> None:
+    def _open(self, state: bytes) -> None:
         self._close()
+        behind = self._progress.open(state)
         with self._errors():
             try:
                 self._database = self._connection()
@@ -119,27 +127,35 @@ class MySQLSink:
             except (RuntimeError, ValueError) as exc:  # PyMySQL lacks a library, or was given a bad option
                 raise SinkError(f"can't write {self._server.name}: {exc}") from None
             self._packet = int(self._ask("SELECT @@max_allowed_packet")[0][0])
-            if self._table is not None:
-                self._prepare(self._table, {})
+            if self._options.table is not None:
+                self._prepare(self._options.table, Batch(()))
+            if behind is not None:
+                self._void(behind)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if items:
-            await self._in_thread(self._write, items)
+            rejects: list[Reject] = []
+            await self._in_thread(self._write, items, rejects)
+            self._rejects.report(rejects)
 
-    def _write(self, items: Sequence[LoggedItem]) -> None:
-        batches = {
-            name: Batch(rows, deepest=_DEEPEST, chunk=min(self._packet // 3, 4 << 20))
-            for name, rows in rows_by_table(items, self._table, self._prefix).items()
-        }
+    def _write(self, items: Sequence[LoggedItem], found: list[Reject]) -> None:
+        tables, rejects = rows_by_table(items, self._options)
+        chunk = min(self._packet // 3, 4 << 20)
+        batches = {name: Batch(rows, deepest=_DEEPEST, chunk=chunk) for name, rows in tables.items()}
         with self._errors():
+            behind = self._progress.void_behind(items)
+            if behind is not None:
+                self._void(behind)
             left = ATTEMPTS
             while not self._try_to_write(batches, last=left == 1):
                 left -= 1
                 time.sleep(random.uniform(0, 0.05))
+        self._progress.wrote(items)
+        found += [*rejects, *(reject for batch in batches.values() for reject in batch.rejects)]
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
-        return b""
+        return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
         """At the end, fields that never had a value get their column too."""
@@ -149,7 +165,7 @@ class MySQLSink:
         try:
             with self._errors():
                 for name, fields in self._blank.items():
-                    self._prepare(name, {}, fields)
+                    self._prepare(name, Batch(()), fields)
         finally:
             self._close()
 
@@ -159,6 +175,7 @@ class MySQLSink:
                 self._database.close()
             self._database = None
             self._tables.clear()
+            self._rejects.close()
 
     # -- one write
 
@@ -166,6 +183,9 @@ class MySQLSink:
         """False: another process was in the way; nothing was written. That is an error at the last try."""
         database = self._connected
         try:
+            for name, batch in batches.items():
+                if name not in self._tables:
+                    self._prepare(name, batch)
             database.begin()
             for name, batch in batches.items():
                 columns = self._locked(name)
@@ -173,10 +193,10 @@ class MySQLSink:
                     if last:
                         raise SinkError(f"can't write {self._server.name}: others keep changing the table {name!r}")
                     database.rollback()
-                    self._prepare(name, batch.kinds)
+                    self._prepare(name, batch)
                     return False
                 for group in batch.groups:
-                    self._upsert(name, columns, group)
+                    self._write_group(name, columns, group, batch)
             database.commit()
         except pymysql.MySQLError as exc:
             if last or _code(exc) not in _BUSY:
@@ -199,28 +219,88 @@ class MySQLSink:
             known = self._tables[name] = description, columns
         return known[1]
 
-    def _upsert(self, name: str, columns: Columns, group: Group) -> None:
-        names, cells = [_quote(KEY)], [[f"'{_key(key)}'" for key in group.keys]]
+    def _write_group(self, name: str, columns: Columns, group: Group, batch: Batch) -> None:
+        statement = self._insertion(name, columns, group)
+        if len(statement) < self._packet:
+            if self._options.key:
+                self._drop_replaced(name, group, batch.last)
+            self._connected.query(statement)
+        elif len(group.keys) > 1:
+            for half in halves(group):
+                self._write_group(name, columns, half, batch)
+        else:
+            batch.reject(
+                group.keys[0],
+                f"it needs a statement of {len(statement)} bytes, and the server takes {self._packet}; "
+                "set its max_allowed_packet higher",
+            )
+
+    def _drop_replaced(self, name: str, group: Group, last: int) -> None:
+        """The rows that newer items replace as a whole. A row of a later item of this run stays."""
+        keys = ", ".join(f"'{key}'" for key in group.keys)
+        self._ask(
+            f"DELETE FROM {_quote(_NAMING.fit(name))} WHERE {KEY} IN ({keys}) "
+            f"AND ({RUN} <> {self._run} OR {SEQ} <= {last})"
+        )
+
+    def _insertion(self, name: str, columns: Columns, group: Group) -> bytes:
+        names = [KEY, RUN, SEQ]
+        cells = [[f"'{key}'" for key in group.keys], [self._run] * len(group.keys), list(map(str, group.seqs))]
         for field, values in zip(group.fields, group.columns, strict=True):
             home = columns.home(field)
             if home not in columns:  # it has no value in any row so far
-                self._blank.setdefault(name, {})[field] = None
+                self._note_blank(name, field)
                 continue
             literal = _LITERALS[columns.kinds[home]]
             names.append(_quote(home))
             cells.append(["NULL" if value is None else literal(value) for value in values])
-        updates = ", ".join(f"{column} = VALUES({column})" for column in names[1:] or names)
+        changed = [KEY] if self._options.key else names[1:]  # a row that may stay keeps its key
+        updates = ", ".join(f"{column} = VALUES({column})" for column in changed)
         rows = ",".join([f"({','.join(row)})" for row in zip(*cells, strict=True)])
-        statement = (
+        return (
             f"INSERT INTO {_quote(_NAMING.fit(name))} ({', '.join(names)}) VALUES {rows} "
             f"ON DUPLICATE KEY UPDATE {updates}"
         ).encode()
-        if len(statement) >= self._packet:
-            raise SinkError(
-                f"can't write {self._server.name}: an item needs {len(statement)} bytes, "
-                f"and the server takes {self._packet}; set its max_allowed_packet higher"
-            )
-        self._connected.query(statement)
+
+    def _note_blank(self, name: str, field: str) -> None:
+        blank = self._blank.setdefault(name, {})
+        if len(blank) < self._options.max_columns:
+            blank[field] = None
+
+    @property
+    def _run(self) -> str:
+        """The run as it stands in a statement."""
+        return f"'{escape_string(self._options.run)}'"
+
+    # -- rows that are void
+
+    def _void(self, behind: int) -> None:
+        """Rows of this run behind this number come from pages that are crawled again.
+
+        With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone.
+        """
+        for name in [self._options.table] if self._options.table else self._registered():
+            if self._columns(name) is None:
+                continue
+            table = _quote(_NAMING.fit(name))
+            verb = f"UPDATE {table} SET {SEQ} = {behind}" if self._options.key else f"DELETE FROM {table}"
+            self._ask(f"{verb} WHERE {RUN} = {self._run} AND {SEQ} > {behind}", REWRITE)
+            if count := self._connected.affected_rows():  # type: ignore[no-untyped-call]
+                log.info("%d rows of run %s in %s, behind item %d, come again", count, self._options.run, name, behind)
+            self._connected.commit()
+
+    def _registered(self) -> list[str]:
+        """The tables that were made for types of items."""
+        found = self._ask_about(f"SELECT name FROM {REGISTRY}") or []
+        return [str(name) for (name,) in found]
+
+    def _register(self, name: str) -> None:
+        self._ask(
+            f"CREATE TABLE IF NOT EXISTS {REGISTRY} (name varchar(190) COLLATE utf8mb4_bin PRIMARY KEY) "
+            "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+        )
+        self._ask(f"INSERT IGNORE INTO {REGISTRY} VALUES ('{escape_string(_NAMING.fit(name))}')")
+        self._connected.commit()
 
     # -- tables
 
@@ -230,7 +310,8 @@ class MySQLSink:
         found = self._ask_about(f"SHOW FULL COLUMNS FROM {table}")
         if found is None:
             return None
-        if [column for column, _, _, _, key, *_ in found if key == "PRI"] != [KEY]:
+        names = {column for column, *_ in found}
+        if not names.issuperset(OWN) or [column for column, _, _, _, key, *_ in found if key == "PRI"] != [KEY]:
             raise not_ours(self._server.name, name, "?table=name")
         kinds = {column: _KINDS.get(kind.lower()) for column, kind, *_ in found if column != _SPARE}
         if Kind.TEXT in kinds.values():  # MariaDB's JSON is text with a condition
@@ -240,18 +321,17 @@ class MySQLSink:
                     kinds[column] = Kind.JSON
         return Columns(_NAMING, kinds)
 
-    def _prepare(self, name: str, kinds: Mapping[str, Kind], blank: Iterable[str] = ()) -> None:
-        """Make the table, or its columns, such that these fields fit. One process at a time does that."""
+    def _prepare(self, name: str, batch: Batch, blank: Iterable[str] = ()) -> None:
+        """Make the table, or its columns, such that the fields of the batch fit. One process at a time does that."""
         table = _quote(_NAMING.fit(name))
         with self._lock(table):
             columns = self._columns(name)
             if columns is None:
-                self._ask(
-                    f"CREATE TABLE {table} "
-                    f"({_quote(KEY)} varchar({_KEY_LENGTH}) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY) "
-                    "ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4"
-                )
-                columns = Columns(_NAMING, {KEY: Kind.TEXT})
+                columns = self._create(table)
+            if self._options.table is None:
+                self._register(name)
+            batch.fit(columns, self._options.max_columns)
+            kinds, blank = batch.kinds, list(blank)[: columns.room(self._options.max_columns)]
             for column in columns.doubtful(kinds):
                 large = f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {beyond_exact(_quote(column))})"
                 if not self._ask(large, REWRITE)[0][0]:
@@ -263,6 +343,14 @@ class MySQLSink:
                 self._ask(f"ALTER TABLE {table} {', '.join(map(_alteration, plain))}", longer)
             for change in by_hand:
                 self._rewrite(table, change)
+
+    def _create(self, table: str) -> Columns:
+        self._ask(
+            f"CREATE TABLE {table} ({KEY} varchar({_KEY_LENGTH}) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY, "
+            f"{RUN} varchar({_KEY_LENGTH}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, {SEQ} bigint NOT NULL, "
+            f"KEY {RUN}{SEQ} ({RUN}, {SEQ})) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4"
+        )
+        return Columns(_NAMING, {KEY: Kind.TEXT, RUN: Kind.TEXT, SEQ: Kind.INT})
 
     def _rewrite(self, table: str, change: Change) -> None:
         """Turn a column into text by way of another one. The lock keeps writers away in between."""
@@ -401,13 +489,6 @@ def _type(kind: Kind) -> str:
 def _alteration(change: Change) -> str:
     verb = "ADD COLUMN" if change.old is None else "MODIFY COLUMN"
     return f"{verb} {_quote(change.column)} {_type(change.new)} NULL"
-
-
-def _key(key: str) -> str:
-    """Keys are short ASCII, unless a run has a strange name."""
-    if len(key) <= _KEY_LENGTH and re.fullmatch(r"[\w.:/@+-]*", key, re.ASCII):
-        return key
-    return blake2b(key.encode(), digest_size=20).hexdigest()
 
 
 def _text(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 So items first become numbered parts in ``<file>.parts/``, each written whole, and the state is their number: what is
 beyond it is deleted on open. At the end of the run the parts are merged, and the result takes the file's place in one
-step; until then an earlier file stays as it was. The merged file remembers the run and how many parts are in it, so a
-run that goes on after its end adds new parts to it.
+step; until then an earlier file stays as it was. The merged file remembers the run and its parts, so a run that
+continues after its end adds new parts to it, and a store that was rewound takes the last ones back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ import msgspec
 from shoal.errors import SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.storage import TEMPORARY, changed, in_thread, lock, replace_file, storage_errors, unwritten
+from shoal.sinks.keys import TableOptions
+from shoal.sinks.rejects import Reject, Rejects
+from shoal.sinks.storage import (
+    BLOCK,
+    TEMPORARY,
+    changed,
+    checksum,
+    in_thread,
+    lock,
+    replace_file,
+    storage_errors,
+    unwritten,
+)
+from shoal.sinks.tables import too_many_columns
 
 try:
     import pyarrow as pa
@@ -37,14 +50,24 @@ _PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class _Saved(msgspec.Struct):
-    """The state, and the mark in a merged file: which run it is, and how many parts were written."""
+    """The state: the name of its parts, how many were written, and a checksum of the last one's end."""
 
     run: str
     parts: int
+    run_id: str = ""
+    check: bytes = b""
+
+
+class _Mark(msgspec.Struct):
+    """What a merged file says of itself: the name of its parts, and how many rows there are through each of them."""
+
+    run: str
+    rows: list[int]
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Saved).decode
+_decode_mark = msgspec.json.Decoder(_Mark).decode
 
 
 class ParquetSink:
@@ -53,25 +76,34 @@ class ParquetSink:
     flush_every = 10.0
     """Seconds between flushes: each makes a part."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, options: TableOptions | None = None) -> None:
+        self._options = options or TableOptions()
         self._path = os.path.realpath(path)
         self._folder = self._path + ".parts"
         self._lock = -1
         self._saved = _Saved("", 0)
-        self._merged = 0
-        """How many parts are in the merged file already."""
+        self._merged: list[int] = []
+        """How many rows there are in the merged file through each of the parts in it."""
         self._seq = 0
-        self._rows: list[bytes] = []
+        self._items: list[LoggedItem] = []
         self._size = 0
+        self._fields: set[str] = set()
+        self._rejects = Rejects(self._path, self._options.on_reject)
 
     # -- open
 
     async def open(self, state: bytes) -> None:
+        run_id = self._options.run_id
         try:
-            saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0)
+            saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id)
         except msgspec.MsgspecError as exc:
             raise SinkError(f"the saved position in {self._path} can't be read: {exc}") from exc
+        if saved.run_id != run_id:
+            raise self._changed(f"was written by run {saved.run_id}, as its saved position says")
         await in_thread(self._open, saved)
+
+    def _changed(self, what: str) -> SinkError:
+        return changed(self._path, what, self._options.run_id)
 
     def _open(self, saved: _Saved) -> None:
         self._close()
@@ -82,37 +114,45 @@ class ParquetSink:
                 os.mkdir(self._folder)
             self._lock = os.open(self._folder, os.O_RDONLY)
         try:
-            with storage_errors(self._path):
+            with self._errors():
                 lock(self._lock, self._path)
-                self._merged = self._parts_in_file(saved)
+                mark = self._mark(saved)
+                self._saved, self._merged = saved, mark.rows[: saved.parts]
                 self._keep_parts(saved)
+                if len(mark.rows) > saved.parts:
+                    os.close(replace_file(self._path, self._merge))
+                self._fields = {name for source in self._sources(saved) for name in pq.read_schema(source).names}
         except BaseException:
             self._close()
             raise
-        self._saved, self._rows, self._size, self._seq = saved, [], 0, 0
+        self._items, self._size, self._seq = [], 0, 0
 
-    def _parts_in_file(self, saved: _Saved) -> int:
-        """How many of the run's parts were merged into the file in its place; 0 when it is of another run."""
-        if not os.path.exists(self._path):
-            return 0
+    def _mark(self, saved: _Saved) -> _Mark:
+        """What the file in its place says of itself; nothing if it is of another run."""
         try:
-            mark = _decode((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
-        except (pa.ArrowException, msgspec.MsgspecError):
-            return 0
-        if mark.run != saved.run:
-            return 0
-        if mark.parts > saved.parts:
-            raise changed(self._path, "holds more than this run has written")
-        return mark.parts
+            mark = _decode_mark((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
+        except (FileNotFoundError, pa.ArrowException, msgspec.MsgspecError):
+            return _Mark("", [])
+        return mark if mark.run == saved.run else _Mark("", [])
 
     def _keep_parts(self, saved: _Saved) -> None:
         """Delete every part but those which the file still lacks."""
-        wanted = {self._part(saved.run, number) for number in range(self._merged, saved.parts)}
+        wanted = [self._part(saved.run, number) for number in range(len(self._merged), saved.parts)]
         found = set(self._own_files())
-        if missing := wanted - found:
-            raise changed(self._folder, f"lacks {len(missing)} of {saved.parts} parts")
-        for path in found - wanted:
+        if missing := set(wanted) - found:
+            raise self._changed(f"or its folder {self._folder} lacks {len(missing)} of {saved.parts} parts")
+        if wanted and checksum(_tail(wanted[-1])) != saved.check:
+            raise self._changed(f"has other bytes in its part {wanted[-1]} than before")
+        for path in found - set(wanted):
             os.unlink(path)
+
+    def _sources(self, saved: _Saved) -> list[str]:
+        """The files that make up the output."""
+        first = len(self._merged)
+        return [
+            *([self._path] if first else []),
+            *(self._part(saved.run, number) for number in range(first, saved.parts)),
+        ]
 
     def _own_files(self) -> Iterator[str]:
         for name in os.listdir(self._folder):
@@ -128,35 +168,54 @@ class ParquetSink:
         fresh = unwritten(items, self._seq)
         if not fresh:
             return
-        rows = [item.payload for item in fresh]
-        size = self._size + sum(map(len, rows))
+        size = self._size + sum(len(item.payload) for item in fresh)
         if size < _PART_SIZE:
-            self._rows += rows
+            self._items += fresh
             self._size, self._seq = size, fresh[-1].seq
         else:
-            await in_thread(self._write_part, self._rows + rows, fresh[-1].seq)
+            self._rejects.report(await in_thread(self._write_part, [*self._items, *fresh]))
 
-    def _write_part(self, rows: list[bytes], seq: int) -> None:
-        with self._errors():
-            table = _table([decode_item(row)[1] for row in rows])
-            path = self._part(self._saved.run, self._saved.parts)
-            os.close(replace_file(path, lambda file: pq.write_table(table, file)))
-        self._saved = _Saved(self._saved.run, self._saved.parts + 1)
-        self._rows, self._size, self._seq = [], 0, seq
+    def _write_part(self, items: list[LoggedItem]) -> list[Reject]:
+        rows, fields, rejects = self._fit(items)
+        if rows:
+            with self._errors():
+                table = _table(rows)
+                path = self._part(self._saved.run, self._saved.parts)
+                os.close(replace_file(path, lambda file: pq.write_table(table, file)))
+                check = checksum(_tail(path))
+            self._saved = _Saved(self._saved.run, self._saved.parts + 1, self._options.run_id, check)
+        self._items, self._size, self._seq, self._fields = [], 0, items[-1].seq, fields
+        return rejects
+
+    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[dict[str, Any]], set[str], list[Reject]]:
+        """The rows, the fields of the output with theirs, and the items that need too many columns."""
+        fields, most = set(self._fields), self._options.max_columns
+        rows: list[dict[str, Any]] = []
+        rejects: list[Reject] = []
+        for item in items:
+            row = decode_item(item.payload)[1]
+            if not row.keys() <= fields:
+                if len(fields | row.keys()) > most:
+                    rejects.append(Reject(item, too_many_columns(most)))
+                    continue
+                fields |= row.keys()
+            rows.append(row)
+        return rows, fields, rejects
 
     async def flush(self) -> bytes:
-        if self._rows:
-            await in_thread(self._write_part, self._rows, self._seq)
+        if self._items:
+            self._rejects.report(await in_thread(self._write_part, self._items))
         return _encode(self._saved)
 
     # -- close
 
     async def close(self, *, finished: bool) -> None:
+        self._rejects.close()
         await in_thread(self._finish if finished else self._close)
 
     def _finish(self) -> None:
         try:
-            if self._saved.parts > self._merged or not os.path.exists(self._path):
+            if self._saved.parts > len(self._merged) or not os.path.exists(self._path):
                 with self._errors():
                     os.close(replace_file(self._path, self._merge))
             with storage_errors(self._path):
@@ -166,14 +225,15 @@ class ParquetSink:
             self._close()
 
     def _merge(self, file: BinaryIO) -> None:
-        sources = [self._path] if self._merged else []
-        sources += [self._part(self._saved.run, number) for number in range(self._merged, self._saved.parts)]
+        sources, rows_through = self._sources(self._saved), list(self._merged)
+        for source in sources[bool(self._merged) :]:
+            rows_through.append((rows_through or [0])[-1] + pq.read_metadata(source).num_rows)
         schema = _unify([pq.read_schema(source) for source in sources])
-        schema = schema.with_metadata({_MARK: _encode(self._saved)})
+        schema = schema.with_metadata({_MARK: _encode(_Mark(self._saved.run, rows_through))})
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             group: list[pa.Table] = []
             rows = size = 0
-            for table in _row_groups(sources):
+            for table in self._tables(sources):
                 group.append(_conform(table, schema))
                 rows, size = rows + table.num_rows, size + table.nbytes
                 if rows >= _GROUP_ROWS or size >= _GROUP_SIZE:
@@ -181,6 +241,15 @@ class ParquetSink:
                     group, rows, size = [], 0, 0
             if group:
                 writer.write_table(pa.concat_tables(group))
+
+    def _tables(self, sources: Sequence[str]) -> Iterator[pa.Table]:
+        """The row groups of all sources. Of the merged file, only the rows that were not taken back."""
+        left = self._merged[-1] if self._merged else 0
+        for source in sources:
+            for table in _row_groups(source):
+                if source == self._path:
+                    table, left = table.slice(0, left), left - min(left, table.num_rows)
+                yield table
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -198,11 +267,17 @@ class ParquetSink:
             os.close(descriptor)
 
 
-def _row_groups(sources: Sequence[str]) -> Iterator[pa.Table]:
-    for source in sources:
-        with pq.ParquetFile(source) as file:
-            for number in range(file.num_row_groups):
-                yield file.read_row_group(number)
+def _row_groups(source: str) -> Iterator[pa.Table]:
+    with pq.ParquetFile(source) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number)
+
+
+def _tail(path: str) -> bytes:
+    """The last block of a part."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - BLOCK))
+        return file.read()
 
 
 # -- items to Arrow

@@ -8,6 +8,7 @@ anew. So any number of processes can write to one table.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -19,9 +20,10 @@ from urllib.parse import urlencode
 
 from shoal.errors import SinkError
 from shoal.ports import LoggedItem
+from shoal.sinks.keys import KEY, OWN, REGISTRY, RUN, SEQ, Progress, TableOptions
+from shoal.sinks.rejects import Rejects
 from shoal.sinks.tables import (
     ATTEMPTS,
-    KEY,
     REWRITE,
     Batch,
     Change,
@@ -43,6 +45,8 @@ except ImportError as exc:
     raise SinkError("PostgreSQL output needs asyncpg: pip install 'shoal[postgres]'") from exc
 
 T = TypeVar("T")
+
+log = logging.getLogger("shoal.sinks")
 
 _NAMING = Naming(
     limit=63,
@@ -101,16 +105,18 @@ class _Columns(Columns):
 class PostgresSink:
     """See the module. NUL, which PostgreSQL has in no text, becomes U+FFFD."""
 
-    def __init__(self, server: Server, table: str | None = None, *, run_id: str = "") -> None:
+    def __init__(self, server: Server, options: TableOptions | None = None) -> None:
         self._server = server
-        self._table = table
-        self._prefix = f"{run_id}-" if run_id else ""
+        self._options = options or TableOptions()
+        self._progress = Progress(server.name, self._options.key)
+        self._rejects = Rejects(server.name, self._options.on_reject)
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._ready: set[str] = set()
         self._blank: dict[str, dict[str, None]] = {}
 
     async def open(self, state: bytes) -> None:
         await self.close(finished=False)
+        behind = self._progress.open(state)
         server = self._server
         async with self._errors():
             self._connection = await asyncpg.connect(
@@ -119,22 +125,30 @@ class PostgresSink:
                 database=server.database, timeout=server.timeout,
                 statement_cache_size=0,  # a pooler between here and the server may not know of prepared statements
             )  # fmt: skip
-            if self._table is not None:
-                await self._prepare(self._table, {})
+            if self._options.table is not None:
+                await self._prepare(self._options.table, Batch(()))
+            if behind is not None:
+                await self._void(behind)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if not items:
             return
-        batches = {name: Batch(rows) for name, rows in rows_by_table(items, self._table, self._prefix).items()}
+        tables, rejects = rows_by_table(items, self._options)
+        batches = {name: Batch(rows) for name, rows in tables.items()}
         async with self._errors():
+            behind = self._progress.void_behind(items)
+            if behind is not None:
+                await self._void(behind)
             left = ATTEMPTS
             while not await self._try_to_write(batches, last=left == 1):
                 left -= 1
                 await asyncio.sleep(random.uniform(0, 0.05))
+        self._progress.wrote(items)
+        self._rejects.report([*rejects, *(reject for batch in batches.values() for reject in batch.rejects)])
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
-        return b""
+        return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
         """At the end, fields that never had a value get their column too."""
@@ -142,11 +156,12 @@ class PostgresSink:
             if finished and self._connection is not None:
                 async with self._errors():
                     for name, fields in self._blank.items():
-                        await self._prepare(name, {}, fields)
+                        await self._prepare(name, Batch(()), fields)
         finally:
             if self._connection is not None:
                 connection, self._connection = self._connection, None
                 self._ready.clear()
+                self._rejects.close()
                 await _close(connection, min(_CLOSING, self._server.timeout))
 
     # -- one write
@@ -156,7 +171,7 @@ class PostgresSink:
         try:
             for name, batch in batches.items():
                 if name not in self._ready:
-                    await self._prepare(name, batch.kinds)
+                    await self._prepare(name, batch)
             await self._begin("".join(f"LOCK TABLE {self._quoted(name)} IN ROW EXCLUSIVE MODE;" for name in batches))
             for name, batch in batches.items():
                 columns = await self._columns(name)
@@ -166,8 +181,10 @@ class PostgresSink:
                     self._ready.discard(name)
                     await self._execute("ROLLBACK")
                     return False
+                if self._options.key:
+                    await self._drop_replaced(name, batch)
                 for group in batch.groups:
-                    await self._upsert(name, columns, group)
+                    await self._insert(name, columns, group)
             await self._execute("COMMIT")
         except asyncpg.PostgresError as exc:
             if last or exc.sqlstate not in _CHANGED:
@@ -177,13 +194,20 @@ class PostgresSink:
             return False
         return True
 
-    async def _upsert(self, name: str, columns: _Columns, group: Group) -> None:
-        names, sources, cells = [_quote(KEY)], ["$1::text[]"], [group.keys]
-        outer, inner = ["c1"], ["c1"]
+    async def _drop_replaced(self, name: str, batch: Batch) -> None:
+        """The rows that newer items of this batch replace as a whole. A row of a later item of this run stays."""
+        keys = [key for group in batch.groups for key in group.keys]
+        statement = f"DELETE FROM {self._quoted(name)} WHERE {KEY} = ANY($1) AND ({RUN} <> $2 OR {SEQ} <= $3)"
+        await self._call(self._connected.execute(statement, keys, self._options.run, batch.last))
+
+    async def _insert(self, name: str, columns: _Columns, group: Group) -> None:
+        names, sources = [KEY, RUN, SEQ], ["$1::text[]", "$2::text[]", "$3::bigint[]"]
+        cells: list[list[Any]] = [group.keys, [self._options.run] * len(group.keys), group.seqs]
+        outer, inner = ["c1", "c2", "c3"], ["c1", "c2", "c3"]
         for field, values in zip(group.fields, group.columns, strict=True):
             home = columns.home(field)
             if home not in columns:  # it has no value in any row so far
-                self._blank.setdefault(name, {})[field] = None
+                self._note_blank(name, field)
                 continue
             kind, number = columns.kinds[home], len(names) + 1
             names.append(_quote(home))
@@ -191,14 +215,43 @@ class PostgresSink:
             sources.append(f"${number}::{_TYPES[kind or Kind.TEXT]}[]")
             inner.append(f"c{number}")
             outer.append(f"c{number}{columns.casts.get(home, '')}")
+        conflict = "NOTHING" if self._options.key else _update(names[1:], comparable=not columns.casts)
         await self._call(
             self._connected.execute(
                 f"INSERT INTO {self._quoted(name)} AS old ({', '.join(names)}) "
                 f"SELECT {', '.join(outer)} FROM unnest({', '.join(sources)}) AS new({', '.join(inner)}) "
-                f"ON CONFLICT ({_quote(KEY)}) DO {_update(names[1:], comparable=not columns.casts)}",
+                f"ON CONFLICT ({KEY}) DO {conflict}",
                 *cells,
             )
         )
+
+    def _note_blank(self, name: str, field: str) -> None:
+        blank = self._blank.setdefault(name, {})
+        if len(blank) < self._options.max_columns:
+            blank[field] = None
+
+    async def _void(self, behind: int) -> None:
+        """Rows of this run behind this number come from pages that are crawled again.
+
+        With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone.
+        """
+        run = self._options.run
+        for name in [self._options.table] if self._options.table else await self._registered():
+            await self._begin("SET LOCAL statement_timeout = 0")
+            if await self._columns(name) is not None:
+                verb = f"UPDATE {{}} SET {SEQ} = $2" if self._options.key else "DELETE FROM {}"
+                statement = f"{verb.format(self._quoted(name))} WHERE {RUN} = $1 AND {SEQ} > $2"
+                done = await self._call(self._connected.execute(statement, run, behind), REWRITE)
+                if not done.endswith(" 0"):
+                    log.info("%s of run %s in %s, behind item %d: they come again", done, run, name, behind)
+            await self._execute("COMMIT")
+
+    async def _registered(self) -> list[str]:
+        """The tables that were made for types of items."""
+        registry = self._quoted(REGISTRY)
+        if await self._call(self._connected.fetchval("SELECT to_regclass($1) IS NULL", registry)):
+            return []
+        return [row["name"] for row in await self._call(self._connected.fetch(f"SELECT name FROM {registry}"))]
 
     # -- tables
 
@@ -207,19 +260,23 @@ class PostgresSink:
         found = await self._call(self._connected.fetch(_COLUMNS, self._quoted(name)))
         if not found:
             return None
-        if not any(column["attname"] == KEY and column["is_key"] for column in found):
+        names = {column["attname"] for column in found}
+        if not (names.issuperset(OWN) and any(column["attname"] == KEY and column["is_key"] for column in found)):
             raise not_ours(self._server.name, name, "?table=name")
         return _Columns({column["attname"]: column["type"] for column in found})
 
-    async def _prepare(self, name: str, kinds: Mapping[str, Kind], blank: Iterable[str] = ()) -> None:
-        """Make the table, or its columns, such that these fields fit. One process at a time does that."""
+    async def _prepare(self, name: str, batch: Batch, blank: Iterable[str] = ()) -> None:
+        """Make the table, or its columns, such that the fields of the batch fit. One process at a time does that."""
         table = self._quoted(name)
         await self._begin()
         await self._take_lock(name)
         columns = await self._columns(name)
         if columns is None:
-            await self._execute(f'CREATE TABLE {table} ({_quote(KEY)} text COLLATE "C" PRIMARY KEY)')
-            columns = _Columns({KEY: "text"})
+            columns = await self._create(table)
+        if self._options.table is None:
+            await self._register(name)
+        batch.fit(columns, self._options.max_columns)
+        kinds, blank = batch.kinds, list(blank)[: columns.room(self._options.max_columns)]
         await self._execute("SET LOCAL statement_timeout = 0")
         for column in columns.doubtful(kinds):
             small = f"SELECT NOT EXISTS (SELECT FROM {table} WHERE {beyond_exact(_quote(column))})"
@@ -230,6 +287,21 @@ class PostgresSink:
             await self._execute(f"ALTER TABLE {table} {', '.join(map(_alteration, changes))}", longer)
         await self._execute("COMMIT")
         self._ready.add(name)
+
+    async def _create(self, table: str) -> _Columns:
+        await self._execute(
+            f'CREATE TABLE {table} ({KEY} text COLLATE "C" PRIMARY KEY, {RUN} text COLLATE "C" NOT NULL, '
+            f"{SEQ} bigint NOT NULL); CREATE INDEX ON {table} ({RUN}, {SEQ})"
+        )
+        return _Columns({KEY: "text", RUN: "text", SEQ: "bigint"})
+
+    async def _register(self, name: str) -> None:
+        registry = self._quoted(REGISTRY)
+        if await self._call(self._connected.fetchval("SELECT to_regclass($1) IS NULL", registry)):
+            await self._execute(f"CREATE TABLE IF NOT EXISTS {registry} (name text PRIMARY KEY)")
+        await self._call(
+            self._connected.execute(f"INSERT INTO {registry} VALUES ($1) ON CONFLICT (name) DO NOTHING", name)
+        )
 
     async def _take_lock(self, table: str) -> None:
         """Until the end of the transaction. It asks again and again, so that it never waits for a frozen server."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,63 +14,86 @@ from typing import Any
 from shoal.errors import SinkError
 from shoal.item import as_text
 from shoal.ports import LoggedItem
+from shoal.sinks.keys import KEY, OWN, REGISTRY, RUN, SEQ, Progress, TableOptions
+from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.storage import in_thread, storage_errors
-from shoal.sinks.tables import KEY, Columns, Naming, Row, not_ours, rows_by_table
+from shoal.sinks.tables import Columns, Naming, Row, not_ours, rows_by_table
+
+log = logging.getLogger("shoal.sinks")
 
 _BUSY = 5.0  # seconds to wait for another process's transaction
-_NAMING = Naming(fold=str.lower)
+_NAMING = Naming(fold=str.lower, forbidden=re.compile("\0"))
 _AS_IT_IS = frozenset({str, float, bytes, bool, type(None)})
 
 
 class SQLiteSink:
     """See the module. Columns have no type and are added as they appear; nested values are JSON text."""
 
-    def __init__(self, path: str, table: str | None = None, *, run_id: str = "") -> None:
+    def __init__(self, path: str, options: TableOptions | None = None) -> None:
         self._path = os.path.realpath(path)
-        self._table = table
-        self._prefix = f"{run_id}-" if run_id else ""
+        self._options = options or TableOptions()
+        self._progress = Progress(self._path, self._options.key)
+        self._rejects = Rejects(self._path, self._options.on_reject)
         self._database: sqlite3.Connection | None = None
         self._tables: dict[str, _Table] = {}
 
     async def open(self, state: bytes) -> None:
-        await in_thread(self._open)
+        await in_thread(self._open, state)
 
-    def _open(self) -> None:
+    def _open(self, state: bytes) -> None:
         self._close()
+        behind = self._progress.open(state)
         with storage_errors(self._path):  # SQLite would only say "unable to open database file"
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666))
         with self._errors():
             # One transaction for each write is begun and ended by hand, so that new columns are part of it.
             self._database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
             self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # is it a database at all?
-        if self._table is not None:
-            with self._errors():
-                _Table(self._database, self._table, self._path)
+            with self._transaction() as database:
+                if self._options.table is not None:
+                    _Table(database, self._options.table, self._path, self._options)
+                if behind is not None:
+                    self._void(database, behind)
+
+    def _void(self, database: sqlite3.Connection, behind: int) -> None:
+        """Rows of this run that come from pages which are crawled again."""
+        for name in [self._options.table] if self._options.table else _registered(database):
+            _Table(database, name, self._path, self._options).void(behind)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if items:
-            await in_thread(self._write, items)
+            self._rejects.report(await in_thread(self._write, items))
 
-    def _write(self, items: Sequence[LoggedItem]) -> None:
+    def _write(self, items: Sequence[LoggedItem]) -> list[Reject]:
+        tables, rejects = rows_by_table(items, self._options)
+        with self._errors(), self._transaction() as database:
+            behind = self._progress.void_behind(items)
+            if behind is not None:
+                self._void(database, behind)
+            for name, rows in tables.items():
+                if name not in self._tables:
+                    self._tables[name] = _Table(database, name, self._path, self._options)
+                rejects += self._tables[name].write(rows)
+        self._progress.wrote(items)
+        return rejects
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         database = self._database
-        assert database is not None, "write before open"
-        with self._errors():
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                for name, rows in rows_by_table(items, self._table, self._prefix).items():
-                    if name not in self._tables:
-                        self._tables[name] = _Table(database, name, self._path)
-                    self._tables[name].upsert(rows)
-                database.execute("COMMIT")
-            except BaseException:
-                self._tables.clear()  # their new columns are gone again
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+        assert database is not None, "not open"
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+            database.execute("COMMIT")
+        except BaseException:
+            self._tables.clear()  # their new columns are gone again
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
-        return b""
+        return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
         await in_thread(self._close)
@@ -77,6 +102,7 @@ class SQLiteSink:
         if self._database is not None:
             database, self._database = self._database, None
             self._tables.clear()
+            self._rejects.close()
             with self._errors():
                 database.close()
 
@@ -104,29 +130,64 @@ def _advice(exc: sqlite3.Error) -> str:
 class _Table:
     """One table of the database."""
 
-    def __init__(self, database: sqlite3.Connection, name: str, path: str) -> None:
+    def __init__(self, database: sqlite3.Connection, name: str, path: str, options: TableOptions) -> None:
         """Makes the table if there is none. One that a sink did not make is left alone."""
         self._database = database
-        self._name = _quote(name)
+        self._name, self._options = _quote(name), options
         found = database.execute(f"PRAGMA table_info({self._name})").fetchall()
-        if found and not any(column == KEY and primary for _, column, *_, primary in found):
+        names = {column for _, column, *_ in found}
+        if found and not (names.issuperset(OWN) and any(column == KEY and main for _, column, *_, main in found)):
             raise not_ours(path, name, "sqlite:///file.db?table=name")
         if not found:
-            database.execute(f"CREATE TABLE {self._name} ({_quote(KEY)} TEXT PRIMARY KEY NOT NULL)")
-        self._columns = Columns(_NAMING, {column: None for _, column, *_ in found})
+            self._create(name)
+        if options.table is None:
+            database.execute(f"CREATE TABLE IF NOT EXISTS {REGISTRY} (name TEXT PRIMARY KEY NOT NULL)")
+            database.execute(f"INSERT OR IGNORE INTO {REGISTRY} VALUES (?)", (name,))
+        self._columns = Columns(_NAMING, dict.fromkeys(names | set(OWN)))
 
-    def upsert(self, rows: Sequence[Row]) -> None:
-        """In order, rows with the same fields together."""
+    def _create(self, name: str) -> None:
+        self._database.execute(
+            f"CREATE TABLE {self._name} ({KEY} TEXT PRIMARY KEY NOT NULL, {RUN} TEXT NOT NULL, {SEQ} INTEGER NOT NULL)"
+        )
+        self._database.execute(f"CREATE INDEX {_quote(f'{name}_run_seq')} ON {self._name} ({RUN}, {SEQ})")
+
+    def void(self, behind: int) -> None:
+        """With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone."""
+        run = self._options.run
+        if self._options.key:
+            statement, values = f"UPDATE {self._name} SET {SEQ} = ?", (behind, run, behind)
+            self._database.execute(f"{statement} WHERE {RUN} = ? AND {SEQ} > ?", values)
+            return
+        count = self._database.execute(f"DELETE FROM {self._name} WHERE {RUN} = ? AND {SEQ} > ?", (run, behind))
+        if count.rowcount:
+            log.info("%d rows of run %s deleted in %s: they are written again", count.rowcount, run, self._name)
+
+    def write(self, rows: Sequence[Row]) -> Sequence[Reject]:
+        """In order, rows with the same fields together. Returns the items that need too many columns."""
+        rejects: Sequence[Reject] = ()
+        rows = list({row.key: row for row in rows}.values())  # of those with one key, the last one counts
+        if any(self._columns.home(field) not in self._columns for row in rows for field in row.data):
+            rows, rejects = self._columns.fitting(rows, self._options.max_columns)
         for fields, alike in groupby(rows, lambda row: tuple(row.data)):
-            cells = [[row.key, *map(_cell, row.data.values())] for row in alike]
-            columns = [_quote(self._home(field)) for field in fields]
-            updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
+            self._write_alike(fields, list(alike))
+        return rejects
+
+    def _write_alike(self, fields: Sequence[str], rows: Sequence[Row]) -> None:
+        run = self._options.run
+        columns = [RUN, SEQ, *(_quote(self._home(field)) for field in fields)]
+        if self._options.key:
             self._database.executemany(
-                f"INSERT INTO {self._name} ({', '.join([_quote(KEY), *columns])}) "
-                f"VALUES ({', '.join('?' * (len(columns) + 1))}) "
-                f"ON CONFLICT ({_quote(KEY)}) DO {f'UPDATE SET {updates}' if updates else 'NOTHING'}",
-                cells,
+                f"DELETE FROM {self._name} WHERE {KEY} = ? AND ({RUN} <> ? OR {SEQ} <= ?)",
+                [(row.key, run, row.item.seq) for row in rows],
             )
+            conflict = "NOTHING"
+        else:
+            conflict = "UPDATE SET " + ", ".join(f"{column} = excluded.{column}" for column in columns)
+        self._database.executemany(
+            f"INSERT INTO {self._name} ({', '.join([KEY, *columns])}) "
+            f"VALUES ({', '.join('?' * (len(columns) + 1))}) ON CONFLICT ({KEY}) DO {conflict}",
+            [[row.key, run, row.item.seq, *map(_cell, row.data.values())] for row in rows],
+        )
 
     def _home(self, field: str) -> str:
         """The column of a field. SQLite does not tell ``Title`` from ``title``."""
@@ -135,6 +196,16 @@ class _Table:
             self._database.execute(f"ALTER TABLE {self._name} ADD COLUMN {_quote(home)}")
             self._columns.kinds[home] = None
         return home
+
+
+def _registered(database: sqlite3.Connection) -> list[str]:
+    """The tables that were made for types of items."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (REGISTRY,)).fetchone():
+        return []
+    found = database.execute(
+        f"SELECT name FROM {REGISTRY} WHERE name IN (SELECT name FROM sqlite_master WHERE type = 'table')"
+    )
+    return [name for (name,) in found]
 
 
 def _quote(name: str) -> str:

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from typing import Any, BinaryIO, TypeVar
 
 from shoal.errors import SinkError
@@ -17,6 +18,10 @@ from shoal.ports import LoggedItem
 T = TypeVar("T")
 
 TEMPORARY = ".shoal-tmp"
+BLOCK = 4096
+"""So many bytes before an offset are remembered by their checksum."""
+_OWNER = "user.shoal.run"
+"""The extended attribute that says which run wrote a file, where the file system has such attributes."""
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
@@ -65,12 +70,34 @@ def _advice(path: str, exc: OSError) -> str:
             return f"can't write {path}: {exc.strerror or exc}"
 
 
-def changed(path: str, what: str) -> SinkError:
+def changed(path: str, what: str, run_id: str = "") -> SinkError:
     """The error for an output that is not as the run left it."""
+    run = f"run {run_id}" if run_id else "this run"
     return SinkError(
-        f"{path} {what}: it was changed or deleted since this run wrote it; "
-        "put it back as it was, choose another output, or start a new run"
+        f"{path} {what}: it is not as {run} left it. Nothing was written to it. Restore the file, choose another "
+        f"output, or write all items of the run to a new file with `shoal export {run_id or 'RUN'} -o FILE`"
     )
+
+
+def checksum(tail: bytes) -> bytes:
+    """Of the last block before an offset."""
+    return blake2b(tail, digest_size=16).digest()
+
+
+def owner_of(path: str | int) -> str | None:
+    """The run that wrote a file; None if that is not known."""
+    with suppress(OSError, AttributeError, UnicodeDecodeError):  # not every system has such attributes
+        return os.getxattr(path, _OWNER).decode()
+    return None
+
+
+def set_owner(path: str | int, run_id: str) -> None:
+    """A copy of the file may lack it, so it only serves to say no."""
+    with suppress(OSError, AttributeError):
+        if run_id:
+            os.setxattr(path, _OWNER, run_id.encode())
+        else:
+            os.removexattr(path, _OWNER)
 
 
 class SinkBusyError(SinkError):
@@ -120,30 +147,36 @@ def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
 class GrowingFile:
     """A file that is only appended to, and can be cut back. All of it blocks."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, run_id: str = "") -> None:
         self.path = os.path.realpath(path)
+        self.run_id = run_id
         self.size = 0
         self._descriptor = -1
         self._torn = False
         self._synced = -1
 
-    def open(self, size: int) -> None:
-        """Open a file that must have at least this size; one of size 0 may be missing."""
+    def open(self, size: int, *, fresh: bool) -> None:
+        """Open a file that must be this run's and have at least this size. A ``fresh`` one may be anybody's, or new.
+
+        Nothing is changed before ``cut``.
+        """
         self.close()
         with storage_errors(self.path):
             try:
                 descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), 0o666)
             except FileNotFoundError:
                 if size and os.path.isdir(os.path.dirname(self.path)):
-                    raise changed(self.path, "is gone") from None
+                    raise self.changed("does not exist any more") from None
                 raise
             try:
                 lock(descriptor, self.path)
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
                     raise SinkError(f"can't write {self.path}: it is not a regular file")
+                if not fresh:
+                    self._check_owner(descriptor)
                 if found.st_size < size:
-                    raise changed(self.path, f"has {found.st_size} bytes, and had {size}")
+                    raise self.changed(f"has {found.st_size} bytes, and had {size}")
                 with suppress(FileNotFoundError):
                     os.unlink(self.path + TEMPORARY)
             except BaseException:
@@ -153,10 +186,25 @@ class GrowingFile:
         if not size:
             sync_folder(self.path)
 
+    def _check_owner(self, descriptor: int) -> None:
+        owner = owner_of(descriptor)
+        if owner is not None and owner != self.run_id:
+            raise self.changed(f"was replaced by run {owner}")
+
+    def changed(self, what: str) -> SinkError:
+        return changed(self.path, what, self.run_id)
+
+    def tail(self, offset: int) -> bytes:
+        """The last block before an offset."""
+        with storage_errors(self.path):
+            return os.pread(self._descriptor, min(offset, BLOCK), max(0, offset - BLOCK))
+
     def cut(self, size: int) -> None:
+        """From now on it is this run's."""
         with storage_errors(self.path):
             os.ftruncate(self._descriptor, size)
         self.size = size
+        set_owner(self._descriptor, self.run_id)
 
     def append(self, data: bytes) -> None:
         """All of it, or, as far as the next append and flush can see, nothing."""
@@ -171,7 +219,8 @@ class GrowingFile:
 
     def _mend(self) -> None:
         if self._torn:
-            self.cut(self.size)
+            with storage_errors(self.path):
+                os.ftruncate(self._descriptor, self.size)
             self._torn = False
 
     def replace(self, write: Callable[[BinaryIO, BinaryIO], None]) -> None:
@@ -181,6 +230,7 @@ class GrowingFile:
             descriptor = replace_file(self.path, lambda new: write(old, new))
         with suppress(OSError):  # a file system without permissions
             os.fchmod(descriptor, stat.S_IMODE(os.fstat(self._descriptor).st_mode))
+        set_owner(descriptor, self.run_id)
         os.close(self._descriptor)
         self._descriptor, self.size = descriptor, os.fstat(descriptor).st_size
 

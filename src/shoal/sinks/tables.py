@@ -1,7 +1,7 @@
 """What the sinks with tables share: which table and column a value goes to, and of which type a column must be.
 
-A table is made for each type of item, or one for all if its name is given. ``_key`` is its primary key, and a row that
-is written again is updated, so nothing needs to be undone after a crash. Rows of earlier runs stay.
+A table is made for each type of item, or one for all if its name is given. `shoal.sinks.keys` says which row an item
+becomes. Rows of other runs stay.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.errors import SinkError
+from shoal.errors import ItemError, SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
+from shoal.sinks.keys import KEY, OWN, TableOptions
+from shoal.sinks.rejects import Reject
 
-KEY = "_key"
 ATTEMPTS = 10
 """How often a write begins anew because another process changed the table, or locked it in another order."""
 REWRITE = 20
@@ -55,26 +56,33 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Row(NamedTuple):
-    """An item on its way into a table. ``size`` is about how many bytes it has."""
+    """An item on its way into a table."""
 
     key: str
     data: dict[str, Any]
-    size: int
+    item: LoggedItem
 
 
-def rows_by_table(items: Iterable[LoggedItem], table: str | None, prefix: str) -> dict[str, list[Row]]:
+def rows_by_table(items: Iterable[LoggedItem], options: TableOptions) -> tuple[dict[str, list[Row]], list[Reject]]:
+    """The rows of each table, and the items that can't be rows."""
     tables: dict[str, list[Row]] = {}
+    rejects: list[Reject] = []
     for item in items:
         name, data = decode_item(item.payload)
-        tables.setdefault(table or name.lower(), []).append(Row(prefix + item.key, data, len(item.payload)))
-    return tables
+        try:
+            row = Row(options.row_key(item, data), data, item)
+        except ItemError as error:
+            rejects.append(Reject(item, str(error)))
+        else:
+            tables.setdefault(options.table or name.lower(), []).append(row)
+    return tables, rejects
 
 
 def not_ours(where: str, table: str, way_out: str) -> SinkError:
     """The error for a table that a sink did not make."""
     return SinkError(
-        f"can't write {where}: its table {table!r} was not made by Shoal (it has no primary key {KEY!r}); "
-        f"choose another table with {way_out}"
+        f"can't write {where}: its table {table!r} was not made by this version of Shoal (it lacks the primary key "
+        f"{KEY!r} or one of the columns {', '.join(OWN[1:])}); choose another table with {way_out}"
     )
 
 
@@ -179,9 +187,9 @@ class Naming(msgspec.Struct, frozen=True):
 
     def fit(self, name: str, *, distinct: bool = False) -> str:
         """The name if it can be one. Otherwise, or to be ``distinct``, it is cleaned, cut, and followed by a hash."""
-        if self.limit is None:
-            return name if not distinct else f"{name}_{_hash(name)}"
         clean = name if self.forbidden is None else self.forbidden.sub("_", name)
+        if self.limit is None:
+            return name if clean == name and not distinct else f"{clean}_{_hash(name)}"
         if name and clean == name and self.length(name) <= self.limit and not distinct:
             return name
         while self.length(clean) > self.limit - 9:
@@ -211,7 +219,7 @@ class Columns:
         self.kinds = dict(kinds)
         self._naming = naming
         self._homes: dict[str, str] = {}
-        self._taken = {naming.fold(name) for name in (KEY, *kinds)} | naming.reserved
+        self._taken = {naming.fold(name) for name in (*OWN, *kinds)} | naming.reserved
 
     def __contains__(self, column: str) -> bool:
         return column in self.kinds
@@ -222,11 +230,35 @@ class Columns:
         if home is not None:
             return home
         home = self._naming.fit(field)
-        if home == KEY or (home not in self.kinds and self._naming.fold(home) in self._taken):
+        if home in OWN or (home not in self.kinds and self._naming.fold(home) in self._taken):
             home = self._naming.fit(field, distinct=True)
         self._homes[field] = home
         self._taken.add(self._naming.fold(home))
         return home
+
+    def room(self, limit: int) -> int:
+        """How many columns may be added if the table may have so many for fields."""
+        return max(0, limit - sum(name not in OWN for name in self.kinds))
+
+    def fitting(self, rows: Iterable[Row], limit: int) -> tuple[list[Row], list[Reject]]:
+        """The rows for whose fields there are columns, or room for them; and the others."""
+        trial, room = Columns(self._naming, self.kinds), self.room(limit)
+        added: set[str] = set()
+        verdicts: dict[tuple[str, ...], bool] = {}
+        fit: list[Row] = []
+        rejects: list[Reject] = []
+        for row in rows:
+            fields = tuple(row.data)
+            if fields not in verdicts:
+                new = {home for field in fields if (home := trial.home(field)) not in self.kinds and home not in added}
+                verdicts[fields] = len(added) + len(new) <= room
+                if verdicts[fields]:
+                    added |= new
+            if verdicts[fields]:
+                fit.append(row)
+            else:
+                rejects.append(Reject(row.item, too_many_columns(limit)))
+        return fit, rejects
 
     def doubtful(self, kinds: Mapping[str, Kind]) -> list[str]:
         """Columns of 64 bits that floats are to go into: LONG, unless their values turn out to be small."""
@@ -258,6 +290,7 @@ class Group(NamedTuple):
 
     fields: tuple[str, ...]
     keys: list[str]
+    seqs: list[int]
     columns: list[tuple[Any, ...]]
 
 
@@ -265,14 +298,50 @@ class Batch:
     """The rows of one write for one table. Of those with one key, the last one counts."""
 
     def __init__(self, rows: Iterable[Row], *, deepest: int | None = None, chunk: int = _CHUNK) -> None:
-        self.groups = _groups({row.key: row for row in rows}.values(), chunk)
+        self._deepest, self._chunk = deepest, chunk
+        self.rejects: list[Reject] = []
+        self._set({row.key: row for row in rows}.values())
+
+    def _set(self, rows: Iterable[Row]) -> None:
+        self._rows = list(rows)
+        self.groups = _groups(self._rows, self._chunk)
+        self.last = max((row.item.seq for row in self._rows), default=0)
+        """The greatest number of an item."""
         self.kinds: dict[str, Kind] = {}
         """Of each field that has a value in some row; of which kind the others are remains to be seen."""
         for group in self.groups:
             for field, values in zip(group.fields, group.columns, strict=True):
-                kind = kind_of(values, deepest)
+                kind = kind_of(values, self._deepest)
                 if kind is not None:
                     self.kinds[field] = joined(self.kinds.get(field, kind), kind)
+
+    def reject(self, key: str, reason: str) -> None:
+        """Leave out a row that can't be written."""
+        self.rejects += [Reject(row.item, reason) for row in self._rows if row.key == key]
+        self._set([row for row in self._rows if row.key != key])
+
+    def fit(self, columns: Columns, limit: int) -> None:
+        """Drop the rows that need more columns than the table may have. They become ``rejects``."""
+        rows, rejects = columns.fitting(self._rows, limit)
+        if rejects:
+            self.rejects += rejects
+            self._set(rows)
+
+
+def halves(group: Group) -> tuple[Group, Group]:
+    middle = len(group.keys) // 2
+    one, other = (
+        Group(group.fields, group.keys[part], group.seqs[part], [values[part] for values in group.columns])
+        for part in (slice(middle), slice(middle, None))
+    )
+    return one, other
+
+
+def too_many_columns(limit: int) -> str:
+    return (
+        f"it has new fields, and an output may have {limit} columns; put fields whose names come from pages into a "
+        "nested one, or allow more with ?max_columns=N"
+    )
 
 
 def _groups(rows: Iterable[Row], chunk: int) -> list[Group]:
@@ -284,9 +353,14 @@ def _groups(rows: Iterable[Row], chunk: int) -> list[Group]:
             alike.setdefault(fields, []).append([])
             room[fields] = chunk
         alike[fields][-1].append(row)
-        room[fields] -= row.size
+        room[fields] -= len(row.item.payload)
     return [
-        Group(fields, [row.key for row in part], list(zip(*(row.data.values() for row in part), strict=True)))
+        Group(
+            fields,
+            [row.key for row in part],
+            [row.item.seq for row in part],
+            list(zip(*(row.data.values() for row in part), strict=True)),
+        )
         for fields, parts in alike.items()
         for part in parts
     ]

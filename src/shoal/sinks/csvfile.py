@@ -1,0 +1,202 @@
+"""Items as a CSV file. See `shoal.sinks.files` for how a file is opened again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from shoal.item import as_text, decode_item
+from shoal.ports import LoggedItem
+from shoal.sinks.files import LARGE, Saved, encode_saved, load_saved
+from shoal.sinks.keys import TableOptions
+from shoal.sinks.rejects import Reject, Rejects
+from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
+from shoal.sinks.tables import too_many_columns
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+class CsvSink:
+    r"""A header and a line for each item, UTF-8, ended by ``\n``.
+
+    Nested values are JSON text, None is empty. A field that was not seen before is added as the last column: the file
+    is then rewritten with one more comma in each row. So wherever a flush had been in the narrow file, that place can
+    be calculated in the wide one, and no crash between the two does harm.
+
+    Unless ``formulas`` are allowed, text that a spreadsheet would take for one gets a ``'`` in front. Numbers stay.
+    """
+
+    def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = True) -> None:
+        options = options or TableOptions()
+        self._file = GrowingFile(path, options.run_id)
+        self._most = options.max_columns
+        self._formulas = formulas
+        self._rejects = Rejects(self._file.path, options.on_reject)
+        self._fields: list[str] = []
+        """The header: names as they stand in the file."""
+        self._rows = 0
+        self._seq = 0
+
+    # -- open
+
+    async def open(self, state: bytes) -> None:
+        await in_thread(self._open, load_saved(self._file, state))
+
+    def _open(self, saved: Saved | None) -> None:
+        self._file.open(saved.offset if saved is not None else 0, fresh=saved is None)
+        try:
+            fields, offset = self._find_place(saved) if saved is not None and saved.rows else ([], 0)
+            self._file.cut(offset)
+        except BaseException:
+            self._file.close()
+            raise
+        self._fields, self._rows, self._seq = fields, saved.rows if saved is not None else 0, 0
+
+    def _find_place(self, saved: Saved) -> tuple[list[str], int]:
+        """The header that the file has now, and where what was saved ends in it."""
+        fields = self._read_header()
+        if fields[: len(saved.fields)] != saved.fields:
+            raise self._file.changed("has another header")
+        commas = (len(fields) - len(saved.fields)) * saved.rows
+        offset = saved.offset + len(_lines([fields])) - len(_lines([saved.fields])) + commas
+        if self._file.size < offset:
+            raise self._file.changed(f"has {self._file.size} bytes, and had {offset}")
+        tail = self._file.tail(offset) if fields == saved.fields else self._narrow_tail(saved.fields, fields, offset)
+        if checksum(tail) != saved.check:
+            raise self._file.changed(f"has other bytes before offset {offset} than before")
+        return fields, offset
+
+    def _read_header(self) -> list[str]:
+        path = self._file.path
+        try:
+            with storage_errors(path), open(path, encoding="utf-8", newline="") as file:
+                return next(csv.reader(file), [])
+        except (UnicodeDecodeError, csv.Error):
+            raise self._file.changed("has another header") from None
+
+    def _narrow_tail(self, saved: Sequence[str], fields: Sequence[str], offset: int) -> bytes:
+        """The last block before an offset, as it was before the file became wider."""
+        padding = b"," * (len(fields) - len(saved))
+        tail = _lines([saved])
+        with storage_errors(self._file.path), open(self._file.path, "rb") as file:
+            place = file.seek(len(_lines([fields])))
+            for line, ends in _row_ends(file):
+                place += len(line)
+                if place > offset:
+                    break
+                if ends:
+                    line = line[:-1].removesuffix(padding) + b"\n"
+                tail = (tail + line)[-BLOCK:]
+        return tail
+
+    # -- write
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        items = unwritten(items, self._seq)
+        if not items:
+            return
+        fields, rows, rejects = self._fit(items)
+        if rows and fields:  # empty items alone have nothing to put into a row
+            escape = None if self._formulas else _escape
+            lines = _lines(_cells(row, fields, escape) for row in rows)
+            if len(lines) < LARGE and (not self._rows or len(fields) == len(self._fields)):
+                self._append(fields, lines, len(rows), items[-1].seq)
+            else:
+                await in_thread(self._append, fields, lines, len(rows), items[-1].seq)
+        self._seq = items[-1].seq
+        self._rejects.report(rejects)
+
+    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[str], list[dict[str, Any]], list[Reject]]:
+        """The header with the new fields, the rows, and the items that need too many columns."""
+        fields = dict.fromkeys(self._fields)
+        rows: list[dict[str, Any]] = []
+        rejects: list[Reject] = []
+        for item in items:
+            row = decode_item(item.payload)[1]
+            if not self._formulas:
+                row = {_escape_name(name): value for name, value in row.items()}
+            if not row.keys() <= fields.keys():
+                if len(row) > self._most or len(fields | row) > self._most:
+                    rejects.append(Reject(item, too_many_columns(self._most)))
+                    continue
+                fields.update(dict.fromkeys(row))
+            rows.append(row)
+        return list(fields), rows, rejects
+
+    def _append(self, fields: list[str], lines: bytes, count: int, seq: int) -> None:
+        if not self._rows:
+            lines = _lines([fields]) + lines
+        elif len(fields) > len(self._fields):
+            self._widen(fields)
+        self._file.append(lines)
+        self._fields = fields
+        self._rows += count
+        self._seq = seq  # here, as whoever waits for the thread may be cancelled
+
+    def _widen(self, fields: list[str]) -> None:
+        padding = b"," * (len(fields) - len(self._fields))
+
+        def rewrite(old: BinaryIO, new: BinaryIO) -> None:
+            old.seek(len(_lines([self._fields])))
+            new.write(_lines([fields]))
+            for line, ends in _row_ends(old):
+                new.write(line[:-1] + padding + b"\n" if ends else line)
+
+        self._file.replace(rewrite)
+        self._fields = fields
+
+    async def flush(self) -> bytes:
+        return await in_thread(self._flush)
+
+    def _flush(self) -> bytes:
+        file = self._file
+        file.sync()
+        check = checksum(file.tail(file.size))
+        return encode_saved(Saved(file.run_id, file.size, check, self._rows, self._fields if self._rows else []))
+
+    async def close(self, *, finished: bool) -> None:
+        self._rejects.close()
+        self._file.close()
+
+
+# -- cells
+
+_AS_IT_IS = frozenset({str, int, float, type(None)})
+
+
+def _cells(row: dict[str, Any], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[Any]:
+    values = map(row.get, fields)
+    cells = [value if type(value) in _AS_IT_IS else as_text(value) for value in values]
+    return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]
+
+
+def _escape(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _escape_name(name: str) -> str:
+    """The same for a column, such that two names never become one."""
+    return f"'{name}" if name.startswith((*_FORMULA, "'")) else name
+
+
+def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Lines, and whether a row ends with them: it does not within quotes."""
+    quotes = 0
+    while line := file.readline():
+        quotes += line.count(b'"')
+        yield line, quotes % 2 == 0
+
+
+def _lines(rows: Iterable[Sequence[Any]]) -> bytes:
+    r"""Rows as CSV. The writer is left at its ``\r\n``, which makes it quote either of them within a value."""
+    lines = _Lines()
+    csv.writer(lines).writerows(rows)
+    return "".join([line[:-2] + "\n" for line in lines]).encode()
+
+
+class _Lines(list[str]):
+    """What `csv.writer` writes to: it writes each row with one call."""
+
+    write = list.append
