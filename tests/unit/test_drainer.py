@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import FrontierError, SinkError
+from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.item import encode_item
@@ -538,3 +538,55 @@ async def test_an_export_that_fails_closes_its_sink(frontier: FrontierWithFaults
     with pytest.raises(SinkError, match="disk is full"):
         await export(frontier.inner, sink)
     assert sink.steps == ["open", "write", "close"]
+
+
+# -- a store that goes back in time
+
+
+def set_cursor_back(frontier: FrontierWithFaults, role: str, cursor: bytes) -> None:
+    frontier.inner._roles._roles[role].cursor = cursor  # type: ignore[attr-defined]
+
+
+async def test_a_drainer_notices_that_its_cursor_went_back_and_starts_over(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    frontier = await frontier_in_memory()
+    await log_items(frontier, 20)
+    drainer = Drainer(frontier, open_sink(str(path)), sink_id(str(path)), batch=10)
+    async with running(drainer) as task:
+        await until(lambda: drainer.position == 20)
+        older = (await frontier.roles())[0].cursor
+        await log_items(frontier, 20, start=21)
+        drainer.nudge()
+        await until(lambda: drainer.position == 40)
+        set_cursor_back(frontier, f"sink:{sink_id(str(path))}", older)
+        await log_items(frontier, 5, start=41)
+        drainer.nudge()
+        with pytest.raises(StoreRewoundError):
+            await task
+    await drainer.start_over()
+    assert drainer.position == 20
+    assert numbers(path) == list(range(1, 21))
+    task = asyncio.create_task(drainer.run())
+    await until(lambda: drainer.position == 45)
+    await drainer.finish(True)
+    await task
+    assert numbers(path) == list(range(1, 46))
+
+
+async def test_a_move_of_the_cursor_whose_answer_was_lost_is_repeated_as_it_was(tmp_path: Path) -> None:
+    """The store may have it or not. Meanwhile the sink fails too, so it is opened again at the confirmed cursor."""
+    path = tmp_path / "items.jsonl"
+    frontier = await frontier_in_memory()
+    sink = SinkWithFaults(open_sink(str(path)))
+    drainer = Drainer(frontier, sink, sink_id(str(path)), batch=10, retry_delays=(0.01,) * 4)
+    async with running(drainer):
+        frontier.fault = fail_times(1, "after advance", lambda: StoreAwayError("the answer was lost"))
+        sink.fault = fail_times(1, "before flush", disk_full)
+        await log_items(frontier, 15)
+        drainer.nudge()
+        await until(lambda: drainer.position == 15)
+        await log_items(frontier, 15, start=16)
+        drainer.nudge()
+        await until(lambda: drainer.position == 30)
+        await drainer.finish(True)
+    assert numbers(path) == list(range(1, 31))
