@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from shoal.errors import FencedError, RunError, StoreRewoundError
+from shoal.errors import FencedError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
 from shoal.links import derived_fingerprint
-from shoal.ports import Claim, Holder, RequestState, Run, RunState
+from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
 
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
@@ -55,6 +57,33 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     again after a crash does not make a second one."""
     fingerprint = request.fingerprint()
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
+
+
+LARGE_PAGE = 2000
+"""Children of one page that are stored in one go, without giving way to other callers."""
+
+
+async def encode_children(
+    ended: Sequence[Completion | Failure], encode: Callable[[Request], bytes]
+) -> dict[int, bytes]:
+    """The msgpack of the children of large pages, by ``id``, made ahead of the step that stores them: so that no other
+    caller waits for it. RequestError for one that can't be stored."""
+    encoded: dict[int, bytes] = {}
+    for each in ended:
+        if len(each.children) > LARGE_PAGE:
+            for place, child in enumerate(each.children):
+                if place % LARGE_PAGE == 0:
+                    await asyncio.sleep(0)
+                encoded[id(child)] = encode_request(child, encode)
+    return encoded
+
+
+def encode_request(request: Request, encode: Callable[[Request], bytes]) -> bytes:
+    """Its msgpack. RequestError if it can't be stored."""
+    try:
+        return encode(request)
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise RequestError(f"{request.url} can't be stored: {exc}") from exc
 
 
 def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:

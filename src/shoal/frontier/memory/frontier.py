@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
 from shoal import clock
-from shoal.errors import QueueFullError, RequestError
+from shoal.errors import QueueFullError
+from shoal.frontier import rules
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, OpenRuns, apply_update
 from shoal.frontier.memory.backlog import Backlog, Spill
 from shoal.frontier.memory.records import (
@@ -69,6 +70,7 @@ from shoal.ports import (
 )
 
 _CHUNK = 1000
+_NOTHING: Mapping[int, bytes] = {}
 _Fresh = dict[bytes, tuple[Request, bytes]]
 """New requests by fingerprint, with their msgpack."""
 
@@ -88,7 +90,8 @@ class _Held(msgspec.Struct):
 
 
 class MemoryFrontier:
-    """See `shoal.ports.Frontier`. No method gives way to another task in its middle, so each is one atomic step."""
+    """See `shoal.ports.Frontier`. No method gives way to another task while it changes something, so each is one atomic
+    step."""
 
     def __init__(
         self,
@@ -142,20 +145,19 @@ class MemoryFrontier:
             self._roles.save(seed.role, cursor)
         return Pushed(len(fresh), len(requests) - len(fresh))
 
-    def _fresh(self, named: Iterable[tuple[bytes, Request]]) -> _Fresh:
+    def _fresh(self, named: Iterable[tuple[bytes, Request]], encoded: Mapping[int, bytes] = _NOTHING) -> _Fresh:
         """What is new, encoded: a request that can't be is refused here, before anything is changed."""
         fresh: _Fresh = {}
         for fingerprint, request in named:
             if fingerprint not in fresh and int.from_bytes(fingerprint, "big") not in self._records:
-                try:
-                    fresh[fingerprint] = request, encode_request(request)
-                except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                    raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+                payload = encoded.get(id(request)) or rules.encode_request(request, encode_request)
+                fresh[fingerprint] = request, payload
         return fresh
 
-    def _fresh_children(self, ended: Completion | Failure) -> _Fresh:
+    def _fresh_children(self, ended: Completion | Failure, encoded: Mapping[int, bytes]) -> _Fresh:
         parent = ended.lease.fingerprint
-        return self._fresh((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
+        named = ((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
+        return self._fresh(named, encoded)
 
     def _push_children(self, ended: Completion | Failure, fresh: _Fresh, known: int) -> Pushed:
         # Another page of the same batch may have brought the same link meanwhile.
@@ -430,8 +432,9 @@ class MemoryFrontier:
         return answer
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        encoded = await rules.encode_children(completions, encode_request)
         now = self._clock()
-        fresh = [self._fresh_children(completion) for completion in completions]
+        fresh = [self._fresh_children(completion, encoded) for completion in completions]
         return [self._complete(completion, new, now) for completion, new in zip(completions, fresh, strict=True)]
 
     def _complete(self, completion: Completion, fresh: _Fresh, now: float) -> Pushed | None:
@@ -450,8 +453,9 @@ class MemoryFrontier:
         return pushed
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        encoded = await rules.encode_children(failures, encode_request)
         now = self._clock()
-        fresh = [self._fresh_children(failure) for failure in failures]
+        fresh = [self._fresh_children(failure, encoded) for failure in failures]
         return [self._fail(failure, new, now) for failure, new in zip(failures, fresh, strict=True)]
 
     def _fail(self, failure: Failure, fresh: _Fresh, now: float) -> RequestState | None:

@@ -8,14 +8,14 @@ the file at any moment, which is done when the run is opened and whenever a tran
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from shoal import clock
-from shoal.errors import QueueFullError, RequestError
+from shoal.errors import QueueFullError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, OpenRuns, apply_update
 from shoal.frontier.rules import (
     HALTED,
@@ -26,6 +26,8 @@ from shoal.frontier.rules import (
     check_nonce,
     child_fingerprint,
     claim_token,
+    encode_children,
+    encode_request,
     is_fenced,
     lost_reason,
     new_nonce,
@@ -62,6 +64,7 @@ T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
+_NOTHING: Mapping[int, bytes] = {}
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -176,7 +179,9 @@ class SQLiteFrontier:
 
         return await self._change(step)
 
-    def _new(self, offered: Sequence[tuple[bytes, Request, int | None]]) -> list[NewRequest]:
+    def _new(
+        self, offered: Sequence[tuple[bytes, Request, int | None]], encoded: Mapping[int, bytes] = _NOTHING
+    ) -> list[NewRequest]:
         """Those that the run has not yet, of (fingerprint, request, parent). One that can't be encoded is refused here,
         before anything is changed."""
         known = self._seen.known({fingerprint for fingerprint, _, _ in offered})
@@ -184,20 +189,19 @@ class SQLiteFrontier:
         for fingerprint, request, parent in offered:
             if fingerprint not in known:
                 known.add(fingerprint)
-                try:
-                    new.append(NewRequest(fingerprint, request, parent, _encode(request)))
-                except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                    raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+                payload = encoded.get(id(request)) or encode_request(request, _encode)
+                new.append(NewRequest(fingerprint, request, parent, payload))
         return new
 
-    def _new_children(self, families: Iterable[tuple[_Held, Sequence[Request]]]) -> list[NewRequest]:
-        return self._new(
-            [
-                (child_fingerprint(child, held.fingerprint, index), child, held.number)
-                for held, children in families
-                for index, child in enumerate(children)
-            ]
-        )
+    def _new_children(
+        self, families: Iterable[tuple[_Held, Sequence[Request]]], encoded: Mapping[int, bytes]
+    ) -> list[NewRequest]:
+        offered: list[tuple[bytes, Request, int | None]] = [
+            (child_fingerprint(child, held.fingerprint, index), child, held.number)
+            for held, children in families
+            for index, child in enumerate(children)
+        ]
+        return self._new(offered, encoded)
 
     def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
         if new:
@@ -415,12 +419,15 @@ class SQLiteFrontier:
         return reissued
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        return await self._change(partial(self._complete, completions))
+        encoded = await encode_children(completions, _encode)
+        return await self._change(partial(self._complete, completions, encoded))
 
-    def _complete(self, completions: Sequence[Completion], ledger: Ledger, now: float) -> list[Pushed | None]:
+    def _complete(
+        self, completions: Sequence[Completion], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> list[Pushed | None]:
         holders = self._ending(page.lease for page in completions)
         done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
-        new = self._new_children((held, page.children) for held, page in done)
+        new = self._new_children(((held, page.children) for held, page in done), encoded)
         self._db.executemany(
             "UPDATE request SET state = 3, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
@@ -443,9 +450,12 @@ class SQLiteFrontier:
         return results
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        return await self._change(partial(self._fail, failures))
+        encoded = await encode_children(failures, _encode)
+        return await self._change(partial(self._fail, failures, encoded))
 
-    def _fail(self, failures: Sequence[Failure], ledger: Ledger, now: float) -> list[RequestState | None]:
+    def _fail(
+        self, failures: Sequence[Failure], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> list[RequestState | None]:
         holders = self._ending(failure.lease for failure in failures)
         states: list[RequestState | None] = []
         dead, waiting = [], []
@@ -458,7 +468,7 @@ class SQLiteFrontier:
             else:
                 states.append("waiting")
                 waiting.append((held, failure, failure.retry_in))
-        self._die(dead, ledger, now)
+        self._die(dead, encoded, ledger, now)
         self._db.executemany(
             "UPDATE request SET state = 1, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
@@ -470,8 +480,10 @@ class SQLiteFrontier:
         self._end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
         return states
 
-    def _die(self, dead: Sequence[tuple[_Held, Failure]], ledger: Ledger, now: float) -> None:
-        new = self._new_children((held, failure.children) for held, failure in dead)
+    def _die(
+        self, dead: Sequence[tuple[_Held, Failure]], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> None:
+        new = self._new_children(((held, failure.children) for held, failure in dead), encoded)
         for held, failure in dead:
             self._db.execute(
                 "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, status = ?, items = ?,"
