@@ -18,6 +18,7 @@ import msgspec
 
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreRewoundError
+from shoal.frontier.redis.endings import FOREVER, Endings
 from shoal.frontier.redis.ledger import Ledger
 from shoal.frontier.redis.receipts import Receipts
 from shoal.frontier.redis.records import (
@@ -37,13 +38,8 @@ from shoal.frontier.redis.records import (
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import (
     DEAD,
-    DONE,
     MOST_LEASES,
-    READY,
-    STATE_NAMES,
-    WAITING,
     check_nonce,
-    child_fingerprint,
     claim_token,
     new_nonce,
     push_fingerprint,
@@ -74,7 +70,6 @@ from shoal.ports import (
 )
 
 _RUNS_AT_ONCE = 200
-_FOREVER = 1e9
 
 
 class RedisFrontier:
@@ -93,6 +88,7 @@ class RedisFrontier:
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
         self._ledger = Ledger(self._run, self._moved)
+        self._endings = Endings(self._proven, self._receipts)
         self._time = ServerTime(server.address.timeout)
         self._joined = False
         self._misplaced = False
@@ -163,18 +159,18 @@ class RedisFrontier:
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
             wait, server_time, *taken = await self._proven(
-                "lease", limit, min(ttl, _FOREVER), until, int(begun), call, *again, *self._slot
+                "lease", limit, min(ttl, FOREVER), until, int(begun), call, *again, *self._slot
             )
             self._time.heard(sent, float(server_time))
             if not taken:  # the server's clock has jumped: it is known now
                 continue
-            learned, fingerprints, records, buried = taken
+            learned, fingerprints, records, buried, poll_after = taken
             deadline = sent + ttl
             leases, unreadable = _read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
                 await self._proven("settle", *unreadable.arguments())
             if leases or not (records or buried):  # else there may be more behind those that were no good
-                return Leased(leases, float(wait) if wait else None)
+                return Leased(leases, float(wait) if wait else None, float(poll_after))
             part += 1
 
     async def _place(self, run: bytes) -> None:
@@ -191,7 +187,7 @@ class RedisFrontier:
             return []
         self._receipts.check()
         deadline = clock.now() + ttl
-        kept = await self._run("renew", min(ttl, _FOREVER), pack_leases(leases))
+        kept = await self._run("renew", min(ttl, FOREVER), pack_leases(leases))
         return [
             msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
             for lease, is_kept in zip(leases, kept, strict=True)
@@ -212,7 +208,7 @@ class RedisFrontier:
         deadline = clock.now() + ttl
         tokens = [reissued_token(nonce, lease.token) for lease in leases]
         packed = b"".join(map(pack_token, tokens))
-        kept = await self._run("reissue", min(ttl, _FOREVER), pack_leases(leases), packed)
+        kept = await self._run("reissue", min(ttl, FOREVER), pack_leases(leases), packed)
         return [
             msgspec.structs.replace(lease, token=token, deadline=deadline) if is_kept else None
             for lease, token, is_kept in zip(leases, tokens, kept, strict=True)
@@ -220,55 +216,14 @@ class RedisFrontier:
 
     # -- ending leases
 
-    async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[tuple[int, int, int]]:
-        """Of each ending the state now (-1: the lease was lost), and how many children were new and known."""
-        epoch, sent = self._receipts.epoch, clock.now()
-        answer = await self._proven("settle", *parcel.arguments())
-        order, index = max((order, index) for index, order in enumerate(answer[3::4]))
-        if order:
-            self._receipts.completed(epoch, sent, order, pack_leases([leases[index]]))
-        return list(zip(answer[::4], answer[1::4], answer[2::4], strict=True))
-
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        if not completions:
-            return []
-        parcel = Parcel()
-        for page in completions:
-            parcel.add_ending(
-                page.lease, DONE, contacted=page.contacted, status=page.status, duplicates=page.duplicates,
-                text=page.note, items=page.items, children=len(page.children),
-            )  # fmt: skip
-            self._add_children(parcel, page)
-        settled = await self._settle(parcel, [page.lease for page in completions])
-        return [None if state < 0 else Pushed(added, known) for state, added, known in settled]
+        return await self._endings.complete(completions)
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        if not failures:
-            return []
-        parcel = Parcel()
-        for failure in failures:
-            again = failure.retry_in is not None
-            parcel.add_ending(
-                failure.lease, WAITING if again else DEAD, contacted=failure.contacted, status=failure.status,
-                retry_in=min(failure.retry_in or 0.0, _FOREVER), kind=failure.kind, text=failure.reason,
-                items=failure.items, children=len(failure.children),
-            )  # fmt: skip
-            self._add_children(parcel, failure)
-        settled = await self._settle(parcel, [failure.lease for failure in failures])
-        return [None if state < 0 else STATE_NAMES[state] for state, _, _ in settled]
-
-    def _add_children(self, parcel: Parcel, ended: Completion | Failure) -> None:
-        parent = ended.lease.fingerprint
-        for index, child in enumerate(ended.children):
-            parcel.add_request(child, child_fingerprint(child, parent, index), parent)
+        return await self._endings.fail(failures)
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
-        if not leases:
-            return []
-        parcel = Parcel()
-        for lease in leases:
-            parcel.add_ending(lease, READY, contacted=contacted)
-        return [state >= 0 for state, _, _ in await self._settle(parcel, leases)]
+        return await self._endings.release(leases, contacted=contacted)
 
     async def fence(self, slot: str, epoch: int) -> int:
         lost: int = await self._run("fence", storable(slot), epoch)
@@ -281,12 +236,12 @@ class RedisFrontier:
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
         token = claim_token(nonce or new_nonce())
-        words = (storable(role), pack_token(token), min(ttl, _FOREVER))
+        words = (storable(role), pack_token(token), min(ttl, FOREVER))
         answer = await self._moved(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        words = (storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, _FOREVER), cursor)
+        words = (storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor)
         return bool(await self._moved(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -344,7 +299,7 @@ class RedisFrontier:
         return await self._ledger.host_states(limit)
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
-        await self._server.run("fact", b"", b"", storable(key), value, min(ttl, _FOREVER))
+        await self._server.run("fact", b"", b"", storable(key), value, min(ttl, FOREVER))
 
     async def recall(self, key: str) -> bytes | None:
         value: bytes | None = await self._server.run("fact", b"", b"", storable(key))

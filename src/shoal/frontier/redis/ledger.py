@@ -36,7 +36,7 @@ _SEARCH_STEP = 10_000
 _RETRY_STEP = 10_000
 _PAGE = 200
 _ITEMS = "the items"
-_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds")
+_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds", "incoming")
 
 
 class Ledger:
@@ -114,7 +114,16 @@ class Ledger:
         (found,) = await self._histories([fingerprint])
         if found is None and (other := await self._search(request.url)) is not None:
             (found,) = await self._histories([other])
-        return found
+        return found or await self._staged(fingerprint)
+
+    async def _staged(self, fingerprint: bytes) -> History | None:
+        """One that is on its way into the queue."""
+        stage, chunk = 0, 0
+        while stage >= 0:
+            stage, chunk, record, parent = await self._run("stage", "find", fingerprint, stage, chunk)
+            if record:
+                return _history(fingerprint, record, parent, b"", b"", 0)
+        return None
 
     async def _search(self, url: str) -> bytes | None:
         """One with a name of its own: it was not filtered, or is no GET. Reads all, as only a person asks."""

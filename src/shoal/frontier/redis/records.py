@@ -18,7 +18,7 @@ from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, Re
 
 _HEAD = Layout("<BHHIdQIQd16s")
 _OFFER = Layout("<I16sId16s")
-_ENDING = Layout("<16sQBBHIdII")
+_ENDING = Layout("<16sQBBHIdIIII")
 _HOST = Layout("<dddddiiI")
 _EVENT = Layout("<dI")
 _OPTIONS = Layout("<dII")
@@ -109,15 +109,21 @@ class Parcel:
         text: str = "",
         items: Sequence[bytes] = (),
         children: int = 0,
+        staged: tuple[int, int] = (0, 0),
     ) -> None:
-        """The end of a lease; ``children`` requests have to be added behind it."""
+        """The end of a lease; ``children`` requests have to be added behind it, or are ``staged``: chunks and links."""
         parts = self._parts
         status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
-        numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children)
+        numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children, *staged)
         parts.append(_ENDING.pack(lease.fingerprint, lease.token, *numbers))
         for piece in (storable(kind), storable(text), *items):
             parts.append(_SIZE.pack(len(piece)))
             parts.append(piece)
+
+    def chunk(self, requests: int) -> bytes:
+        """For a stage: so many requests, with the names of their hosts."""
+        names = [piece for name in self._hosts for piece in (_SIZE.pack(len(name.encode())), name.encode())]
+        return b"".join((_SIZE.pack(requests), _SIZE.pack(len(self._hosts)), *names, *self._parts))
 
     def arguments(self) -> tuple[bytes, ...]:
         """The blob, then the names of the hosts."""

@@ -42,7 +42,7 @@ class Scripts(NamedTuple):
     library: tuple[str, ...]
 
 
-_FRONTIER = Scripts("shoal.frontier.redis", ("base", "hosts", "requests", "slots"))
+_FRONTIER = Scripts("shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"))
 
 
 _warned: set[str] = set()

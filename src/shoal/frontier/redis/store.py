@@ -8,6 +8,7 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 - ``name``, ``host``: the number of each host, and what is known of it.
 - ``lease``: all leases, by when they run out.
 - ``fact:KEY``: what is remembered for all. ``deleted``: runs of which something is left to delete.
+  ``polls``: until when callers who got nothing were told to wait.
 - ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
 - ``run:N:q:HOST``: those that are ready on a host, best first. ``run:N:waiting``: those that wait for another attempt.
 - ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait,
@@ -15,6 +16,7 @@ stores can be on one server, and a cluster keeps each store in one place. Behind
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
 - ``run:N:role``, ``run:N:items``: its roles, and its item log.
 - ``run:N:sent``: leases that nobody has begun yet. ``grant:CLIENT``: what a client's last call leased.
+- ``run:N:stage:TOKEN``, ``run:N:stages``: links of pages with very many, on their way into the queue.
 - ``run:N:rewinds``: when clients found that the store had gone back in time.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: what was leased and claimed under slots of clusters, and the
   epoch before which each slot gets nothing.

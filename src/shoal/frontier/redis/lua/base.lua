@@ -58,7 +58,7 @@ end
 
 -- -- runs
 
-local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed'}
+local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed', 'incoming'}
 local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
 local runs, own = {}, nil
 

@@ -3,8 +3,8 @@
 -- the client if it may repeat this call or '', which call it is and the how-manieth part of it, and if it is under a slot
 -- of a cluster: which one, and its epoch. The first 2 bytes of a token are the number of its lease in this call.
 -- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
--- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, and how
--- many had none.
+-- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, how many had
+-- none, and after how many seconds to ask again at the earliest.
 
 local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
@@ -320,6 +320,18 @@ local function take(fingerprints, numbers, sequences, ranks)
   return leased, answer
 end
 
+-- -- callers who got nothing: each is given the next free moment, so that together they ask so often at most
+
+local POLLS_PER_SECOND, LONGEST_PAUSE, NO_PAUSE = 300, 10, 0.05
+
+local function pause()
+  if limit == 0 then return '0' end
+  local key = PREFIX .. 'polls'
+  local moment = math.min(math.max(now, tonumber(call('GET', key)) or 0), now + LONGEST_PAUSE)
+  call('SET', key, string.format('%.6f', moment + 1 / POLLS_PER_SECOND), 'PX', 2000 * LONGEST_PAUSE)
+  return moment - now < NO_PAUSE and '0' or string.format('%.3f', moment - now)
+end
+
 -- -- the step
 
 -- Nobody waits for this call any more: what it took would be nobody's.
@@ -329,13 +341,14 @@ if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string
 local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
 
+move_staged()
 local leased, answer = granted()
 if not leased then
   local gave, woke = give_back(), wake()
   local opened, looked = open_lanes(), look_at_full()
   if gave or woke or opened or looked then finish() end
   if own.state == 'paused' or own.state == 'cancelled' then
-    return {'', string.format('%.6f', server_time), '', '', {}, 0}
+    return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end
   leased, answer = take(choose())
 end
@@ -352,4 +365,7 @@ for number in pairs(in_play) do
   if host.learned_delay > 0 then learned[#learned + 1] = pack('<I4d', number, host.learned_delay) end
 end
 local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
-return {wait, string.format('%.6f', server_time), table.concat(learned), table.concat(leased), answer, buried}
+local poll_after = #leased == 0 and pause() or '0'
+return {
+  wait, string.format('%.6f', server_time), table.concat(learned), table.concat(leased), answer, buried, poll_after,
+}

@@ -1,9 +1,10 @@
--- End leases: done, failed, or given back. ARGV: the endings, then the names of the children's hosts.
+-- End leases: done, failed, or given back. ARGV: the endings, then the names of the children's hosts. Children are in the
+-- ending, or in a stage of so many chunks and links.
 -- Returns for each the state that its request is in now, how many of its children were new and known, and the number of
 -- the completion; -1 where the lease was lost, and then nothing was changed. A completion that was made already is told
--- again, without its children.
+-- again, without its children. Returns nothing, and changes nothing, if a stage is not there any more.
 
-local ENDING = '<c16c8BBI2I4dI4I4I4c0I4c0'
+local ENDING = '<c16c8BBI2I4dI4I4I4I4I4c0I4c0'
 local blob, names = ARGV[5], arguments_from(6)
 local endings, fingerprints, offers, at = {}, {}, {}, 1
 
@@ -12,7 +13,8 @@ local endings, fingerprints, offers, at = {}, {}, {}, 1
 local NOTHING = {}
 
 local function read_ending()
-  local fingerprint, token, outcome, contacted, status, duplicates, retry_in, items, children, kind, text, after =
+  local fingerprint, token, outcome, contacted, status, duplicates, retry_in, items, children, chunks, links, kind, text,
+    after =
     read(ENDING, blob, at)
   local logged = NOTHING
   if items > 0 then
@@ -24,10 +26,11 @@ local function read_ending()
   return {
     fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
     duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
-    kind = kind, text = text, added = 0, request = false, state = -1, order = 0, is_again = false,
+    kind = kind, text = text, chunks = chunks, links = links, added = 0, request = false, state = -1, order = 0, is_again = false,
   }
 end
 
+move_staged()
 local n = 0
 while at <= #blob do
   n = n + 1
@@ -60,6 +63,7 @@ for i, ending in ipairs(endings) do
     ending.state = fate(ending, request)
     numbers[#numbers + 1] = request.host
     if ending.state == DONE or ending.state == DEAD then read_children(ending) end
+    if ending.chunks > 0 and call('HLEN', stage_key(ending.token)) ~= ending.chunks then return {} end
   elseif request and request.state == DONE and request.token == ending.token and ending.outcome == DONE then
     ending.state, ending.order, ending.is_again = DONE, request.host, true
   end
@@ -98,7 +102,7 @@ local function retell(ending)
   end
 end
 
-local leases, over, waiting, answer = {}, {}, {}, {}
+local leases, over, waiting, staged, answer = {}, {}, {}, {}, {}
 for _, ending in ipairs(endings) do
   local is_over = ending.request and (ending.state == DONE or ending.state == DEAD)
   if is_over and ending.items ~= NOTHING then log_items(ending) end
@@ -125,11 +129,21 @@ for i, ending in ipairs(endings) do
       ending.order = own.done
       request.host = own.done
     end
+    if ending.chunks > 0 then staged[#staged + 1] = ending end
     save_record(own, fingerprint, request)
     own.duplicates = own.duplicates + ending.duplicates
   end
   local known = ending.is_again and 0 or ending.children - ending.added + ending.duplicates
   answer[4 * i - 3], answer[4 * i - 2], answer[4 * i - 1], answer[4 * i] = ending.state, ending.added, known, ending.order
+end
+for _, ending in ipairs(staged) do
+  if ending.state == DONE or ending.state == DEAD then
+    own.incoming = own.incoming + ending.links
+    call('PERSIST', stage_key(ending.token))
+    call('RPUSH', STAGES, pack(STAGE, ending.token, ending.chunks, ending.links))
+  else
+    call('UNLINK', stage_key(ending.token))
+  end
 end
 finish()
 many('ZREM', LEASES, leases)

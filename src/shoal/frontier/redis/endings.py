@@ -1,0 +1,153 @@
+"""The ends of leases: completions, failures, releases, with what they add to the run.
+
+One step with many links would keep the server from all others. So pages with many links upload them in chunks to a
+stage first; the step that ends the lease only registers the stage, and the store moves its chunks into the queue, one
+at a time, with whatever is asked of it next. See ``lua/stages.lua``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from shoal import clock
+from shoal.errors import StoreAwayError
+from shoal.frontier.redis.receipts import Receipts
+from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
+from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint
+from shoal.http import Request
+from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
+
+FOREVER = 1e9
+"""Seconds: what a store can add to a time."""
+MOST_LINKS = 2000
+"""Links that one step may add."""
+CHUNK = 1000
+"""Links that are moved from a stage at once."""
+_TRIES = 3
+
+
+class _Settled(NamedTuple):
+    """What became of an ending. ``state``: -1 where the lease was lost."""
+
+    state: int
+    added: int
+    known: int
+    order: int
+
+
+class _Stage(NamedTuple):
+    chunks: int
+    links: int
+
+
+class Endings:
+    """Ends leases of a run. ``run`` takes a step on a store that knows the last completion."""
+
+    def __init__(self, run: Callable[..., Awaitable[Any]], receipts: Receipts) -> None:
+        self._run = run
+        self._receipts = receipts
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        def add(parcel: Parcel, page: Completion, stage: _Stage | None) -> None:
+            parcel.add_ending(
+                page.lease, DONE, contacted=page.contacted, status=page.status, duplicates=page.duplicates,
+                text=page.note, items=page.items, children=0 if stage else len(page.children), staged=stage or (0, 0),
+            )  # fmt: skip
+
+        settled = await self._end(completions, add)
+        return [None if each.state < 0 else Pushed(each.added, each.known) for each in settled]
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
+            parcel.add_ending(
+                failure.lease, DEAD if failure.retry_in is None else WAITING, contacted=failure.contacted,
+                status=failure.status, retry_in=min(failure.retry_in or 0.0, FOREVER), kind=failure.kind,
+                text=failure.reason, items=failure.items, children=0 if stage else len(failure.children),
+                staged=stage or (0, 0),
+            )  # fmt: skip
+
+        settled = await self._end(failures, add)
+        return [None if each.state < 0 else STATE_NAMES[each.state] for each in settled]
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        if not leases:
+            return []
+        parcel = Parcel()
+        for lease in leases:
+            parcel.add_ending(lease, READY, contacted=contacted)
+        return [each.state >= 0 for each in await self._settle(parcel, leases)]
+
+    async def _end(self, endings: Sequence[Any], add: Callable[[Parcel, Any, _Stage | None], None]) -> list[_Settled]:
+        """Pages or failures, in one step, after the links of the largest were staged."""
+        if not endings:
+            return []
+        large = _large(endings)
+        for _ in range(_TRIES):
+            stages = {index: await self._upload(endings[index]) for index in large}
+            parcel = Parcel()
+            for index, ended in enumerate(endings):
+                add(parcel, ended, stages.get(index))
+                if index not in stages:
+                    _add_children(parcel, ended.lease, ended.children)
+            settled = await self._settle(parcel, [ended.lease for ended in endings])
+            if settled:
+                return [
+                    await self._moved(endings[index].lease, each) if stages.get(index, _NOTHING).links else each
+                    for index, each in enumerate(settled)
+                ]
+        raise StoreAwayError("the links of a page were forgotten while they were uploaded; it may work in a moment")
+
+    async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[_Settled]:
+        """What became of each; nothing if a stage was gone, and then nothing was changed."""
+        epoch, sent = self._receipts.epoch, clock.now()
+        answer = await self._run("settle", *parcel.arguments())
+        settled = [_Settled(*answer[first : first + 4]) for first in range(0, len(answer), 4)]
+        order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
+        if order:
+            self._receipts.completed(epoch, sent, order, pack_leases([leases[index]]))
+        return settled
+
+    async def _upload(self, ended: Completion | Failure) -> _Stage:
+        """Stage the links of a page; nothing is staged if its lease is not held any more."""
+        lease, children = ended.lease, ended.children
+        words = lease.fingerprint, pack_token(lease.token)
+        for first in range(0, len(children), CHUNK):
+            parcel, some = Parcel(), children[first : first + CHUNK]
+            _add_children(parcel, lease, some, first)
+            if not await self._run("stage", "put", *words, first // CHUNK, parcel.chunk(len(some))):
+                return _REFUSED
+        return _Stage(-(-len(children) // CHUNK), len(children))
+
+    async def _moved(self, lease: Lease, settled: _Settled) -> _Settled:
+        """Help the store to move what was staged, and count it. All others help too, should this client die."""
+        if settled.state not in (DONE, DEAD):
+            return settled
+        while True:
+            left, added, known = await self._run("stage", "move", pack_token(lease.token))
+            if not left:
+                return settled._replace(added=added, known=settled.known + known)
+            await asyncio.sleep(0)
+
+
+_NOTHING = _Stage(0, 0)
+_REFUSED = _Stage(1, 0)
+"""A stage that is never there: should the lease be held after all, nothing is done without its links."""
+
+
+def _large(endings: Sequence[Completion | Failure]) -> list[int]:
+    """Which of them to stage, the largest first, so that the others are few enough for one step."""
+    links = sum(len(ended.children) for ended in endings)
+    large = []
+    for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
+        if links <= MOST_LINKS:
+            break
+        large.append(index)
+        links -= len(endings[index].children)
+    return large
+
+
+def _add_children(parcel: Parcel, lease: Lease, children: Sequence[Request], first: int = 0) -> None:
+    for index, child in enumerate(children, first):
+        parcel.add_request(child, child_fingerprint(child, lease.fingerprint, index), lease.fingerprint)

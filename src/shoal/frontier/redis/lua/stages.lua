@@ -1,0 +1,63 @@
+-- Links of pages that have so many that one step would keep the server for too long.
+--
+-- They are uploaded in chunks to a stage: a hash, `stage:TOKEN`, that goes by itself if nothing comes of it. The step that
+-- ends the lease puts the stage into the list `stages`. From then on each step that leases or ends leases first moves one
+-- chunk into the queue. `incoming` counts the links of stages in the list.
+--
+-- A chunk is the number of its links, the names of their hosts, and the offers. Beside its chunks a stage has the `next`
+-- one to move, and how many links were `added` and `known`.
+
+local STAGE = '<c8I4I4' -- token, chunks, links that are left
+local STAGES = own and own.key .. ':stages'
+local UPLOAD_MS, OUTCOME_MS = 600000, 60000
+
+local function stage_key(token) return own.key .. ':stage:' .. token end
+
+local function read_chunk(chunk)
+  local count, hosts_count, at = read('<I4I4', chunk)
+  local names = {}
+  for i = 1, hosts_count do names[i], at = read('<I4c0', chunk, at) end
+  return count, names, at
+end
+
+-- A stage that has nothing more to move, or is not there because something else deleted it.
+local function close_stage(key, left)
+  own.incoming, own.is_changed = math.max(0, own.incoming - left), true
+  finish()
+  call('LPOP', STAGES)
+  call('PEXPIRE', key, OUTCOME_MS)
+end
+
+-- Move one chunk of the first stage into the queue.
+local function move_staged()
+  if own.incoming <= 0 then return end
+  local entry = call('LINDEX', STAGES, 0)
+  if not entry then return close_stage(STAGES, own.incoming) end
+  local token, chunks, links = read(STAGE, entry)
+  local key = stage_key(token)
+  local place = tonumber(call('HGET', key, 'next')) or 0
+  local chunk = call('HGET', key, place)
+  if not chunk then return close_stage(key, links) end
+
+  local count, names, at = read_chunk(chunk)
+  local offers, moved = {}, {added = 0}
+  for i = 1, count do
+    offers[i], at = read_offer(chunk, at)
+    offers[i].parent = moved
+  end
+  find_new()
+  add(offers, chunk, names)
+  offered, offered_list = {}, {}
+  own.incoming = own.incoming - count
+  finish()
+  call('HDEL', key, place)
+  call('HSET', key, 'next', place + 1)
+  call('HINCRBY', key, 'added', moved.added)
+  call('HINCRBY', key, 'known', count - moved.added)
+  if place + 1 < chunks then
+    call('LSET', STAGES, 0, pack(STAGE, token, chunks, links - count))
+  else
+    call('LPOP', STAGES)
+    call('PEXPIRE', key, OUTCOME_MS)
+  end
+end

@@ -1,0 +1,213 @@
+"""What must not keep a Redis server from the others: large pages, many hosts, many runs, many who poll; and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from shoal.errors import RunError
+from shoal.frontier.redis import RedisStore, endings
+from shoal.http import Request
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
+from shoal.testing.steps import TTL, check_books, complete, fail, history, lease_names, lease_one, names, page, push
+from tests.databases import RedisServer, shared
+
+OPTIONS = FrontierOptions(concurrency_per_host=1000)
+_prefixes = (f"s{uuid4().hex[:8]}-{number}" for number in count(1))
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{shared(RedisServer).url}?prefix={next(_prefixes)}"
+
+
+@pytest.fixture
+def ahead() -> list[float]:
+    """How far the server's clock is ahead."""
+    return [0.0]
+
+
+@pytest_asyncio.fixture
+async def store(url: str, ahead: list[float]) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(url, offset=lambda: ahead[0])
+    yield store
+    await store.close()
+
+
+async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptions = OPTIONS) -> Frontier:
+    await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=1.0))
+    return await store.frontier(run_id, options)
+
+
+async def ask(store: RedisStore, *words: Any) -> Any:
+    """The server itself; ``{}`` stands for the prefix."""
+    prefix = store._server.address.prefix
+    named = [word.replace("{}", prefix) if isinstance(word, str) else word for word in words]
+    return await store._server._client.execute_command(*named)
+
+
+async def cpu(store: RedisStore) -> float:
+    """Seconds that the server has worked."""
+    info = await ask(store, "INFO", "cpu")
+    seconds: float = info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]
+    return seconds
+
+
+# -- pages with very many links
+
+
+def links(number: int, hosts: int = 50) -> list[Request]:
+    return [page(each, host=f"{each % hosts}.example") for each in range(number)]
+
+
+async def longest_wait(frontier: Frontier, until: asyncio.Future[Any]) -> float:
+    """Of somebody who goes on leasing and completing meanwhile."""
+    longest = 0.0
+    while not until.done():
+        begin = time.monotonic()
+        lease = (await frontier.lease(1, TTL)).leases
+        longest = max(longest, time.monotonic() - begin)
+        begin = time.monotonic()
+        await frontier.complete([Completion(lease=each) for each in lease])
+        longest = max(longest, time.monotonic() - begin)
+        await asyncio.sleep(0.001)
+    return longest
+
+
+async def test_a_page_with_very_many_links_keeps_nobody_waiting(store: RedisStore, url: str) -> None:
+    frontier = await new_run(store)
+    await push(frontier, page("large", host="0.example"), *(page(f"x{each}") for each in range(5)))
+    large, known = await lease_one(frontier), links(100_000)
+    other_store = await RedisStore.open(url)
+    try:
+        other = await other_store.frontier("run", OPTIONS)
+        ending = asyncio.ensure_future(frontier.complete([Completion(lease=large, items=[b"x"], children=known)]))
+        assert await longest_wait(other, ending) < 1.0
+        assert await ending == [Pushed(100_000, 0)]
+        stats = await frontier.stats()
+        assert (stats.pushed, stats.incoming) == (100_006, 0)
+        await check_books(frontier)
+        assert await frontier.complete([Completion(lease=large, children=known)]) == [Pushed(0, 0)]
+    finally:
+        await other_store.close()
+
+
+async def stage(frontier: Frontier, lease: Lease, children: list[Request], **options: Any) -> None:
+    """Complete a page as a client does who dies at once: nobody helps to move its links."""
+    parts = frontier._endings  # type: ignore[attr-defined]
+
+    async def nobody(lease: Lease, settled: object) -> object:
+        return settled
+
+    parts._moved = nobody
+    try:
+        assert await frontier.complete([Completion(lease=lease, children=children, **options)]) == [Pushed(0, 0)]
+    finally:
+        del parts._moved
+
+
+async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    other = await store.frontier("run", OPTIONS)
+    claim = await frontier.claim("seed", TTL)
+    assert claim is not None
+    assert await frontier.relinquish(claim, finished=True)
+    await push(frontier, "large", page(7, host="7.example"))
+    large, seven = (await frontier.lease(2, TTL)).leases
+    await stage(frontier, large, links(3500), items=[b"x"])
+    stats = await frontier.stats()
+    assert (stats.pushed, stats.done, stats.items, stats.incoming, stats.remaining) == (2, 1, 1, 3500, 3501)
+    assert not await frontier.is_finished()
+    await check_books(frontier)
+    found = await history(frontier, page(3499, host="49.example"))
+    assert (found.state, found.parent, found.depth) == ("ready", large.request.url, 0)
+    assert await frontier.find(page("nothing")) is None
+    await complete(other, seven)  # each step moves some, whoever takes it
+    assert (await frontier.stats()).incoming == 2500
+    assert len((await other.lease(1, TTL)).leases) == 1
+    stats = await frontier.stats()
+    assert (stats.incoming, stats.pushed, stats.duplicates) == (1500, 2001, 1)
+    await check_books(frontier)
+    leases = (await other.lease(4000, TTL)).leases
+    while more := (await other.lease(4000, TTL)).leases:
+        leases += more
+    assert len({lease.fingerprint for lease in leases}) == len(leases) == 3498
+    stats = await frontier.stats()
+    assert (stats.incoming, stats.pushed, stats.duplicates) == (0, 3501, 1)
+    await check_books(frontier)
+
+
+async def test_several_large_pages_end_in_one_step(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    await push(frontier, *range(4))
+    one, two, three, four = (await frontier.lease(4, TTL)).leases
+    small = [page(f"small{each}") for each in range(1500)]
+    pages = [
+        Completion(lease=one, children=links(2500), duplicates=3),
+        Completion(lease=two, children=small),
+        Completion(lease=three, children=links(2600)),
+    ]
+    assert await frontier.complete(pages) == [Pushed(2500, 3), Pushed(1500, 0), Pushed(100, 2500)]
+    failure = Failure(lease=four, kind="k", reason="r", children=[page(f"d{each}") for each in range(2100)])
+    assert await frontier.fail([failure]) == ["dead"]
+    stats = await frontier.stats()
+    assert (stats.incoming, stats.pushed, stats.duplicates) == (0, 4 + 4100 + 2100, 2503)
+    await check_books(frontier)
+
+
+async def test_what_was_uploaded_for_nothing_leaves_no_trace(store: RedisStore, ahead: list[float]) -> None:
+    frontier = await new_run(store, options=FrontierOptions(max_attempts=9))
+    await push(frontier, 1, 2)
+    lost, waits = (await frontier.lease(2, 5)).leases
+    ahead[0] += 5
+    assert await lease_names(frontier) == ["1", "2"]
+    assert await frontier.complete([Completion(lease=lost, children=links(2500))]) == [None]
+    assert await ask(store, "KEYS", "{}run:1:stage*") == []
+    assert await frontier.fail([Failure(lease=waits, kind="k", reason="r", children=links(2500))]) == [None]
+    ahead[0] += TTL
+    retried = await lease_one(frontier)
+    put = frontier._endings._upload  # type: ignore[attr-defined]
+    assert (await put(Completion(lease=retried, children=links(2500)))).chunks == 3
+    (key,) = await ask(store, "KEYS", "{}run:1:stage*")
+    assert 0 < await ask(store, "PTTL", key) <= 600_000
+    again = Failure(lease=retried, kind="k", reason="r", retry_in=5, children=links(2500))
+    assert await frontier.fail([again]) == ["waiting"]
+    assert await ask(store, "KEYS", "{}run:1:stage*") == []
+    assert (await frontier.stats()).incoming == 0
+
+
+async def test_a_stage_that_went_before_its_page_was_completed_is_uploaded_again(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontier = await new_run(store)
+    await push(frontier, 1)
+    lease, upload, uploads = await lease_one(frontier), endings.Endings._upload, []
+
+    async def slow(self: endings.Endings, ended: Completion) -> object:
+        made = await upload(self, ended)
+        if not uploads:
+            await ask(store, "DEL", *(await ask(store, "KEYS", "{}run:1:stage*")))
+        uploads.append(made)
+        return made
+
+    monkeypatch.setattr(endings.Endings, "_upload", slow)
+    assert await frontier.complete([Completion(lease=lease, children=links(2500))]) == [Pushed(2500, 0)]
+    assert len(uploads) == 2
+    await check_books(frontier)
+
+
+async def test_a_deleted_run_takes_its_stages_along(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    await push(frontier, 1)
+    await stage(frontier, await lease_one(frontier), links(3500))
+    assert len(await ask(store, "KEYS", "{}run:1:stage*")) == 2
+    await store.delete_run("run")
+    assert await ask(store, "KEYS", "{}run:1*") == []
