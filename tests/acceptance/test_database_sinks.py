@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,6 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import Crawl, Response, Spider
 from shoal.errors import SinkError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
@@ -35,6 +38,7 @@ from shoal.sinks.drainer import Drainer, may_pass
 from shoal.sinks.keys import OWN
 from shoal.sinks.tables import Columns, Kind, Naming, joined, kind_of
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
+from tests.servers import SiteServer
 
 WHEN = datetime(2024, 2, 29, 12, 30, 15, 123456, UTC)
 _spaces = count()
@@ -635,14 +639,12 @@ async def test_a_table_of_someone_else(place: Place) -> None:
     await place.query("CREATE TABLE two (_key varchar(9), a int, PRIMARY KEY (_key, a))")
     await place.query("CREATE VIEW seen AS SELECT a AS _key FROM item")
     sink = await opened(place.spec())
-    with pytest.raises(
-        SinkError, match=r"table 'item' was not made by this version of Shoal .*choose another table with"
-    ) as caught:
+    with pytest.raises(SinkError, match=r"table 'item' was not made by Shoal.*choose another table with") as caught:
         await sink.write(logged([{"a": 1}]))
     assert not may_pass(caught.value)
     await sink.close(finished=False)
     for table in ("item", "keyed", "two", "seen"):
-        with pytest.raises(SinkError, match=f"table '{table}' was not made by this version of Shoal"):
+        with pytest.raises(SinkError, match=f"table '{table}' was not made by Shoal"):
             await opened(place.spec(table))
         assert await place.query(f"SELECT * FROM {table}") == []
 
@@ -1065,6 +1067,72 @@ async def test_a_drainer_that_died_between_its_write_and_its_cursor(place: Place
     assert drainer.position == 0
     await drainer.finish(True)
     assert sorted(row["n"] for row in await place.rows()) == list(range(60))
+
+
+# -- crawls
+
+
+class Pages(Spider):
+    """One page in ten has no number."""
+
+    name = "pages"
+
+    def parse(self, response: Response) -> Any:
+        number = response.url.rpartition("/")[2]
+        yield {"url": response.url, "number": None if number.endswith("7") else number}
+        yield response.follow_all("a")
+
+
+async def crawl_once(site: SiteServer, output: str, frontier: str = "memory:", run: Run | None = None) -> Crawl:
+    made = Crawl(
+        Pages, {"download_delay": 0, "frontier": frontier}, outputs=[output], arguments={"start_urls": [site.url]},
+        new_run=run is None,
+    )  # fmt: skip
+    made.run = run
+    return await made
+
+
+@pytest.mark.parametrize("server", [PostgresServer, MariaServer, None], ids=["postgres", "maria", "sqlite"])
+async def test_crawls_into_one_table(server: type[DatabaseServer] | None, tmp_path: Path) -> None:
+    """Two runs keep both; with a key, the newest is kept, and pages without one are counted as errors."""
+    place = await Place(shared(server)).create() if server is not None else None
+    both, newest = (
+        (place.spec("every"), place.spec("newest", key="number"))
+        if place is not None
+        else (f"{tmp_path}/out.db?table=every", f"{tmp_path}/out.db?table=newest&key=number")
+    )
+
+    async def counted(statement: str) -> list[int]:
+        if place is not None:
+            return [row["count"] for row in await place.query(statement)]
+        with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+            return [count for (count,) in database.execute(statement)]
+
+    async with SiteServer(pages=49) as site:
+        for _ in range(2):
+            await crawl_once(site, both)
+            done = await crawl_once(site, newest)
+            assert done.summary is not None
+            assert done.summary.counters.item_errors == 5
+    assert await counted("SELECT count(*) AS count FROM every GROUP BY _run") == [50, 50]
+    assert await counted("SELECT count(*) AS count FROM newest GROUP BY _run") == [45]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+async def test_a_file_that_is_replaced_between_two_crawls(tmp_path: Path, ending: str) -> None:
+    out, frontier = tmp_path / f"out.{ending}", f"sqlite:///{tmp_path}/crawl.db"
+    async with SiteServer(pages=20) as site:
+        first = await crawl_once(site, str(out), frontier)
+        await crawl_once(site, str(out), frontier)
+        replaced = out.read_bytes()
+        assert first.run is not None
+        with pytest.raises(SinkError, match=f"is not as run {first.run.run_id} left it"):
+            await crawl_once(site, str(out), frontier, first.run)
+        assert out.read_bytes() == replaced
+        out.unlink()
+        with pytest.raises(SinkError, match=f"`shoal export {first.run.run_id} -o FILE`"):
+            await crawl_once(site, str(out), frontier, first.run)
+        assert not out.exists()
 
 
 # -- the URL

@@ -883,11 +883,11 @@ async def test_a_table_of_someone_else(tmp_path: Path) -> None:
     database.commit()
     database.close()
     sink = await opened(path)
-    with pytest.raises(SinkError, match="table 'item' was not made by this version of Shoal"):
+    with pytest.raises(SinkError, match="table 'item' was not made by Shoal"):
         await sink.write(logged([{"a": 1}]))
     await sink.close(finished=False)
     for table in ("item", "keyed", "seen"):
-        with pytest.raises(SinkError, match=f"table '{table}' was not made by this version of Shoal"):
+        with pytest.raises(SinkError, match=f"table '{table}' was not made by Shoal"):
             await opened(f"sqlite:///{path}?table={table}")
     assert query(path, "SELECT * FROM item") == []
 
@@ -1278,6 +1278,21 @@ async def test_many_rejects_are_counted_and_not_all_shown(tmp_path: Path, caplog
     assert sum(rejected) == 1000
     assert len(caplog.records) == 22
     assert "1000 items were not written" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("name", ["out.csv?max_columns=1", "out.parquet?max_columns=1", "out.db?key=k"])
+async def test_an_item_that_is_written_again_is_counted_once(tmp_path: Path, name: str) -> None:
+    rejected: list[int] = []
+    sink = await run_opened(tmp_path / name, "one", on_reject=rejected.append)
+    state = await sink.flush()
+    for _ in range(3):
+        await sink.write(rows(5))
+        await sink.close(finished=False)
+        await sink.open(state)
+    await sink.write(rows(5))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert rejected == [5]
 
 
 def test_nul_in_the_name_of_a_field() -> None:

@@ -41,6 +41,7 @@ class CsvSink:
     # -- open
 
     async def open(self, state: bytes) -> None:
+        self._rejects.open()
         await in_thread(self._open, load_saved(self._file, state))
 
     def _open(self, saved: Saved | None) -> None:
@@ -105,7 +106,7 @@ class CsvSink:
             else:
                 await in_thread(self._append, fields, lines, len(rows), items[-1].seq)
         self._seq = items[-1].seq
-        self._rejects.report(rejects)
+        self._rejects.add(rejects)
 
     def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[str], list[dict[str, Any]], list[Reject]]:
         """The header with the new fields, the rows, and the items that need too many columns."""
@@ -147,7 +148,9 @@ class CsvSink:
         self._fields = fields
 
     async def flush(self) -> bytes:
-        return await in_thread(self._flush)
+        state = await in_thread(self._flush)
+        self._rejects.flush()
+        return state
 
     def _flush(self) -> bytes:
         file = self._file
@@ -156,7 +159,8 @@ class CsvSink:
         return encode_saved(Saved(file.run_id, file.size, check, self._rows, self._fields if self._rows else []))
 
     async def close(self, *, finished: bool) -> None:
-        self._rejects.close()
+        if finished:
+            self._rejects.finish()
         self._file.close()
 
 

@@ -115,6 +115,7 @@ class MySQLSink:
         self._packet = 1 << 20
 
     async def open(self, state: bytes) -> None:
+        self._rejects.open()
         await self._in_thread(self._open, state)
 
     def _open(self, state: bytes) -> None:
@@ -136,7 +137,7 @@ class MySQLSink:
         if items:
             rejects: list[Reject] = []
             await self._in_thread(self._write, items, rejects)
-            self._rejects.report(rejects)
+            self._rejects.add(rejects)
 
     def _write(self, items: Sequence[LoggedItem], found: list[Reject]) -> None:
         tables, rejects = rows_by_table(items, self._options)
@@ -155,10 +156,13 @@ class MySQLSink:
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
+        self._rejects.flush()
         return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
         """At the end, fields that never had a value get their column too."""
+        if finished:
+            self._rejects.finish()
         await self._in_thread(self._finish if finished else self._close)
 
     def _finish(self) -> None:
@@ -175,7 +179,6 @@ class MySQLSink:
                 self._database.close()
             self._database = None
             self._tables.clear()
-            self._rejects.close()
 
     # -- one write
 

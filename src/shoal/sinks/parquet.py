@@ -93,6 +93,7 @@ class ParquetSink:
     # -- open
 
     async def open(self, state: bytes) -> None:
+        self._rejects.open()
         run_id = self._options.run_id
         try:
             saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id)
@@ -173,7 +174,7 @@ class ParquetSink:
             self._items += fresh
             self._size, self._seq = size, fresh[-1].seq
         else:
-            self._rejects.report(await in_thread(self._write_part, [*self._items, *fresh]))
+            self._rejects.add(await in_thread(self._write_part, [*self._items, *fresh]))
 
     def _write_part(self, items: list[LoggedItem]) -> list[Reject]:
         rows, fields, rejects = self._fit(items)
@@ -204,13 +205,15 @@ class ParquetSink:
 
     async def flush(self) -> bytes:
         if self._items:
-            self._rejects.report(await in_thread(self._write_part, self._items))
+            self._rejects.add(await in_thread(self._write_part, self._items))
+        self._rejects.flush()
         return _encode(self._saved)
 
     # -- close
 
     async def close(self, *, finished: bool) -> None:
-        self._rejects.close()
+        if finished:
+            self._rejects.finish()
         await in_thread(self._finish if finished else self._close)
 
     def _finish(self) -> None:

@@ -116,6 +116,7 @@ class PostgresSink:
 
     async def open(self, state: bytes) -> None:
         await self.close(finished=False)
+        self._rejects.open()
         behind = self._progress.open(state)
         server = self._server
         async with self._errors():
@@ -144,14 +145,17 @@ class PostgresSink:
                 left -= 1
                 await asyncio.sleep(random.uniform(0, 0.05))
         self._progress.wrote(items)
-        self._rejects.report([*rejects, *(reject for batch in batches.values() for reject in batch.rejects)])
+        self._rejects.add([*rejects, *(reject for batch in batches.values() for reject in batch.rejects)])
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
+        self._rejects.flush()
         return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
         """At the end, fields that never had a value get their column too."""
+        if finished:
+            self._rejects.finish()
         try:
             if finished and self._connection is not None:
                 async with self._errors():
@@ -161,7 +165,6 @@ class PostgresSink:
             if self._connection is not None:
                 connection, self._connection = self._connection, None
                 self._ready.clear()
-                self._rejects.close()
                 await _close(connection, min(_CLOSING, self._server.timeout))
 
     # -- one write

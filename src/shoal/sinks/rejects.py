@@ -21,16 +21,24 @@ class Reject(NamedTuple):
 
 
 class Rejects:
-    """Logs the first ones, counts all of them."""
+    """Logs the first ones, counts all of them, at the next flush: what is written again must not count twice."""
 
     def __init__(self, name: str, on_reject: Callable[[int], None] | None = None) -> None:
         """``on_reject`` is called with a number of items."""
         self._name = name
         self._on_reject = on_reject
+        self._pending: list[Reject] = []
         self._count = 0
 
-    def report(self, rejects: Sequence[Reject]) -> None:
-        """Call it when the other items of the write are safe: a write that is repeated must not count twice."""
+    def open(self) -> None:
+        """The output is opened at its last flush: everything behind it is written again."""
+        self._pending.clear()
+
+    def add(self, rejects: Sequence[Reject]) -> None:
+        self._pending += rejects
+
+    def flush(self) -> None:
+        rejects, self._pending = self._pending, []
         if not rejects:
             return
         for item, reason in rejects[: max(0, _SHOWN - self._count)]:
@@ -41,8 +49,9 @@ class Rejects:
         if self._on_reject is not None:
             self._on_reject(len(rejects))
 
-    def close(self) -> None:
-        """Say how many there were since the last time."""
+    def finish(self) -> None:
+        """The run is over: say how many there were."""
+        self.flush()
         if self._count:
             log.error("%s: %d items were not written; the run's item log has them", self._name, self._count)
             self._count = 0

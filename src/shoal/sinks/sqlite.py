@@ -38,6 +38,7 @@ class SQLiteSink:
         self._tables: dict[str, _Table] = {}
 
     async def open(self, state: bytes) -> None:
+        self._rejects.open()
         await in_thread(self._open, state)
 
     def _open(self, state: bytes) -> None:
@@ -62,7 +63,7 @@ class SQLiteSink:
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if items:
-            self._rejects.report(await in_thread(self._write, items))
+            self._rejects.add(await in_thread(self._write, items))
 
     def _write(self, items: Sequence[LoggedItem]) -> list[Reject]:
         tables, rejects = rows_by_table(items, self._options)
@@ -93,16 +94,18 @@ class SQLiteSink:
 
     async def flush(self) -> bytes:
         """Every write was a durable transaction."""
+        self._rejects.flush()
         return self._progress.flush()
 
     async def close(self, *, finished: bool) -> None:
+        if finished:
+            self._rejects.finish()
         await in_thread(self._close)
 
     def _close(self) -> None:
         if self._database is not None:
             database, self._database = self._database, None
             self._tables.clear()
-            self._rejects.close()
             with self._errors():
                 database.close()
 

@@ -81,8 +81,8 @@ def rows_by_table(items: Iterable[LoggedItem], options: TableOptions) -> tuple[d
 def not_ours(where: str, table: str, way_out: str) -> SinkError:
     """The error for a table that a sink did not make."""
     return SinkError(
-        f"can't write {where}: its table {table!r} was not made by this version of Shoal (it lacks the primary key "
-        f"{KEY!r} or one of the columns {', '.join(OWN[1:])}); choose another table with {way_out}"
+        f"can't write {where}: its table {table!r} was not made by Shoal, or by an older version (it lacks the primary "
+        f"key {KEY!r} or one of the columns {', '.join(OWN[1:])}); choose another table with {way_out}"
     )
 
 
