@@ -21,8 +21,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.desk import Desk, TooManySessionsError
+from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions, FieldQuery
-from shoal.batch.session import Session, Webhook
+from shoal.batch.session import Session
+from shoal.batch.settings import Webhook
 from shoal.batch.shares import shares
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.turns import Taker, TakingTurns, Turns
@@ -264,9 +266,9 @@ def test_what_is_text_has_content(kind: str) -> None:
 # -- the spider
 
 
-def test_start_requests_have_their_place() -> None:
+async def test_start_requests_have_their_place() -> None:
     urls = ["no url", URL, "http://EXAMPLE.com/#top", "http://example.com/b", "ftp://example.com/"]
-    requests = start_requests(BatchSpider(BatchOptions(), ""), urls)
+    requests = start_requests(BatchSpider(BatchOptions(), ""), await GivenUrls.read(urls))
     assert [(request.url, request.meta) for request in requests] == [
         (URL, {"place": 1}),
         ("http://example.com/b", {"place": 3}),

@@ -15,11 +15,12 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.server.bodies import BoundedRoute
 from shoal.server.problems import ProblemError, responses
 from shoal.server.run_models import PRINTABLE, ClusterPage, ScaleCluster, Scaled
 from shoal.server.state import server_of
 
-router = APIRouter(prefix="/api/clusters", tags=["clusters"])
+router = APIRouter(prefix="/api/clusters", tags=["clusters"], route_class=BoundedRoute)
 
 _PATIENCE = 10.0  # seconds that a coordinator has for all of an answer
 

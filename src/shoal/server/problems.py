@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from shoal.batch.desk import TooManySessionsError
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
 from shoal.server.answers import answer
+from shoal.server.bodies import BodyError
 
 _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     RunError: (409, "wrong state"),
@@ -24,6 +25,11 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     TooManySessionsError: (429, "too many sessions"),
 }
 
+
+MOST_DETAILS = 20
+"""Errors that one answer lists."""
+_LONGEST_DETAIL = 300  # characters
+_LONGEST_MESSAGE = 1000
 
 _KINDS = {404: "not found", 405: "method not allowed", 413: "too large", 422: "bad request"}
 
@@ -64,13 +70,19 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     details = [{name: _sayable(text) for name, text in detail.items()} for detail in details or []]
-    body = {"error": {"kind": kind, "message": _sayable(message), "details": details}}
+    body = {"error": {"kind": kind, "message": _sayable(message, _LONGEST_MESSAGE), "details": details}}
     return answer(body, status, headers)
 
 
-def _sayable(text: str) -> str:
-    """Messages quote what came in, and that may hold what no encoding has."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def _sayable(text: str, longest: int = _LONGEST_DETAIL) -> str:
+    """Messages quote what came in: it may be long, and may hold what no encoding has."""
+    short = text if len(text) <= longest else f"{text[:longest]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
+
+
+def _place(part: object) -> str:
+    """A key of the body may be as long as the body."""
+    return f"{part:.80}" if isinstance(part, str) else str(part)
 
 
 class ProblemError(Exception):
@@ -106,12 +118,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, exc: RequestValidationError) -> Response:
+        found = exc.errors()
         details = [
-            {"where": ".".join(map(str, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
-            for error in exc.errors()
+            {"where": ".".join(map(_place, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
+            for error in found[:MOST_DETAILS]
         ]
+        if len(found) > MOST_DETAILS:
+            details.append({"where": "body", "message": f"and {len(found) - MOST_DETAILS} more errors"})
         first = details[0] if details else {"where": "body", "message": "it can't be read"}
         return problem(422, _KINDS[422], f"{first['where']}: {first['message']}", details)
+
+    @app.exception_handler(BodyError)
+    async def _unreadable(request: Request, exc: BodyError) -> Response:
+        detail = {"where": exc.where, "message": exc.message}
+        return problem(422, exc.kind, f"{exc.where}: {exc.message}", [detail])
 
     @app.exception_handler(ShoalError)
     async def _ours(request: Request, exc: ShoalError) -> Response:

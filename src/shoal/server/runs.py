@@ -11,16 +11,19 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
+from shoal.batch.given import GivenUrls
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.events import counts
 from shoal.http import Request as Page
 from shoal.item import decode_item
+from shoal.links import normalize_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.lookup import run_options
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.starting import start_run
+from shoal.server.bodies import BoundedRoute
 from shoal.server.problems import ProblemError, responses
 from shoal.server.run_models import (
     PRINTABLE,
@@ -38,7 +41,7 @@ from shoal.server.run_models import (
 )
 from shoal.server.state import Server, server_of
 
-router = APIRouter(prefix="/api/runs", tags=["runs"])
+router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
 _STARTING = 60.0  # seconds that pushing start requests may take
 _LAST_ITEM = 10**13  # no log has more, and every store can count so far
@@ -55,13 +58,11 @@ async def start(order: StartRun, request: Request) -> Response:
     a request brings no code. `single` runs in this server; `distributed` waits for workers, which `worker_command`
     starts. The same request again goes on where an earlier one was interrupted, unless `new_run`."""
     server = server_of(request)
-    limit = server.config.serve.max_urls
-    if order.urls is not None and len(order.urls) > limit:
-        raise ProblemError(422, "too many urls", f"{len(order.urls)} URLs; a run has {limit} at most (serve.max_urls)")
+    given = None if order.urls is None else await GivenUrls.read(order.urls, normalize_url)
     with _spider_problems():
         chosen = await _choose(server, order)
         begin = _queue if chosen.mode == "distributed" else _run_here
-        answer = await begin(server, chosen, order)
+        answer = await begin(server, chosen, given, new_run=order.new_run)
     return _json({**answer, "mode": chosen.mode}, 201, Location=f"/api/runs/{answer['run_id']}")
 
 
@@ -74,21 +75,30 @@ async def _choose(server: Server, order: StartRun) -> Chosen:
     return await asyncio.to_thread(orchestrator.choose, order.spider, order.arguments, order.mode)
 
 
-async def _queue(server: Server, chosen: Chosen, order: StartRun) -> dict[str, Any]:
+async def _queue(server: Server, chosen: Chosen, given: GivenUrls | None, *, new_run: bool) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_STARTING):
             started = await start_run(
-                server.store, chosen.spider, chosen.config, urls=order.urls, outputs=chosen.outputs,
-                new_run=order.new_run, networks=server.config.serve.allow,
+                server.store, chosen.spider, chosen.config, urls=_urls(given), outputs=chosen.outputs,
+                new_run=new_run, networks=server.config.serve.allow,
             )  # fmt: skip
     except TimeoutError:
         message = f"not all start requests were pushed within {_STARTING:g} s; the same request goes on with the rest"
         raise ProblemError(503, "not started", message) from None
-    return queued(started, chosen, server.frontier_to_name())
+    wrong = 0 if given is None else len(given.wrong)
+    answer = queued(started, chosen, server.frontier_to_name())
+    return {**answer, "unreadable": answer["unreadable"] + wrong}
 
 
-async def _run_here(server: Server, chosen: Chosen, order: StartRun) -> dict[str, Any]:
-    run = await server.jobs.start(chosen, order.urls, new_run=order.new_run)
+def _urls(given: GivenUrls | None) -> list[str] | None:
+    """Those that can be read, in normal form."""
+    if given is None:
+        return None
+    return [url for place, url in enumerate(given.normal) if place not in given.wrong]
+
+
+async def _run_here(server: Server, chosen: Chosen, given: GivenUrls | None, *, new_run: bool) -> dict[str, Any]:
+    run = await server.jobs.start(chosen, _urls(given), new_run=new_run)
     unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
     return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
 
