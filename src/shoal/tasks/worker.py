@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from shoal.assembly import make_onion, make_scheduler
+from shoal.batch.room import Room
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.errors import ConfigError, RunError
@@ -34,6 +35,7 @@ log = logging.getLogger("shoal.tasks")
 LEASE_TTL = 60.0
 """At most: after this a page whose worker died goes to another."""
 _SESSIONS = 50  # that a process keeps open
+_ROOMS = 2000  # sessions whose bytes it remembers
 _STATE_EVERY = 1.0
 _CLOSING = 5.0
 
@@ -120,6 +122,8 @@ class _Pages:
         self._persist = Persistence(shared=True)
         self._store: Store | None = None
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
+        self._rooms: OrderedDict[str, Room] = OrderedDict()
+        """What this process counted of sessions, also of such that are not open."""
         self._opening = asyncio.Lock()
 
     async def work(self, session_id: str, sent: Lease) -> dict[str, Any]:
@@ -187,11 +191,20 @@ class _Pages:
             session = await self._persist(lambda: Session.find(store, session_id))
             if session is None:
                 return None
+            self._keep_counting(session)
             fetcher = self._fetcher(session.settings.networks)
             opened = self._open[session_id] = _OpenSession(session, self._config, fetcher, self._worker_id)
             opened.users += 1
             self._tidy()
             return opened
+
+    def _keep_counting(self, session: Session) -> None:
+        """A session that is opened again goes on with its count. Its limit is this worker's own, if that is less."""
+        session.room.limit = min(session.room.limit, self._config.serve.max_session_bytes)
+        session.room = self._rooms.setdefault(session.id, session.room)
+        self._rooms.move_to_end(session.id)
+        if len(self._rooms) > _ROOMS:
+            self._rooms.popitem(last=False)
 
     def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
         """Private addresses are refused, but for these: those of the API that took the session, not this worker's."""
