@@ -1,4 +1,4 @@
-"""Bodies that strangers send to stop the server: it refuses them in little time and memory, and answers others meanwhile."""
+"""Bodies that strangers send to stop the server: it refuses them in little time and memory, and serves others."""
 
 from __future__ import annotations
 

@@ -604,9 +604,12 @@ async def test_redirects_count(location: str, kind: str) -> None:
     async def redirect(request: Request) -> Response:
         return Response(request.url, status=302, headers={"Location": location}, request=request)
 
-    with pytest.raises(FetchError) as raised:
+    async def follow_many() -> None:
         for _ in range(9):
             await room(Request(URL), redirect)
+
+    with pytest.raises(FetchError) as raised:
+        await follow_many()
     assert raised.value.kind == kind
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions
+from shoal.batch.redaction import redacted
 from shoal.batch.room import PER_ENTRY, Room, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, no_page, shortened, start_requests
@@ -369,7 +370,7 @@ class Session:
             if full and url not in lost:
                 why = no_page("limit", f"the batch had its {self.options.max_pages} pages (max_pages)")
             else:
-                why = no_page("worker lost", lost.get(url, "it was given up"))
+                why = no_page("worker lost", redacted(lost.get(url, "it was given up")))
             results[place] = {"url": self.settings.urls[place], **_untried(), **why}
         return results
 

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.given import GivenUrls, has_user
 from shoal.batch.options import BatchOptions
+from shoal.batch.redaction import REFUSED_ADDRESS, redacted
 from shoal.batch.room import PER_ENTRY, Room, request_size, size_of
 from shoal.errors import FetchError
 from shoal.handling import meant_for
@@ -99,10 +100,10 @@ class BatchSpider(Spider):
 
     def failed(self, request: Request, error: Exception) -> Iterator[dict[str, Any]]:
         """For one that is given up."""
-        known = isinstance(error, FetchError)
+        kind = error.kind if isinstance(error, FetchError) else "content"
         result = {
             **self._about(request),
-            **no_page(error.kind if known else "content", str(error)),  # type: ignore[attr-defined]
+            **no_page(kind, REFUSED_ADDRESS if kind == "address" else redacted(str(error))),
             "final_url": request.url,
             "http_status": (error.status or None) if isinstance(error, FetchError) else None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +13,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from shoal.batch.desk import TooManySessionsError
+from shoal.batch.redaction import redacted
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
 from shoal.server.answers import answer
 from shoal.server.bodies import BodyError
+
+log = logging.getLogger("shoal.server")
 
 _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     RunError: (409, "wrong state"),
@@ -24,6 +28,12 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     CoordinatorAwayError: (503, "coordinator away"),
     TooManySessionsError: (429, "too many sessions"),
 }
+_INSTEAD: dict[str, str] = {
+    "store away": "the server of the frontier does not answer; try again later",
+    "coordinator away": "the server of the coordinator does not answer; try again later",
+    "internal": "something went wrong in the server; its log has more",
+}
+"""What callers are told instead of what happened: that names servers and paths, which are no concern of theirs."""
 
 
 MOST_DETAILS = 20
@@ -114,7 +124,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, exc: Exception) -> Response:
-        return problem(500, "internal", "something went wrong in the server; its log has more")
+        return problem(500, "internal", _INSTEAD["internal"])
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, exc: RequestValidationError) -> Response:
@@ -135,9 +145,19 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ShoalError)
     async def _ours(request: Request, exc: ShoalError) -> Response:
-        for kind in type(exc).__mro__:
-            if kind in _STATUSES:
-                status, word = _STATUSES[kind]
-                retry = {"Retry-After": "5"} if status in (429, 503) else {}
-                return problem(status, word, str(exc), headers=retry)
-        return problem(500, "internal", str(exc))
+        status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
+        retry = {"Retry-After": "5"} if status in (429, 503) else {}
+        return problem(status, kind, told(exc, kind), headers=retry)
+
+
+def told(exc: ShoalError, kind: str = "") -> str:
+    """What a caller may know of an error. What is left out is in the log."""
+    if kind in _INSTEAD:
+        log.warning("answered %s: %s", kind, exc)
+        return _INSTEAD[kind]
+    if isinstance(exc, RequestError):  # it quotes what the caller sent
+        return str(exc)
+    message = redacted(str(exc))
+    if message != str(exc):
+        log.warning("answered %r: %s", message, exc)
+    return message

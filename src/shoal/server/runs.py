@@ -12,6 +12,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.given import GivenUrls
+from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, SinkError, SpiderError
@@ -19,12 +20,12 @@ from shoal.events import counts
 from shoal.http import Request as Page
 from shoal.item import decode_item
 from shoal.links import normalize_url
-from shoal.ports import Frontier, History, LoggedItem, Run, RunState
+from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.lookup import run_options
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.starting import start_run
 from shoal.server.bodies import BoundedRoute
-from shoal.server.problems import ProblemError, responses
+from shoal.server.problems import ProblemError, responses, told
 from shoal.server.run_models import (
     PRINTABLE,
     DeadPage,
@@ -109,7 +110,7 @@ def _spider_problems() -> Iterator[None]:
     try:
         yield
     except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", str(exc)) from exc
+        raise ProblemError(422, "bad request", told(exc)) from exc
 
 
 @router.get("", response_model=RunList, responses=responses(401, 422, 503))
@@ -255,7 +256,7 @@ async def read_url(
     if history is None:
         message = f"run {run_id} has not seen {page.url}: no fetched page links to it, or it is not in scope"
         raise ProblemError(404, "no such url", message)
-    return _json(history)
+    return _json(_shown(history))
 
 
 @router.get("/{run_id}/dead", response_model=DeadPage, responses=responses(401, 404, 422, 503))
@@ -270,10 +271,16 @@ async def _some_dead(frontier: Frontier, limit: int) -> list[History]:
     found: list[History] = []
     async with aclosing(cast(Any, frontier.dead())) as dead:
         async for history in dead:
-            found.append(history)
+            found.append(_shown(history))
             if len(found) == limit:
                 break
     return found
+
+
+def _shown(history: History) -> History:
+    """Reasons may name addresses that callers are not told of."""
+    events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
+    return msgspec.structs.replace(history, reason=redacted(history.reason), events=events)
 
 
 async def _find(server: Server, run_id: str) -> Run:
