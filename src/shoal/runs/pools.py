@@ -97,7 +97,8 @@ class LocalPool:
         self._count += 1
         if self._logs is None:
             return TemporaryFile()
-        return (self._logs / f"worker-{os.getpid()}-{self._count}.log").open("w+b")
+        name = self._logs / f"worker-{os.getpid()}-{self._count}.log"
+        return open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
 
     def _drain(self, child: _Child) -> None:
         """The end of its standard input is what a worker leaves at."""
