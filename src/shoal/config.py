@@ -446,9 +446,13 @@ def load_config(
         raise ConfigError(f"{sources['mode']}: {exc}") from exc
 
 
+_NO_SETTINGS = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
+"""Variables that are no settings: where the settings are, and what `start-distributed` and Compose give to Flower."""
+
+
 def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     known = {env_name(key): key for key in keys(Config)}
-    ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name != "SHOAL_CONFIG"}
+    ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _NO_SETTINGS}
     problems = []
     for name in sorted(ours.keys() - known.keys()):
         meant = name.removeprefix("SHOAL_").lower().replace("__", ".")
