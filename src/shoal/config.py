@@ -236,6 +236,35 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
     session: Timeout = 10.0  # a node that is not heard of for so long is dead, and its slot is taken
 
 
+def _check_proxies(proxies: tuple[str, ...]) -> str | None:
+    return next((problem for proxy in proxies if (problem := _check_proxy(proxy))), None)
+
+
+def _check_databases(outputs: tuple[str, ...]) -> str | None:
+    for output in outputs:
+        try:
+            url = urlsplit(output)
+            good = url.scheme in ("postgresql", "postgres", "mysql", "mariadb") and url.hostname and url.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            return f"must hold databases such as postgresql://db.example/crawl, not {mask(output)!r}"
+    return None
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """What a run in a shared store may ask of this worker."""
+
+    checks = {"proxies": _check_proxies, "outputs": _check_databases}
+    masks = {
+        "proxies": lambda proxies: tuple(map(mask, proxies)),
+        "outputs": lambda outputs: tuple(map(mask, outputs)),
+    }
+
+    proxies: tuple[str, ...] = ()  # that requests of a run may name, besides http.proxy
+    outputs: tuple[str, ...] = ()  # databases that a run may have written, such as postgresql://host/db; empty: any
+
+
 class Serve(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
@@ -288,6 +317,7 @@ class Config(Section, frozen=True, kw_only=True):
     queue: Queue = Queue()
     items: Items = Items()
     cluster: ClusterConfig = ClusterConfig()
+    worker: WorkerConfig = WorkerConfig()
     serve: Serve = Serve()
 
     def __post_init__(self) -> None:

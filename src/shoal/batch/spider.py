@@ -20,8 +20,10 @@ from shoal.spider import Spider
 
 PLACE = "place"
 """In a request's meta: which of the given URLs it is for."""
-_SITE = "site"
+SITE = "site"
 """In the meta of what was found: the host that is not left."""
+ERRBACK = "failed"
+"""The method that makes a result of a request that is given up."""
 _NO_LIMIT = 1 << 62
 _GIVEN_FIRST = 1.0  # their priority: before what is found on them
 _LONGEST_MESSAGE = 500  # characters of an error: it may quote what a server sent
@@ -55,7 +57,7 @@ class BatchSpider(Spider):
         )  # fmt: skip
 
     def _request(self, url: str, **more: Any) -> Request:
-        return Request(url, timeout=self._options.timeout, errback="failed", **more)
+        return Request(url, timeout=self._options.timeout, errback=ERRBACK, **more)
 
     def parse(self, response: Response) -> Iterator[dict[str, Any] | Request]:
         result = {
@@ -81,11 +83,11 @@ class BatchSpider(Spider):
         """The links within the site: the host that a given URL led to. A link that was redirected away from it leads
         no further. What was not sent on to this page, after a redirect, is not sent to its links either."""
         host = host_of(response.url)
-        if response.meta.get(_SITE, host) == host:
+        if response.meta.get(SITE, host) == host:
             for url in response.links():
                 if host_of(url) == host and url not in self._given and not has_user(url):
                     headers, cookies = meant_for(response.request, url)
-                    request = self._request(url, headers=headers, cookies=cookies, meta={_SITE: host})
+                    request = self._request(url, headers=headers, cookies=cookies, meta={SITE: host})
                     if not self._has_room_for(request):
                         return
                     yield request

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from ipaddress import ip_network
 from typing import Any, TypeVar
 
 import uvloop
@@ -17,7 +18,7 @@ from shoal.assembly import make_onion, make_scheduler
 from shoal.batch.room import Room
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, RequestError, RunError
 from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -27,7 +28,7 @@ from shoal.leases import LeaseKeeper
 from shoal.persistence import Persistence
 from shoal.ports import Failure, Lease, Store
 from shoal.resolving import look_up_many_names
-from shoal.tasks.messages import unpack
+from shoal.tasks.messages import check_fits, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 
 log = logging.getLogger("shoal.tasks")
@@ -61,7 +62,9 @@ class PageWorker:
             threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
     def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
-        """What became of the page. ConfigError when its session is in another ``store`` than this worker's."""
+        """What became of the page. RequestError for arguments that the API does not send, ConfigError when its session
+        is in another ``store`` than this worker's."""
+        sent = read_task(session_id, lease, store)
         if self._store_name != store:
             message = (
                 f"the session is in {store}, but this worker works on {self._store_name}: "
@@ -69,12 +72,12 @@ class PageWorker:
             )
             log.error("%s", message)
             raise ConfigError(message)
-        return self._run(self._work(session_id, lease, worker_id))
+        return self._run(self._work(session_id, sent, worker_id))
 
-    async def _work(self, session_id: str, lease: str, worker_id: str) -> dict[str, Any]:
+    async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, Any]:
         if self._pages is None:
             self._pages = _Pages(self._config, worker_id)
-        return await self._pages.work(session_id, unpack(lease))
+        return await self._pages.work(session_id, sent)
 
     def _run(self, doing: Coroutine[Any, Any, T]) -> T:
         if self._in_background:
@@ -85,6 +88,13 @@ class PageWorker:
         if self._pages is not None:
             self._run(asyncio.wait_for(self._pages.close(), _CLOSING))
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def in_both(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The networks that are in a network of each list."""
+    pairs = ((ip_network(one), ip_network(other)) for one in first for other in second)
+    found = (max(pair, key=lambda each: each.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
+    return tuple(dict.fromkeys(map(str, found)))
 
 
 class _OpenSession:
@@ -132,7 +142,11 @@ class _Pages:
         if opened is None:
             return {**answer, "state": "gone"}  # the session was removed
         try:
+            check_fits(sent, opened.session)
             return {**answer, "state": await self._handle(opened, sent)}
+        except RequestError as exc:
+            log.error("a task of session %s is refused: %s", session_id, exc)
+            return {**answer, "state": "refused"}
         except RunError:
             return {**answer, "state": "gone"}
         finally:
@@ -192,7 +206,7 @@ class _Pages:
             if session is None:
                 return None
             self._keep_counting(session)
-            fetcher = self._fetcher(session.settings.networks)
+            fetcher = self._fetcher(self._networks(session))
             opened = self._open[session_id] = _OpenSession(session, self._config, fetcher, self._worker_id)
             opened.users += 1
             self._tidy()
@@ -206,8 +220,17 @@ class _Pages:
         if len(self._rooms) > _ROOMS:
             self._rooms.popitem(last=False)
 
+    def _networks(self, session: Session) -> tuple[str, ...]:
+        """Private networks that both the API which took the session and this worker allow (``serve.allow``): a session
+        comes from a store that others may be able to write to."""
+        asked, own = session.settings.networks, self._config.serve.allow
+        both = in_both(asked, own)
+        if set(both) != set(asked):
+            log.warning("session %s may crawl %s, but this worker only %s (serve.allow)", session.id, asked, both)
+        return both
+
     def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
-        """Private addresses are refused, but for these: those of the API that took the session, not this worker's."""
+        """Private addresses are refused, but for these."""
         if networks not in self._fetchers:
             guard = AddressGuard(networks)
             self._fetchers[networks] = HttpFetcher(self._config.http, self._config.user_agent, guard)
