@@ -31,7 +31,7 @@ class _Travelling(Struct, array_like=True, forbid_unknown_fields=True):
 
     request: Request
     fingerprint: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    token: Annotated[int, Meta(ge=0, lt=2**63)]
+    token: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     attempt: Annotated[int, Meta(ge=1, le=1000)]
     host: Annotated[str, Meta(max_length=300)]
     learned_delay: Annotated[float, Meta(ge=0, le=1e9)]
