@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from shoal.tasks.settings import celery_settings
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
+FLOWER_USER = "shoal"
 UP_WITHIN = 60.0  # seconds that a part has to answer for the first time
 LEAVE_WITHIN = 30.0  # and to leave: workers finish the pages that they have begun
 LEAVE_AT_ONCE = 1.0  # the same after a second signal
@@ -54,6 +56,9 @@ class Fleet:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._broker = celery_settings().broker_url
         self._environment = {**os.environ, "CELERY_BROKER_URL": self._broker}
+        given = self._environment.pop("SHOAL_FLOWER_PASSWORD", "")
+        self._flower_password = given or secrets.token_urlsafe(18)
+        self._flower_password_is_new = not given
         if "CELERY_RESULT_BACKEND" not in os.environ and _is_redis(self._broker):
             # On the same server, also where that is not the default one.
             self._environment["CELERY_RESULT_BACKEND"] = urlsplit(self._broker)._replace(path="/1").geturl()
@@ -75,8 +80,10 @@ class Fleet:
         flower = self._start(  # it asks the workers what they are when it comes up, so they come first
             "flower",
             [BIN / "celery", "-A", "shoal.celery", "flower", f"--address={HOST}", f"--port={options.flower_port}"],
-            # Flower's API asks for a password unless this is set. It listens on this machine only, hence it may be.
-            FLOWER_UNAUTHENTICATED_API=os.environ.get("FLOWER_UNAUTHENTICATED_API", "true"),
+            # Without a password every web page in a browser of this machine could stop workers through its API. By the
+            # environment: command lines can be read by all users.
+            FLOWER_BASIC_AUTH=f"{FLOWER_USER}:{self._flower_password}",
+            FLOWER_UNAUTHENTICATED_API="false",
         )
         self._wait(flower, lambda: _answers(f"http://{HOST}:{options.flower_port}/healthcheck"))
         self._wait(api, self._is_available, "distributed crawling")
@@ -147,9 +154,10 @@ class Fleet:
 
     def tell(self) -> None:
         token = ' -H "Authorization: Bearer $SHOAL_SERVE__TOKEN"' if _token() else ""
+        password = self._flower_password if self._flower_password_is_new else "as SHOAL_FLOWER_PASSWORD says"
         say(f"""
 API     {self.api} (described at {self.api}/docs)
-Flower  http://{HOST}:{self._options.flower_port}
+Flower  http://{HOST}:{self._options.flower_port} (user {FLOWER_USER}, password {password})
 logs    {self._logs}
 
 curl -X POST {self.api}/api/crawl/batch{token} -H "Content-Type: application/json" \\
@@ -254,7 +262,8 @@ def _parse() -> argparse.Namespace:
         prog="start-distributed",
         description="Start Redis (if none answers at CELERY_BROKER_URL), Celery workers, the HTTP API and Flower on "
         "this machine, keep them running, and stop them all at Ctrl-C. The settings of the parts come from the "
-        "environment (CELERY_*, SHOAL_*) and shoal.toml.",
+        "environment (CELERY_*, SHOAL_*) and shoal.toml. Flower's password is SHOAL_FLOWER_PASSWORD, or a new one that "
+        "is printed.",
     )
     environ = os.environ
     parser.add_argument("workers", nargs="?", type=count, default=2, metavar="N", help="how many workers (default 2)")
@@ -275,6 +284,7 @@ def _parse() -> argparse.Namespace:
 def _lock(folder: Path) -> Any:
     """Two Redis servers on one folder would spoil its data. Held as long as the file is open."""
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # logs, and the queue with the cookies of requests
     file = (folder / "lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -309,6 +319,7 @@ def _complain(error: Exception) -> int:
 
 
 def main() -> int:
+    os.umask(0o077)  # what it and its parts write is for this user alone
     signals = Signals()
     try:
         return _run(_parse(), signals)

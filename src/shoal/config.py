@@ -237,6 +237,35 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
     session: Timeout = 10.0  # a node that is not heard of for so long is dead, and its slot is taken
 
 
+def _check_proxies(proxies: tuple[str, ...]) -> str | None:
+    return next((problem for proxy in proxies if (problem := _check_proxy(proxy))), None)
+
+
+def _check_databases(outputs: tuple[str, ...]) -> str | None:
+    for output in outputs:
+        try:
+            url = urlsplit(output)
+            good = url.scheme in ("postgresql", "postgres", "mysql", "mariadb") and url.hostname and url.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            return f"must hold databases such as postgresql://db.example/crawl, not {mask(output)!r}"
+    return None
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """What a run in a shared store may ask of this worker."""
+
+    checks = {"proxies": _check_proxies, "outputs": _check_databases}
+    masks = {
+        "proxies": lambda proxies: tuple(map(mask, proxies)),
+        "outputs": lambda outputs: tuple(map(mask, outputs)),
+    }
+
+    proxies: tuple[str, ...] = ()  # that requests of a run may name, besides http.proxy
+    outputs: tuple[str, ...] = ()  # databases that a run may have written, such as postgresql://host/db; empty: any
+
+
 class Serve(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
@@ -289,6 +318,7 @@ class Config(Section, frozen=True, kw_only=True):
     queue: Queue = Queue()
     items: Items = Items()
     cluster: ClusterConfig = ClusterConfig()
+    worker: WorkerConfig = WorkerConfig()
     serve: Serve = Serve()
 
     def __post_init__(self) -> None:
@@ -447,9 +477,13 @@ def load_config(
         raise ConfigError(f"{sources['mode']}: {exc}") from exc
 
 
+_NO_SETTINGS = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
+"""Variables that are no settings: where the settings are, and what `start-distributed` and Compose give to Flower."""
+
+
 def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     known = {env_name(key): key for key in keys(Config)}
-    ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name != "SHOAL_CONFIG"}
+    ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _NO_SETTINGS}
     problems = []
     for name in sorted(ours.keys() - known.keys()):
         meant = name.removeprefix("SHOAL_").lower().replace("__", ".")

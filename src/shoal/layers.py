@@ -6,6 +6,9 @@ further Sections, and a dotted key (``http.proxy``) names one value in it.
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -231,12 +234,42 @@ def from_text(info: inspect.Type, value: Any) -> Any:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What the file says; ConfigError with its name, and the line if it can't be read as TOML."""
+    """What the file says; ConfigError with its name, and the line if it can't be read as TOML.
+
+    ConfigError also if another user could have written it: it names code that runs, and where data goes.
+    """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            check_trust(file, os.fstat(opened.fileno()))  # of what was opened: a link counts by its target
+            return tomllib.loads(opened.read().decode("utf-8"))
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"{file}: not valid TOML: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not valid TOML: not UTF-8 at byte {exc.start}") from exc
     except OSError as exc:
         raise ConfigError(f"{file}: can't be read: {exc.strerror}") from exc
+
+
+def check_trust(file: Path, status: os.stat_result) -> None:
+    """ConfigError if the file is neither this user's nor root's, or if others can write it."""
+    me = os.geteuid()
+    if status.st_uid not in (me, 0):
+        raise ConfigError(
+            f"{file} is not used: it belongs to user {status.st_uid}, and its settings would run as user {me}. If you "
+            f"trust it, make it yours: chown {me} {file}"
+        )
+    if status.st_mode & 0o002:
+        raise ConfigError(f"{file} is not used: every user can write it. Fix that: chmod go-w {file}")
+    if status.st_mode & 0o020 and not _is_private_group(status.st_gid):
+        raise ConfigError(
+            f"{file} is not used: the members of group {status.st_gid} can write it. Fix that: chmod g-w {file}"
+        )
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether it is the group that many systems make for each user: named like the user, with nobody else in it."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}

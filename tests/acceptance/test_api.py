@@ -782,6 +782,29 @@ def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], sta
     assert status == 200 or is_problem(answer)
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("has_token", [True, False])
+def test_pages_of_other_origins_change_nothing(api: Api, guarded: Api, method: str, has_token: bool) -> None:
+    """Whether the server has tokens or not, and also where the request has the right one."""
+    server = guarded if has_token else api
+    token = {"Authorization": f"Bearer {OPERATOR}"} if has_token else {}
+    own = f"127.0.0.1:{server.port}"
+    refused: list[dict[str, str]] = [
+        {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": ""},
+        {"Origin": f"file://{own}"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": f"http://{own}"},
+    ]  # fmt: skip
+    taken: list[dict[str, str]] = [
+        {}, {"Origin": f"http://{own}"}, {"Origin": f"HTTPS://{own}"}, {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"},
+    ]  # fmt: skip
+    for headers in (*refused, *taken):
+        status, answer = server.ask(method, "/api/hosts/none.example/nowhere", {}, {**token, **headers})
+        assert (status == 403) == (headers in refused), (headers, answer)
+        assert is_problem(answer)
+    assert server.ask("GET", "/health", headers={"Origin": "https://evil.example"})[0] == 200
+
+
 def test_a_body_is_not_too_large(guarded: Api) -> None:
     """Whether its length is declared or not."""
     body = json.dumps({"urls": ["http://127.0.0.1/" + "x" * 8000] * 20}).encode()
@@ -893,7 +916,7 @@ def test_no_secret_is_in_a_log_or_an_answer(guarded: Api, odd: MisbehavingServer
 
 
 def test_a_session_does_not_keep_too_much(tmp_path: Path, odd: MisbehavingServer) -> None:
-    environ = {"SHOAL_SERVE__MAX_SESSION_BYTES": "20000", "SHOAL_SERVE__MAX_KEPT_BYTES": "60000"}
+    environ = {"SHOAL_SERVE__MAX_SESSION_BYTES": "50000", "SHOAL_SERVE__MAX_KEPT_BYTES": "150000"}
     urls = [f"{odd.url}/links/100?{number}" for number in range(40)]
     with serving(tmp_path, environ) as api:
         answer = api.batch(urls, options={"robots": False})
@@ -906,7 +929,7 @@ def test_a_session_does_not_keep_too_much(tmp_path: Path, odd: MisbehavingServer
             if status != 200:
                 break
         assert (status, is_problem(answer)) == (429, True)
-        assert "60000 bytes" in answer["error"]["message"]
+        assert "150000 bytes" in answer["error"]["message"]
 
 
 # -- several servers on one store

@@ -451,9 +451,17 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
             run_id = begun["run_id"]
             assert "redis://:***@127.0.0.1" in begun["worker_command"]
             redis.kill()
+            answers = []
             for path in ("/api/runs", f"/api/runs/{run_id}", f"/api/runs/{run_id}/items", "/api/hosts"):
-                check_problem(api.get(path), 503, path)
-            assert must(api.get("/api/clusters/x"), 503)["error"]["kind"] == "coordinator away"
+                answers.append(api.get(path))
+                check_problem(answers[-1], 503, path)
+            answers += [api.get("/api/clusters/x"), api.get("/ready")]
+            assert must(answers[-2], 503)["error"]["kind"] == "coordinator away"
+            assert must(answers[-1], 503)["error"]["message"] == "the frontier does not answer"
+            place = url.rpartition("@")[2].partition("/")[0]
+            assert place not in str(answers)
+            assert "127.0.0.1" not in str(answers)
+            assert place in api.process.said()  # the log has it
             redis.start()
             until(lambda: api.get(f"/api/runs/{run_id}")[0] == 200, what="the run back")
     finally:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec.structs import replace
 
-from tests.acceptance.serving import Celery, celery, until
+from shoal.tasks.messages import pack, unpack
+from tests.acceptance.serving import Celery, beside, celery, until
 from tests.acceptance.target import Target, closest, target
 from tests.databases import RedisServer
+from tests.servers import MisbehavingServer
 
 
 @pytest.fixture
@@ -109,6 +113,48 @@ def test_what_is_delivered_twice_is_done_once(fleet: Celery, site: Target) -> No
     check_log(fleet, session, urls)
     until(lambda: sum(worker.said().count("'state': 'stale'") for worker in fleet.workers) == 8, 20, "the copies")
     assert sum(seen(site).values()) == 8
+
+
+def test_tasks_that_somebody_else_wrote_are_refused(fleet: Celery, site: Target) -> None:
+    """With the lease of a session's own page: another URL, other headers, a proxy, or something else altogether."""
+    fleet.control("cancel_consumer", "shoal")
+    urls = pages(site, 6)
+    session = fleet.api.batch(urls, distributed=True, wait=False, options={"robots": False})["session_id"]
+    broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])
+    until(lambda: broker.llen("shoal") == 6, 20, "the queue")
+    message = json.loads(broker.lindex("shoal", 0))
+    arguments, *rest = json.loads(b64decode(message["body"]))
+    lease = unpack(arguments[2])
+    evil = {"url": f"{site.url}/stolen", "headers": {"X-Evil": "1"}, "proxy": "http://127.0.0.1:1"}
+    altered = [replace(lease, request=lease.request.replace(**{name: value})) for name, value in evil.items()]
+    hostile = [[session, "", pack(each), arguments[3]] for each in altered]
+    hostile += [[session, "", "x" * 600_000, arguments[3]], ["../" + session, "", arguments[2], arguments[3]], [7] * 4]
+    for number, words in enumerate(hostile):
+        message["headers"]["id"] = message["properties"]["correlation_id"] = f"{number:032x}"
+        body = b64encode(json.dumps([words, *rest]).encode()).decode()
+        broker.rpush("shoal", json.dumps({**message, "body": body}))  # taken before all others
+    fleet.control("add_consumer", "shoal")
+    fleet.api.wait(session)
+    check_log(fleet, session, urls)
+    said = [worker.said() for worker in fleet.workers]
+    until(lambda: sum(worker.said().count("is refused: the request") for worker in fleet.workers) == 3, 20, "refusals")
+    until(lambda: sum(worker.said().count("not a task of Shoal") for worker in fleet.workers) >= 3, 20, "refusals")
+    assert seen(site) == Counter(url.removeprefix(site.url) for url in urls), said
+    assert not any("stolen" in visit.path for visit in site.visits())
+
+
+def test_a_session_holds_no_more_on_many_processes(tmp_path: Path) -> None:
+    limit = 200_000
+    with (
+        beside(MisbehavingServer()) as large,
+        celery(tmp_path, 1, SHOAL_SERVE__MAX_SESSION_BYTES=str(limit), CELERY_WORKER_CONCURRENCY="4") as fleet,
+    ):
+        urls = [f"{large.url}/links/200?{number}" for number in range(100)]
+        answer = fleet.api.batch(urls, distributed=True, timeout=60, options={"robots": False})
+        held = sum(len(json.dumps(result)) for result in answer["results"] if result["status"] == "success")
+        assert limit / 4 < held < 1.3 * limit
+        failed = [result["error"]["kind"] for result in answer["results"] if result["status"] == "failed"]
+        assert set(failed) == {"limit"}
 
 
 def test_politeness_is_the_fleets(fleet: Celery, site: Target) -> None:

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -80,11 +82,20 @@ class Distributed:
 
     def ask(self, part: str, path: str, body: dict[str, Any] | None = None) -> Any:
         request = urllib.request.Request(f"http://127.0.0.1:{self.ports[part]}{path}")
+        if part == "flower":
+            login = b64encode(f"shoal:{self.flower_password}".encode()).decode()
+            request.add_header("Authorization", f"Basic {login}")
         if body is not None:
             request.add_header("Content-Type", "application/json")
             request.data = json.dumps(body).encode()
         with urllib.request.urlopen(request, timeout=30.0) as answer:
             return json.load(answer)
+
+    @property
+    def flower_password(self) -> str:
+        """As it was printed, once."""
+        (found,) = re.findall(r"\(user shoal, password (\S+)\)", self.said)
+        return str(found)
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -114,6 +125,27 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def check_closed(url: str) -> None:
+    """Nobody gets anything there without the password."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, timeout=10)
+    with refused.value:
+        assert refused.value.code == 401
+
+
+def check_private(fleet: Distributed) -> None:
+    """What it wrote is for its user alone, and no secret is on a command line."""
+    assert fleet.folder.stat().st_mode & 0o077 == 0
+    written = [
+        file for name in ("logs", "redis", "lock") for file in (fleet.folder / name, *fleet.folder.glob(f"{name}/**/*"))
+    ]
+    assert len(written) > 8
+    assert [str(file) for file in written if file.stat().st_mode & 0o077] == []
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in fleet.processes}
+    assert any("flower" in line for line in lines.values())
+    assert not any(fleet.flower_password in line for line in lines.values())
+
+
 def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     fleet = start("2")
     fleet.wait_for("Ctrl-C stops all of it.")
@@ -135,6 +167,10 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     assert all(any(url in task["args"] for task in tasks) for url in urls)
     assert (fleet.folder / "redis" / "appendonlydir").is_dir()
 
+    for path in ("/", "/api/workers", "/api/tasks", "/broker"):
+        check_closed(f"http://127.0.0.1:{fleet.ports['flower']}{path}")
+    check_private(fleet)
+
     before = fleet.processes
     os.kill(fleet.pid("worker-1"), signal.SIGKILL)
     fleet.wait_for("worker-1 was killed by signal 9; another takes its place in 1 s")
@@ -150,10 +186,17 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
 
 def test_pages_in_work_are_finished_and_a_redis_that_answers_is_used(start: Callable[..., Distributed]) -> None:
     with closing(RedisServer()) as redis, target() as site:
-        fleet = start("1", CELERY_BROKER_URL=redis.url, SHOAL_SERVE__TOKEN="secret")
+        fleet = start("1", CELERY_BROKER_URL=redis.url, SHOAL_SERVE__TOKEN="secret", SHOAL_FLOWER_PASSWORD="my-own")
         fleet.wait_for('-H "Authorization: Bearer $SHOAL_SERVE__TOKEN"')
         fleet.wait_for("Ctrl-C stops all of it.")
         assert f"redis: the one at {redis.url} is used" in fleet.said
+        assert "my-own" not in fleet.said
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{fleet.ports['flower']}/")
+        login = {"Authorization": f"Basic {b64encode(b'shoal:my-own').decode()}"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{fleet.ports['flower']}/", headers=login)
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 200
         request = urllib.request.Request(
             f"http://127.0.0.1:{fleet.ports['api']}/api/crawl/batch",
             json.dumps({"urls": [f"{site.url}/slow?wait=3"], "distributed": True, "wait": False}).encode(),

@@ -21,8 +21,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.desk import Desk, TooManySessionsError
+from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions, FieldQuery
-from shoal.batch.session import Session, Webhook
+from shoal.batch.room import PER_ENTRY, Room
+from shoal.batch.session import Session, SessionTooLargeError
+from shoal.batch.settings import Webhook
 from shoal.batch.shares import shares
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.turns import Taker, TakingTurns, Turns
@@ -264,9 +267,9 @@ def test_what_is_text_has_content(kind: str) -> None:
 # -- the spider
 
 
-def test_start_requests_have_their_place() -> None:
+async def test_start_requests_have_their_place() -> None:
     urls = ["no url", URL, "http://EXAMPLE.com/#top", "http://example.com/b", "ftp://example.com/"]
-    requests = start_requests(BatchSpider(BatchOptions(), ""), urls)
+    requests = start_requests(BatchSpider(BatchOptions(), ""), await GivenUrls.read(urls))
     assert [(request.url, request.meta) for request in requests] == [
         (URL, {"place": 1}),
         ("http://example.com/b", {"place": 3}),
@@ -544,6 +547,99 @@ async def test_the_networks_of_the_server_are_kept_with_a_session() -> None:
     found = await Session.find(store, made.id)
     assert found is not None
     assert found.settings.networks == ("10.0.0.0/8",)
+
+
+# -- what a session holds
+
+
+def in_room(limit: int, **options: Any) -> tuple[BatchSpider, Room]:
+    room = Room(limit)
+    return BatchSpider(BatchOptions(**options), "", room=room), room
+
+
+def statuses(spider: BatchSpider, *pages: Response) -> list[str]:
+    return [each["status"] for each_page in pages for each in spider.parse(each_page) if isinstance(each, dict)]
+
+
+def test_titles_count() -> None:
+    spider, room = in_room(100_000, format="links")
+    large = page(f"<title>{'t' * 40_000}</title>")
+    assert statuses(spider, large, large, large) == ["success", "success", "failed"]
+    assert 80_000 < room.used < 90_000
+
+
+def test_what_does_not_fit_is_not_kept() -> None:
+    spider, room = in_room(50_000)
+    (result,) = spider.parse(page("€" * 30_000))
+    assert (result["status"], result["error"]["kind"], result["content"]) == ("failed", "limit", None)
+    assert "serve.max_session_bytes" in result["error"]["message"]
+    assert room.used < 1000
+
+
+def test_failures_count_and_are_short() -> None:
+    spider, room = in_room(10_000_000)
+    long = Request("http://example.com/" + "a" * 2000, redirects=["http://example.com/" + "b" * 2000])
+    for _ in range(100):
+        (result,) = spider.failed(long, FetchError("x" * 5000, kind="scope", retryable=False))
+    assert len(result["error"]["message"]) < 600
+    assert room.used > 100 * (2000 + 2000 + 5000)
+
+
+def test_links_count_once() -> None:
+    spider, room = in_room(10_000_000, depth=1)
+    linked = page("".join(f"<a href=/{number}>" for number in range(100)))
+    assert len(list(spider.parse(linked))) == 101
+    once = room.used
+    assert once > 100 * PER_ENTRY
+    assert len(list(spider.parse(linked))) == 101
+    assert room.used - once < 5000
+    spider, room = in_room(5000, depth=1)
+    assert len(list(spider.parse(linked))) < 30
+
+
+@pytest.mark.parametrize(("location", "kind"), [("/" + "x" * 9000, "redirects"), ("/" + "x" * 4000, "limit")])
+async def test_redirects_count(location: str, kind: str) -> None:
+    room = Room(20_000)
+
+    async def redirect(request: Request) -> Response:
+        return Response(request.url, status=302, headers={"Location": location}, request=request)
+
+    async def follow_many() -> None:
+        for _ in range(9):
+            await room(Request(URL), redirect)
+
+    with pytest.raises(FetchError) as raised:
+        await follow_many()
+    assert raised.value.kind == kind
+
+
+async def test_urls_and_headers_count_from_the_beginning() -> None:
+    store = MemoryStore()
+    options = BatchOptions(headers={"X-Long": "x" * 10_000})
+    config = Config(serve=Serve(max_session_bytes=200_000))
+    made = await Session.create(store, config, [f"{URL}{n}" for n in range(10)], options, caller="", distributed=False)
+    assert made.room.used > 100_000
+    with pytest.raises(SessionTooLargeError, match="200000 at most"):
+        await Session.create(store, config, [f"{URL}{n}" for n in range(30)], options, caller="", distributed=False)
+
+
+async def test_processes_share_what_a_session_may_hold() -> None:
+    store = MemoryStore()
+    made = await Session.create(store, Config(), [URL], BatchOptions(), caller="", distributed=False)
+    base = made.room.used
+    first, second = (Room(100_000, base, made.frontier) for _ in range(2))
+    assert first.take(60_000)
+    await first.sync()
+    await second.sync()
+    assert second.used == base + 60_000
+    assert not second.take(60_000)
+    assert second.take(30_000)
+    await second.sync()
+    again = Room(100_000, base, made.frontier)  # a process that was started later
+    await again.sync()
+    assert again.used == base + 90_000
+    assert not (await made.frontier.stats()).seeding
+    assert [role.cursor for role in await made.frontier.roles() if role.role == "seed"] == [b"1000"]
 
 
 # -- shares and turns

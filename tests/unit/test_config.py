@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +32,7 @@ from shoal.config import (
 )
 from shoal.errors import ConfigError
 from shoal.layers import keys
+from shoal.runs.registry import Registry
 
 
 def message(call: Any, *args: Any, **kwargs: Any) -> str:
@@ -620,3 +623,70 @@ def test_importing_is_light() -> None:
     code = f"import sys, shoal.layers, shoal.config; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+# -- a file that others could have written
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("concurrency = 3\n")
+    assert load_config(file=file).config.concurrency == 3
+    os.chown(file, 12345, -1)
+    with pytest.raises(ConfigError, match=r"belongs to user 12345.*chown"):
+        load_config(file=file)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        Registry.load(file)
+    link = tmp_path / "link.toml"
+    link.symlink_to(file)  # ours, but it leads to a file of another
+    with pytest.raises(ConfigError, match=r"link\.toml is not used: it belongs to user 12345"):
+        load_config(file=link)
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"), [(0o666, "every user"), (0o602, "every user"), (0o664, "group 12345"), (0o640, ""), (0o444, "")]
+)
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, says: str) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("concurrency = 3\n")
+    os.chown(file, -1, 12345)
+    file.chmod(mode)
+    if says:
+        with pytest.raises(ConfigError, match=rf"{says}.*can write it.*chmod"):
+            load_config(file=file)
+    else:
+        assert load_config(file=file).config.concurrency == 3
+
+
+def test_the_group_of_one_user_may_write(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("concurrency = 3\n")
+    file.chmod(0o664)  # root's own group has nobody else in it
+    assert load_config(file=file).config.concurrency == 3
+
+
+def test_another_user_may_use_a_file_of_root(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from shoal.config import load_config\n"
+        "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
+        "print(load_config(file=Path(sys.argv[1])).config.concurrency)"
+    )
+    with TemporaryDirectory() as folder:  # not below tmp_path, which no other user can enter
+        os.chmod(folder, 0o755)
+        file = Path(folder, "shoal.toml")
+        file.write_text("concurrency = 3\n")
+        command = [sys.executable, "-c", script, str(file)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "3\n"
+
+
+def test_the_command_says_why_it_does_not_use_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("concurrency = 3\n")
+    os.chown(file, 54321, -1)
+    command = [sys.executable, "-m", "shoal.cli.main", "config"]
+    for environ in ({}, {"SHOAL_CONFIG": str(file)}):  # found, or named
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **environ}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert f"{file} is not used: it belongs to user 54321" in done.stderr

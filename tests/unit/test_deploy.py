@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import typer
 import yaml
 from celery.app.utils import find_app
 from celery.bin.celery import celery
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from shoal import __version__
 from shoal.cli.main import app
@@ -21,6 +26,7 @@ from shoal.errors import ConfigError
 from shoal.server.access import check_binding
 from shoal.server.app import create_app
 from shoal.tasks.settings import CelerySettings, celery_settings
+from tests.databases import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -50,7 +56,7 @@ class Asked(dict[str, str]):
 def known_variables() -> set[str]:
     asked = Asked()
     celery_settings(asked)
-    return asked.names | {env_name(key) for key in flatten(Config())}
+    return asked.names | {env_name(key) for key in flatten(Config())} | {"SHOAL_FLOWER_PASSWORD"}
 
 
 @pytest.mark.parametrize(
@@ -154,31 +160,90 @@ def interpolated(value: Any, **environment: str) -> str:
     return re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", replace, str(value))
 
 
+NEEDED = {
+    "SHOAL_SERVE__TOKEN": "t", "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
+    "SHOAL_FLOWER_PASSWORD": "fl0wer",
+}  # fmt: skip
+"""What Compose does not start without, as the document writes it to `.env`."""
+
+
 def service_environment(name: str, **environment: str) -> dict[str, str]:
     given = SERVICES[name]["environment"]
     return {key: interpolated(value, **environment) for key, value in given.items()}
 
 
 def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> None:
-    environ = service_environment("api", SHOAL_SERVE__TOKEN="t")
+    environ = service_environment("api", **NEEDED)
     config = load_config(environ=environ).config
-    changed = {"frontier": "redis://redis:6379/2", "serve.host": "0.0.0.0", "serve.token": "t"}
+    changed = {"frontier": "redis://:p4ss@redis:6379/2", "serve.host": "0.0.0.0", "serve.token": "t"}
     assert config == Config().with_settings(changed)
     settings = celery_settings(environ)
     assert settings == CelerySettings(
-        broker_url="redis://redis:6379/0", result_backend="redis://redis:6379/1", rate_limit="10/m"
+        broker_url="redis://:p4ss@redis:6379/0", result_backend="redis://:p4ss@redis:6379/1", rate_limit="10/m"
     )
-    assert celery_settings(service_environment("worker", CELERY_TASK_RATE_LIMIT="none")).rate_limit is None
+    changed_rate = service_environment("worker", **NEEDED, CELERY_TASK_RATE_LIMIT="none")
+    assert celery_settings(changed_rate).rate_limit is None
 
 
-def test_compose_does_not_start_an_api_without_a_token() -> None:
-    with pytest.raises(AssertionError, match="SHOAL_SERVE__TOKEN has no value"):
-        service_environment("api")
-    environ = service_environment("api", SHOAL_SERVE__TOKEN="t")
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [
+        ("api", "SHOAL_SERVE__TOKEN"), ("api", "SHOAL_FRONTIER"), ("redis", "REDIS_PASSWORD"),
+        ("worker", "REDIS_PASSWORD"), ("flower", "SHOAL_FLOWER_PASSWORD"),
+    ],
+)  # fmt: skip
+def test_compose_starts_nothing_that_is_open(service: str, name: str) -> None:
+    with pytest.raises(AssertionError, match=f"{name} has no value"):
+        service_environment(service, **{key: value for key, value in NEEDED.items() if key != name})
+
+
+def test_the_document_writes_all_that_compose_needs() -> None:
+    (written,) = re.findall(r"cat > \.env <<EOF\n(.*?)\nEOF", DOCUMENT, re.DOTALL)
+    assert {line.partition("=")[0] for line in written.splitlines()} == NEEDED.keys()
+    assert "SHOAL_FRONTIER=redis://:$redis@redis:6379/2" in written
+
+
+def test_the_api_of_compose_needs_its_token() -> None:
+    environ = service_environment("api", **NEEDED)
     check_binding(load_config(environ=environ).config.serve)
     del environ["SHOAL_SERVE__TOKEN"]
     with pytest.raises(ConfigError, match="token"):
         check_binding(load_config(environ=environ).config.serve)
+
+
+def test_flower_asks_for_a_password() -> None:
+    environ = service_environment("flower", **NEEDED)
+    assert environ["FLOWER_BASIC_AUTH"] == "shoal:fl0wer"
+    assert environ["FLOWER_UNAUTHENTICATED_API"] == "false"
+    (container,) = containers(WORKLOADS["flower"])
+    pod = {each["name"]: each for each in container["env"]}
+    assert pod["FLOWER_BASIC_AUTH"]["valueFrom"] == {"secretKeyRef": {"name": "shoal", "key": "flower-auth"}}
+    assert pod["FLOWER_UNAUTHENTICATED_API"]["value"] == "false"
+
+
+@pytest.mark.parametrize("where", ["compose", "kubernetes"])
+def test_redis_asks_for_a_password_that_ps_does_not_show(where: str, tmp_path: Path) -> None:
+    """Its command as it is deployed, on a port and in a folder of its own."""
+    if where == "compose":
+        words = [word.replace("$$", "$") for word in SERVICES["redis"]["command"]]
+        environ = service_environment("redis", **NEEDED)
+    else:
+        words, environ = containers(WORKLOADS["redis"])[0]["command"], {"REDIS_PASSWORD": "p4ss"}
+    script = re.sub("--dir /data", "", words[-1])
+    assert "p4ss" not in script
+    assert "--appendonly yes" in script
+    port = free_port()
+    words = [*words[:-1], script.replace("redis-server ", f"redis-server --port {port} --dir {tmp_path} ", 1)]
+    with subprocess.Popen(words, env={**os.environ, **environ}, stdout=subprocess.DEVNULL) as process:
+        try:
+            stranger = redis.Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200))
+            with pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+            stranger.close()
+            assert redis.Redis(port=port, password="p4ss").ping()
+            assert b"p4ss" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        finally:
+            process.terminate()
 
 
 def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
@@ -197,7 +262,6 @@ def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
     assert published == {
         "redis": "127.0.0.1:6379:6379", "api": "127.0.0.1:8000:8000", "flower": "127.0.0.1:5555:5555",
     }  # fmt: skip
-    assert "--appendonly" in SERVICES["redis"]["command"]
     assert SERVICES["postgres"]["profiles"] == ["postgres"]
 
 

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from shoal.batch.options import BatchOptions
-from shoal.batch.session import OVER, Session, Webhook
+from shoal.batch.session import OVER, Session
+from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider
 from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shoal.batch.grammar import LONGEST, check_css, check_xpath
+from shoal.batch.limits import StrictModel, at_most
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector
@@ -18,11 +19,9 @@ _LONGEST_NAME = 100
 _LARGEST_HEAD = 16 * 1024  # bytes of headers and cookies together: they are kept with each URL
 
 
-class FieldQuery(BaseModel):
+class FieldQuery(StrictModel):
     """Where a field is on a page: a CSS query (with `::text` or `::attr(name)` if wanted) or an XPath. Only the part of
     both is taken that is fast on any page."""
-
-    model_config = ConfigDict(extra="forbid")
 
     css: Annotated[str | None, Field(max_length=LONGEST, examples=["h1"])] = None
     xpath: Annotated[str | None, Field(max_length=LONGEST, examples=["//h1/text()"])] = None
@@ -49,18 +48,17 @@ def _text_is_css(query: Any) -> Any:
     return {"css": query} if isinstance(query, str) else query
 
 
-class BatchOptions(BaseModel):
+class BatchOptions(StrictModel):
     """How the pages of a batch are fetched, and what is taken from them."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: Annotated[Format, Field(description="What `content` is.")] = "html"
     fields: Annotated[
         dict[str, Annotated[FieldQuery, BeforeValidator(_text_is_css, json_schema_input_type=FieldQuery | str)]],
         Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=50),
+        at_most(50),
     ] = {}
-    headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50)] = {}
-    cookies: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=100)] = {}
+    headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50), at_most(50)] = {}
+    cookies: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=100), at_most(100)] = {}
     timeout: Annotated[float, Field(gt=0, le=600, description="Seconds for one page.")] = 30.0
     max_bytes: Annotated[int, Field(ge=1, le=64 << 20, description="A larger page fails.")] = 5 << 20
     robots: Annotated[bool, Field(description="Keep to robots.txt.")] = True

@@ -12,10 +12,13 @@ from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
-from pydantic import ValidationError
 
+from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions
-from shoal.batch.spider import BatchSpider, Room, given_url, no_page, start_requests
+from shoal.batch.redaction import redacted
+from shoal.batch.room import PER_ENTRY, Room, size_of
+from shoal.batch.settings import SessionSettings, Webhook, read_settings
+from shoal.batch.spider import BatchSpider, no_page, shortened, start_requests
 from shoal.config import Config
 from shoal.errors import RequestError, RunError, StoreRewoundError
 from shoal.item import decode_item
@@ -31,35 +34,8 @@ _ROLE_TTL = 60.0
 _LOOK = (0.02, 0.25)  # seconds between looks at what others do to a session, first and at most
 
 
-class Webhook(Struct, frozen=True):
-    """Who is told when a batch is done."""
-
-    url: str
-    secret: str
-
-
-class SessionSettings(Struct, frozen=True, kw_only=True):
-    """What a session is about; kept with its run."""
-
-    urls: list[str]
-    options: dict[str, Any]
-    caller: str
-    """The name of its owner's token; nothing where there is one for all, or none."""
-    address: str = ""
-    """Where it came from."""
-    distributed: bool
-    networks: tuple[str, ...] = ()
-    """Private networks that the server which took it allows, whoever works on it."""
-    max_bytes: int = 1 << 30
-    webhook: Webhook | None = None
-    delay: float
-    concurrency_per_host: int
-    max_attempts: int
-
-    @property
-    def sharer(self) -> str:
-        """With whom it shares what a caller may have: callers without a name are told apart by their addresses."""
-        return self.caller or self.address
+class SessionTooLargeError(RequestError):
+    """A batch that holds more at its beginning than a session may hold."""
 
 
 class _Outline(Struct):
@@ -99,7 +75,8 @@ class Session:
         self.frontier = frontier
         self.settings = settings
         self.options = options
-        self.room = Room(settings.max_bytes)
+        self.given = settings.given()
+        self.room = Room(settings.max_bytes, held_by(self.given, options), frontier)
         self.changed = asyncio.Event()
         """Set by whoever works on it in this process, when there is something new."""
         self.is_left = False
@@ -113,9 +90,20 @@ class Session:
         cls, store: Store, config: Config, urls: Sequence[str], options: BatchOptions, *, caller: str,
         distributed: bool, address: str = "", webhook: Webhook | None = None,
     ) -> Self:  # fmt: skip
-        """Its URLs are in the store when this returns."""
+        """Its URLs are in the store when this returns. TooManyNamesError for too many internationalized hosts, and
+        SessionTooLargeError if the URLs alone take more than a session may hold."""
+        given = await GivenUrls.read(list(urls))
+        size, limit = held_by(given, options), config.serve.max_session_bytes
+        if size > limit:
+            raise SessionTooLargeError(
+                f"the URLs with their headers and cookies take {size} bytes; a session holds {limit} at most "
+                "(serve.max_session_bytes)"
+            )
         settings = SessionSettings(
-            urls=list(urls), options=options.model_dump(mode="json"), caller=caller, address=address,
+            urls=list(urls),
+            normal=["" if normal == url else normal for url, normal in zip(given.urls, given.normal, strict=True)],
+            wrong={str(place): shortened(why) for place, why in given.wrong.items()},
+            options=options.model_dump(mode="json"), caller=caller, address=address,
             distributed=distributed, networks=config.serve.allow, max_bytes=config.serve.max_session_bytes,
             webhook=webhook, delay=config.download_delay, concurrency_per_host=config.concurrency_per_host,
             max_attempts=options.retries + 1,
@@ -137,14 +125,7 @@ class Session:
 
     @classmethod
     async def _of(cls, store: Store, run: Run) -> Self:
-        try:
-            settings = msgspec.convert(dict(run.settings), SessionSettings)
-            asked = BatchOptions.model_validate(settings.options)
-        except msgspec.ValidationError as exc:
-            raise RunError(f"session {run.run_id} has settings that can't be read: {exc}") from exc
-        except ValidationError as exc:
-            which = ", ".join(".".join(map(str, error["loc"])) for error in exc.errors())  # not what: it may be secret
-            raise RunError(f"session {run.run_id} has options that can't be read: {which}") from exc
+        settings, asked = read_settings(run)
         options = FrontierOptions(
             max_attempts=settings.max_attempts, delay=settings.delay,
             concurrency_per_host=settings.concurrency_per_host,
@@ -167,12 +148,7 @@ class Session:
         )
 
     def spider(self, worker_id: str) -> BatchSpider:
-        given: set[str] = set()
-        if self.options.depth:
-            for url in self.settings.urls:
-                with suppress(RequestError):
-                    given.add(given_url(url))
-        return BatchSpider(self.options, worker_id, given, self.room)
+        return BatchSpider(self.options, worker_id, self.given.places if self.options.depth else (), self.room)
 
     async def seed(self) -> bool:
         """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
@@ -187,11 +163,13 @@ class Session:
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
             return not (await self.frontier.stats()).seeding
-        requests = start_requests(self.spider(""), self.settings.urls)
+        # In a thread: a request checks its URL, and ten thousand of them take a good part of a second.
+        requests = await asyncio.to_thread(start_requests, self.spider(""), self.given)
         for begin in range(int(claim.cursor or b"0"), len(requests), _PUSHED_AT_ONCE):
             cursor = b"%d" % (begin + _PUSHED_AT_ONCE)
             await self.frontier.push(requests[begin : begin + _PUSHED_AT_ONCE], seed=claim, cursor=cursor)
             claim = claim.moved_to(cursor)
+            await asyncio.sleep(0)
         return await self.frontier.relinquish(claim, finished=True)
 
     async def is_complete(self) -> bool:
@@ -305,6 +283,7 @@ class Session:
         count = 1
         while items := await self.frontier.read_items(after, count):
             yield items
+            await asyncio.sleep(0)  # a store in memory answers at once: let others have their turn
             after = items[-1].seq
             largest = max(len(item.payload) for item in items)
             count = max(1, min(most, 4 * count, most_bytes // max(1, largest)))
@@ -320,22 +299,10 @@ class Session:
     @cached_property
     def _wrong(self) -> dict[int, dict[str, Any]]:
         """The results of what is no URL, by place: nothing of it is in the frontier."""
-        wrong = {}
-        for place, url in enumerate(self.settings.urls):
-            try:
-                given_url(url)
-            except RequestError as exc:
-                wrong[place] = {"url": url, **_untried(), **no_page("url", str(exc))}
-        return wrong
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        """Each URL that is one, with the first place where it was given: it is fetched for that one."""
-        places: dict[str, int] = {}
-        for place, url in enumerate(self.settings.urls):
-            if place not in self._wrong:
-                places.setdefault(given_url(url), place)
-        return places
+        return {
+            place: {"url": self.settings.urls[place], **_untried(), **no_page("url", why)}
+            for place, why in self.given.wrong.items()
+        }
 
     async def stats(self) -> Stats:
         """The ledger of what is in the frontier."""
@@ -382,13 +349,16 @@ class Session:
             if place in self._wrong:
                 results.append(self._wrong[place])
             else:
-                results.append({**by_place.get(self._places[given_url(url)], none), "url": url})
+                place = self.given.places[self.given.normal[place]]
+                results.append({**by_place.get(place, none), "url": url})
         return results
 
     async def _without_result(self) -> dict[int, dict[str, Any]]:
         """What a finished session says of the URLs that are not in its item log, by their places."""
         stats = await self.stats()
-        if not stats.remaining and (not stats.dead or (not self.options.depth and stats.items >= len(self._places))):
+        if not stats.remaining and (
+            not stats.dead or (not self.options.depth and stats.items >= len(self.given.places))
+        ):
             return {}
         known: set[int] = set()
         async for items in self._logged(0):
@@ -397,7 +367,7 @@ class Session:
 
     async def _given_up(self, known: Collection[int]) -> dict[int, dict[str, Any]]:
         """Why a finished session has no results for the URLs whose places are not known."""
-        missing = {url: place for url, place in self._places.items() if place not in known}
+        missing = {url: place for url, place in self.given.places.items() if place not in known}
         if not missing:
             return {}
         lost = {history.url: history.reason async for history in self.frontier.dead()}
@@ -407,9 +377,15 @@ class Session:
             if full and url not in lost:
                 why = no_page("limit", f"the batch had its {self.options.max_pages} pages (max_pages)")
             else:
-                why = no_page("worker lost", lost.get(url, "it was given up"))
+                why = no_page("worker lost", redacted(lost.get(url, "it was given up")))
             results[place] = {"url": self.settings.urls[place], **_untried(), **why}
         return results
+
+
+def held_by(given: GivenUrls, options: BatchOptions) -> int:
+    """Bytes of a session before its first page: each URL is kept as it was given and as a request."""
+    each = PER_ENTRY + size_of(options.headers) + size_of(options.cookies)
+    return size_of(given.urls) + size_of(given.normal) + len(given.places) * each
 
 
 def _decoded(item: LoggedItem, *, whole: bool) -> dict[str, Any]:

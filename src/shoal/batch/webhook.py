@@ -10,7 +10,8 @@ import time
 
 import msgspec
 
-from shoal.batch.session import Session, Webhook
+from shoal.batch.session import Session
+from shoal.batch.settings import Webhook
 from shoal.errors import FetchError, RequestError
 from shoal.http import Request
 from shoal.ports import Claim, Fetcher

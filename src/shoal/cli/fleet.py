@@ -270,12 +270,12 @@ def _is_the_runs(key: str) -> bool:
 async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
     """The spider is made as it was when the run began."""
     from shoal.frontier import open_store
+    from shoal.runs.starting import RunSettings
 
     store = await open_store(config.frontier, readonly=True)
     try:
         run = await store.get_run(run_id)
-        found = run.settings.get("arguments", {}) if run is not None else {}
-        return found if isinstance(found, dict) else {}
+        return {} if run is None else RunSettings.of(run).arguments
     finally:
         await store.close()
 

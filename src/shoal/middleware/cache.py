@@ -78,7 +78,9 @@ def _save(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        part.write_bytes(data)
+        # For this user alone: pages behind a login are in it, and the cookies that they set.
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
         part.replace(path)  # whole or not at all
     finally:
         part.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import IO, NamedTuple, Protocol
 
 from shoal.errors import ConfigError
+from shoal.runs.child import command
 
 log = logging.getLogger("shoal.autoscale")
 
@@ -52,7 +52,7 @@ class LocalPool:
     def __init__(self, arguments: Sequence[str], logs: Path | None = None) -> None:
         """``arguments`` are those of `shoal worker`. What workers print goes to files in the folder ``logs``, or
         nowhere: then only the last line of one that fails is told."""
-        self._command = [sys.executable, "-m", "shoal.runs.tethered", "worker", *arguments]
+        self._command, self._environ = command(["worker", *arguments], "shoal.runs.tethered")
         self._logs = logs
         self._count = 0
         self._working: list[_Child] = []
@@ -86,8 +86,9 @@ class LocalPool:
         output = self._open_output()
         try:
             process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
-            )
+                self._command, env=self._environ, stdin=subprocess.PIPE, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError:
             output.close()
             raise
@@ -97,7 +98,8 @@ class LocalPool:
         self._count += 1
         if self._logs is None:
             return TemporaryFile()
-        return (self._logs / f"worker-{os.getpid()}-{self._count}.log").open("w+b")
+        name = self._logs / f"worker-{os.getpid()}-{self._count}.log"
+        return open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
 
     def _drain(self, child: _Child) -> None:
         """The end of its standard input is what a worker leaves at."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from shoal.runs.child import command
 
 log = logging.getLogger("shoal.worker")
 
@@ -20,8 +21,9 @@ class Processes:
     """Runs the same command several times. A worker that ends by itself is left alone, whatever its exit code; one
     that is killed (by the system for its memory, by a page that crashes a library) gets a successor."""
 
-    def __init__(self, command: Sequence[str], count: int) -> None:
+    def __init__(self, command: Sequence[str], count: int, environ: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
+        self._environ = environ
         self._count = count
         self._running: dict[subprocess.Popen[bytes], float] = {}
         self._due: list[float] = []
@@ -46,7 +48,8 @@ class Processes:
         return worst
 
     def _start(self) -> None:
-        self._running[subprocess.Popen(self._command, start_new_session=True)] = time.monotonic()
+        process = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
+        self._running[process] = time.monotonic()
 
     def _look(self) -> int:
         """Notice who has ended, and start whose time has come. The highest exit code of those who ended in order."""
@@ -91,4 +94,5 @@ class Processes:
 
 def worker_processes(arguments: Sequence[str], count: int) -> int:
     """``shoal worker`` with these arguments, so many times."""
-    return Processes([sys.executable, "-m", "shoal.cli.main", "worker", *arguments], count).run()
+    words, environ = command(["worker", *arguments])
+    return Processes(words, count, environ).run()

@@ -16,12 +16,13 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shoal.assembly import frontier_options, make_scheduler, new_run_id
-from shoal.config import Config, mask
+from shoal.config import Config, Count, Seconds, mask
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.events import Counters
 from shoal.http import Request
 from shoal.persistence import Persistence
 from shoal.ports import FrontierOptions, Run, Store
+from shoal.runs.trust import check_arguments, check_networks
 from shoal.seeder import Seeder, Source, start_requests, url_requests
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
@@ -44,8 +45,10 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: int
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all workers of a run have to agree on; kept with the run."""
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all workers of a run have to agree on; kept with the run.
+
+    Whoever reads it checks it: others may be able to write to the store. See `shoal.runs.trust`."""
 
     seeds: Seeds = "spider"
     urls_file: str = ""
@@ -53,10 +56,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     code: str = ""
     """A hash of the spider's file."""
-    max_attempts: int = 3
-    delay: float = 0.0
-    concurrency_per_host: int = 8
-    max_queue_size: int | None = None
+    max_attempts: Count = 3
+    delay: Seconds = 0.0
+    concurrency_per_host: Count = 8
+    max_queue_size: Count | None = None
     keep_items: bool = True
     scope: dict[str, Any] = {}
     """The section of the configuration."""
@@ -65,13 +68,16 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, run: Run) -> RunSettings:
-        """RunError when the run was not begun by ``start``."""
+        """RunError when the run was not begun by ``start``, or asks for what no worker does."""
         if "seeds" not in run.settings:
             raise RunError(f"run {run.run_id} was begun by `shoal run`; the same command goes on with it, not a worker")
         try:
-            return msgspec.convert(dict(run.settings), cls)
+            settings = msgspec.convert(dict(run.settings), cls)
         except msgspec.ValidationError as exc:
             raise RunError(f"run {run.run_id} has settings that can't be read: {exc}") from exc
+        check_arguments(run.run_id, settings.arguments)
+        check_networks(run.run_id, settings.networks or ())
+        return settings
 
     def shared_settings(self) -> dict[str, Any]:
         """Settings that every worker takes from the run, whatever its own configuration says."""
@@ -122,6 +128,7 @@ async def start_run(
     settings = _settings(spider, config, seeds, urls, urls_file, outputs)
     if networks is not None:
         settings = msgspec.structs.replace(settings, networks=tuple(networks))
+    check_arguments(run_id or "(new)", settings.arguments)
     run = await _choose_run(store, spider, settings, run_id, new_run=new_run)
     frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)

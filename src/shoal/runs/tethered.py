@@ -11,6 +11,8 @@ import runpy
 import signal
 import threading
 
+from shoal.runs.child import reveal
+
 
 def _stop_at_the_end_of_input(main: int) -> None:
     while os.read(0, 4096):
@@ -19,5 +21,6 @@ def _stop_at_the_end_of_input(main: int) -> None:
 
 
 if __name__ == "__main__":
+    reveal()
     threading.Thread(target=_stop_at_the_end_of_input, args=(threading.get_ident(),), daemon=True).start()
     runpy.run_module("shoal.cli.main", run_name="__main__")

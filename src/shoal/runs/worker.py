@@ -22,6 +22,7 @@ from shoal.frontier import open_store
 from shoal.persistence import Persistence
 from shoal.ports import Frontier, Holder, Run, Store
 from shoal.runs.starting import RunSettings, find_run
+from shoal.runs.trust import check_outputs, guarded_spider
 from shoal.scheduler import Scheduler
 from shoal.seeder import start_requests
 from shoal.sinks import open_sink, sink_id
@@ -119,7 +120,9 @@ class Worker:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
             run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
+            guarded_spider(self.spider, self.config)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options, self._holder)
             await self._succeed(frontier)
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)

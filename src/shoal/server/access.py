@@ -20,6 +20,8 @@ _OPEN = ("/health", "/ready")
 """What may be asked for without a token: whether the server is well, and nothing else."""
 _SWALLOWING = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
 
 
 def check_binding(config: Serve) -> None:
@@ -40,8 +42,10 @@ def operators_only(request: Request) -> None:
 
 
 class Gate:
-    """Around the application: refuses whoever has no token, and bodies that are too large. Where there are no tokens it
-    refuses web pages of other sites: a browser on this machine would ask for them.
+    """Around the application: refuses whoever has no token, and bodies that are too large.
+
+    It refuses what a web page of another site has a browser send: everything that may change something, and without
+    tokens also what only reads, as a browser on this machine could reach the server for that page.
 
     The name of the caller's token (none, if it is the one for all) and its address are in the scope's state.
     """
@@ -58,7 +62,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if not self._tokens and (foreign := self._foreign(headers)):
+        foreign = "" if scope["method"] in _SAFE else _from_elsewhere(headers)
+        if not foreign and not self._tokens:
+            foreign = self._foreign(headers)
+        if foreign:
             await problem(403, "forbidden", foreign)(scope, receive, send)
             return
         caller = self._caller(scope, headers)
@@ -120,6 +127,25 @@ class Gate:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _from_elsewhere(headers: Headers) -> str:
+    """What is wrong with a request that may change something and comes from a web page of another origin; nothing if it
+    is none. Browsers say where a request comes from, and no page can make them lie. Other clients send neither header.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        if site in ("same-origin", "none"):
+            return ""
+    elif origin is None or _authority(origin) == headers.get("host", "").lower():
+        return ""
+    return "a web page of another origin can't send this (Origin, Sec-Fetch-Site)"
+
+
+def _authority(origin: str) -> str | None:
+    """``host:port`` of an origin. Its scheme is not compared: a proxy may have taken TLS off."""
+    scheme, mark, authority = origin.lower().partition("://")
+    return authority if mark and scheme in ("http", "https") else None
 
 
 async def _swallow(receive: Receive) -> None:

@@ -15,11 +15,12 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
-from shoal.server.problems import ProblemError, responses
+from shoal.server.bodies import BoundedRoute
+from shoal.server.problems import ProblemError, responses, told
 from shoal.server.run_models import PRINTABLE, ClusterPage, ScaleCluster, Scaled
 from shoal.server.state import server_of
 
-router = APIRouter(prefix="/api/clusters", tags=["clusters"])
+router = APIRouter(prefix="/api/clusters", tags=["clusters"], route_class=BoundedRoute)
 
 _PATIENCE = 10.0  # seconds that a coordinator has for all of an answer
 
@@ -83,7 +84,7 @@ async def _look(coordinator: Coordinator) -> ClusterView:
     except CoordinatorAwayError:
         raise
     except CoordinatorError as exc:
-        raise ProblemError(404, "no such cluster", str(exc)) from exc
+        raise ProblemError(404, "no such cluster", told(exc)) from exc
 
 
 def _json(content: Any) -> Response:

@@ -10,9 +10,11 @@ import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from shoal.batch.session import OVER, Session, Webhook
+from shoal.batch.session import OVER, Session
+from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
 from shoal.server.answers import answer
+from shoal.server.bodies import BoundedRoute
 from shoal.server.models import (
     BatchAnswer,
     BatchRequest,
@@ -25,7 +27,7 @@ from shoal.server.problems import ProblemError, responses
 from shoal.server.run_models import PRINTABLE
 from shoal.server.state import Server, server_of
 
-router = APIRouter(prefix="/api/crawl", tags=["crawl"])
+router = APIRouter(prefix="/api/crawl", tags=["crawl"], route_class=BoundedRoute)
 
 _ALIVE_EVERY = 15.0  # seconds between signs of life in a stream
 
@@ -55,11 +57,6 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     """Send URLs, get content. At the time-out the answer has what is there, the rest is `pending`, and the work goes
     on: the session has it later."""
     server = server_of(request)
-    limit = server.config.serve.max_urls
-    if len(batch.urls) > limit:
-        raise ProblemError(
-            422, "too many urls", f"{len(batch.urls)} URLs; a batch has {limit} at most (serve.max_urls)"
-        )
     desk, options = server.local, batch.options
     if batch.distributed:
         desk, options = await server.remote.desk(), server.remote.with_defaults(options)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from shoal.batch.desk import TooManySessionsError
+from shoal.batch.redaction import redacted
 from shoal.crawler import Crawl
 from shoal.errors import FrontierError, RunError
 from shoal.fetch.guard import AddressGuard
@@ -127,7 +128,6 @@ class Jobs:
             await crawl
             failure = crawl.error
         except Exception as exc:  # the end of a task
-            log.error("run %s can't go on: %s", run_id, exc)
             failure = exc
         finally:
             del self._jobs[run_id]
@@ -135,7 +135,8 @@ class Jobs:
             await asyncio.gather(watch, return_exceptions=True)
             await fetcher.close()
         if failure is not None:
-            self._failures[run_id] = str(failure)
+            log.error("run %s failed: %s", run_id, failure)
+            self._failures[run_id] = redacted(str(failure))
         return failure
 
     async def _watch(self, run_id: str) -> None:

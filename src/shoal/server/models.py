@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shoal.batch.limits import StrictModel
 from shoal.batch.options import BatchOptions
 
 SessionStateName: TypeAlias = Literal["running", "paused", "finished", "cancelled"]
@@ -28,10 +29,8 @@ def _example(*examples: Any, strict: bool = False) -> ConfigDict:
     return ConfigDict(extra="forbid" if strict else None, json_schema_extra={"examples": list(examples)})
 
 
-class WebhookRequest(BaseModel):
+class WebhookRequest(StrictModel):
     """Where to send a message when the batch is done."""
-
-    model_config = ConfigDict(extra="forbid")
 
     url: Annotated[str, Field(max_length=2083, examples=["https://example.com/done"])]
     secret: Annotated[
@@ -39,7 +38,7 @@ class WebhookRequest(BaseModel):
     ] = None
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(StrictModel):
     """URLs to crawl, and how."""
 
     model_config = _example(
@@ -52,7 +51,9 @@ class BatchRequest(BaseModel):
         strict=True,
     )
 
-    urls: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(min_length=1, description="What to crawl.")]
+    urls: Annotated[
+        list[Annotated[str, Field(max_length=8192)]], Field(min_length=1, fail_fast=True, description="What to crawl.")
+    ]
     distributed: Annotated[bool, Field(description="On Celery workers instead of this machine.")] = False
     options: BatchOptions = BatchOptions()
     timeout: Annotated[

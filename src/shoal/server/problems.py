@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from shoal.batch.desk import TooManySessionsError
+from shoal.batch.redaction import redacted
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
 from shoal.server.answers import answer
+from shoal.server.bodies import BodyError
+
+log = logging.getLogger("shoal.server")
 
 _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     RunError: (409, "wrong state"),
@@ -23,7 +28,18 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     CoordinatorAwayError: (503, "coordinator away"),
     TooManySessionsError: (429, "too many sessions"),
 }
+_INSTEAD: dict[str, str] = {
+    "store away": "the server of the frontier does not answer; try again later",
+    "coordinator away": "the server of the coordinator does not answer; try again later",
+    "internal": "something went wrong in the server; its log has more",
+}
+"""What callers are told instead of what happened: that names servers and paths, which are no concern of theirs."""
 
+
+MOST_DETAILS = 20
+"""Errors that one answer lists."""
+_LONGEST_DETAIL = 300  # characters
+_LONGEST_MESSAGE = 1000
 
 _KINDS = {404: "not found", 405: "method not allowed", 413: "too large", 422: "bad request"}
 
@@ -64,13 +80,19 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     details = [{name: _sayable(text) for name, text in detail.items()} for detail in details or []]
-    body = {"error": {"kind": kind, "message": _sayable(message), "details": details}}
+    body = {"error": {"kind": kind, "message": _sayable(message, _LONGEST_MESSAGE), "details": details}}
     return answer(body, status, headers)
 
 
-def _sayable(text: str) -> str:
-    """Messages quote what came in, and that may hold what no encoding has."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def _sayable(text: str, longest: int = _LONGEST_DETAIL) -> str:
+    """Messages quote what came in: it may be long, and may hold what no encoding has."""
+    short = text if len(text) <= longest else f"{text[:longest]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
+
+
+def _place(part: object) -> str:
+    """A key of the body may be as long as the body."""
+    return f"{part:.80}" if isinstance(part, str) else str(part)
 
 
 class ProblemError(Exception):
@@ -102,22 +124,40 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, exc: Exception) -> Response:
-        return problem(500, "internal", "something went wrong in the server; its log has more")
+        return problem(500, "internal", _INSTEAD["internal"])
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, exc: RequestValidationError) -> Response:
+        found = exc.errors()
         details = [
-            {"where": ".".join(map(str, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
-            for error in exc.errors()
+            {"where": ".".join(map(_place, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
+            for error in found[:MOST_DETAILS]
         ]
+        if len(found) > MOST_DETAILS:
+            details.append({"where": "body", "message": f"and {len(found) - MOST_DETAILS} more errors"})
         first = details[0] if details else {"where": "body", "message": "it can't be read"}
         return problem(422, _KINDS[422], f"{first['where']}: {first['message']}", details)
 
+    @app.exception_handler(BodyError)
+    async def _unreadable(request: Request, exc: BodyError) -> Response:
+        detail = {"where": exc.where, "message": exc.message}
+        return problem(422, exc.kind, f"{exc.where}: {exc.message}", [detail])
+
     @app.exception_handler(ShoalError)
     async def _ours(request: Request, exc: ShoalError) -> Response:
-        for kind in type(exc).__mro__:
-            if kind in _STATUSES:
-                status, word = _STATUSES[kind]
-                retry = {"Retry-After": "5"} if status in (429, 503) else {}
-                return problem(status, word, str(exc), headers=retry)
-        return problem(500, "internal", str(exc))
+        status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
+        retry = {"Retry-After": "5"} if status in (429, 503) else {}
+        return problem(status, kind, told(exc, kind), headers=retry)
+
+
+def told(exc: ShoalError, kind: str = "") -> str:
+    """What a caller may know of an error. What is left out is in the log."""
+    if kind in _INSTEAD:
+        log.warning("answered %s: %s", kind, exc)
+        return _INSTEAD[kind]
+    if isinstance(exc, RequestError):  # it quotes what the caller sent
+        return str(exc)
+    message = redacted(str(exc))
+    if message != str(exc):
+        log.warning("answered %r: %s", message, exc)
+    return message

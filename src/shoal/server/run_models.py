@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from shoal.batch.limits import StrictModel, at_most
 from shoal.spider import Spider
 
 RunStateName: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
@@ -51,7 +52,7 @@ def _example(*examples: Any, strict: bool = False) -> ConfigDict:
 # -- runs
 
 
-class StartRun(BaseModel):
+class StartRun(StrictModel):
     """A spider of the registry (`[spiders]` in the server's shoal.toml), by its name."""
 
     model_config = _example(
@@ -62,11 +63,12 @@ class StartRun(BaseModel):
 
     spider: Annotated[str, Field(min_length=1, max_length=200, description="Its name in the registry.")]
     urls: Annotated[
-        list[Annotated[str, Field(max_length=8192)]] | None,
+        Annotated[list[Annotated[str, Field(max_length=8192)]], Field(fail_fast=True)] | None,
         Field(min_length=1, description="Instead of the spider's own start requests."),
     ] = None
     arguments: Annotated[
         dict[Word, Scalar],
+        at_most(100),
         Field(max_length=100, description="What the spider is made with, on top of what the registry says."),
     ] = {}
     mode: Annotated[
@@ -151,13 +153,14 @@ class RunList(BaseModel):
     total: Annotated[int, Field(description="How many there are.")]
 
 
-class RetryFailed(BaseModel):
+class RetryFailed(StrictModel):
     """Which of the dead are tried again."""
 
     model_config = _example({"kinds": ["http 500", "timeout"]}, {}, strict=True)
 
     kinds: Annotated[
         list[Word] | None,
+        at_most(100),
         Field(min_length=1, max_length=100, description="Without it all but what robots.txt forbade."),
     ] = None
 
@@ -314,7 +317,7 @@ class HostList(BaseModel):
     hosts: list[HostModel]
 
 
-class SetHost(BaseModel):
+class SetHost(StrictModel):
     """What to change of a host. What is left out stays; `null` is the default again."""
 
     model_config = _example({"delay": 2.0}, {"delay": 0, "concurrency": 4}, {"reset": True}, strict=True)
@@ -330,7 +333,7 @@ class SetHost(BaseModel):
         return self
 
 
-class BlockHost(BaseModel):
+class BlockHost(StrictModel):
     """For how long nothing is fetched from a host, and why."""
 
     model_config = _example({"seconds": 3600, "reason": "the site asked us to"}, {}, strict=True)
@@ -404,7 +407,7 @@ class ClusterPage(BaseModel):
     events: Annotated[list[ClusterEventModel], Field(description="The last ones, oldest first.")]
 
 
-class ScaleCluster(BaseModel):
+class ScaleCluster(StrictModel):
     """How many there are to be. What is left out stays."""
 
     model_config = _example({"runner": 3, "backup": 2}, {"runner": 5}, strict=True)

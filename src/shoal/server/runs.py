@@ -11,17 +11,21 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
+from shoal.batch.given import GivenUrls
+from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.events import counts
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.ports import Frontier, History, LoggedItem, Run, RunState
+from shoal.links import normalize_url
+from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.lookup import run_options
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.starting import start_run
-from shoal.server.problems import ProblemError, responses
+from shoal.server.bodies import BoundedRoute
+from shoal.server.problems import ProblemError, responses, told
 from shoal.server.run_models import (
     PRINTABLE,
     DeadPage,
@@ -38,7 +42,7 @@ from shoal.server.run_models import (
 )
 from shoal.server.state import Server, server_of
 
-router = APIRouter(prefix="/api/runs", tags=["runs"])
+router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
 _STARTING = 60.0  # seconds that pushing start requests may take
 _LAST_ITEM = 10**13  # no log has more, and every store can count so far
@@ -55,13 +59,11 @@ async def start(order: StartRun, request: Request) -> Response:
     a request brings no code. `single` runs in this server; `distributed` waits for workers, which `worker_command`
     starts. The same request again goes on where an earlier one was interrupted, unless `new_run`."""
     server = server_of(request)
-    limit = server.config.serve.max_urls
-    if order.urls is not None and len(order.urls) > limit:
-        raise ProblemError(422, "too many urls", f"{len(order.urls)} URLs; a run has {limit} at most (serve.max_urls)")
+    given = None if order.urls is None else await GivenUrls.read(order.urls, normalize_url)
     with _spider_problems():
         chosen = await _choose(server, order)
         begin = _queue if chosen.mode == "distributed" else _run_here
-        answer = await begin(server, chosen, order)
+        answer = await begin(server, chosen, given, new_run=order.new_run)
     return _json({**answer, "mode": chosen.mode}, 201, Location=f"/api/runs/{answer['run_id']}")
 
 
@@ -74,21 +76,30 @@ async def _choose(server: Server, order: StartRun) -> Chosen:
     return await asyncio.to_thread(orchestrator.choose, order.spider, order.arguments, order.mode)
 
 
-async def _queue(server: Server, chosen: Chosen, order: StartRun) -> dict[str, Any]:
+async def _queue(server: Server, chosen: Chosen, given: GivenUrls | None, *, new_run: bool) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_STARTING):
             started = await start_run(
-                server.store, chosen.spider, chosen.config, urls=order.urls, outputs=chosen.outputs,
-                new_run=order.new_run, networks=server.config.serve.allow,
+                server.store, chosen.spider, chosen.config, urls=_urls(given), outputs=chosen.outputs,
+                new_run=new_run, networks=server.config.serve.allow,
             )  # fmt: skip
     except TimeoutError:
         message = f"not all start requests were pushed within {_STARTING:g} s; the same request goes on with the rest"
         raise ProblemError(503, "not started", message) from None
-    return queued(started, chosen, server.frontier_to_name())
+    wrong = 0 if given is None else len(given.wrong)
+    answer = queued(started, chosen, server.frontier_to_name())
+    return {**answer, "unreadable": answer["unreadable"] + wrong}
 
 
-async def _run_here(server: Server, chosen: Chosen, order: StartRun) -> dict[str, Any]:
-    run = await server.jobs.start(chosen, order.urls, new_run=order.new_run)
+def _urls(given: GivenUrls | None) -> list[str] | None:
+    """Those that can be read, in normal form."""
+    if given is None:
+        return None
+    return [url for place, url in enumerate(given.normal) if place not in given.wrong]
+
+
+async def _run_here(server: Server, chosen: Chosen, given: GivenUrls | None, *, new_run: bool) -> dict[str, Any]:
+    run = await server.jobs.start(chosen, _urls(given), new_run=new_run)
     unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
     return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
 
@@ -99,7 +110,7 @@ def _spider_problems() -> Iterator[None]:
     try:
         yield
     except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", str(exc)) from exc
+        raise ProblemError(422, "bad request", told(exc)) from exc
 
 
 @router.get("", response_model=RunList, responses=responses(401, 422, 503))
@@ -245,7 +256,7 @@ async def read_url(
     if history is None:
         message = f"run {run_id} has not seen {page.url}: no fetched page links to it, or it is not in scope"
         raise ProblemError(404, "no such url", message)
-    return _json(history)
+    return _json(_shown(history))
 
 
 @router.get("/{run_id}/dead", response_model=DeadPage, responses=responses(401, 404, 422, 503))
@@ -260,10 +271,16 @@ async def _some_dead(frontier: Frontier, limit: int) -> list[History]:
     found: list[History] = []
     async with aclosing(cast(Any, frontier.dead())) as dead:
         async for history in dead:
-            found.append(history)
+            found.append(_shown(history))
             if len(found) == limit:
                 break
     return found
+
+
+def _shown(history: History) -> History:
+    """Reasons may name addresses that callers are not told of."""
+    events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
+    return msgspec.structs.replace(history, reason=redacted(history.reason), events=events)
 
 
 async def _find(server: Server, run_id: str) -> Run:

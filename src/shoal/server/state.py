@@ -93,7 +93,8 @@ class Server:
             async with asyncio.timeout(_ASKING):
                 await self.store.run_state("none")
         except (StoreAwayError, TimeoutError) as exc:
-            return f"the frontier does not answer: {exc or 'no answer in time'}"
+            log.warning("not ready: %s", str(exc) or "no answer in time")
+            return "the frontier does not answer"
         return ""
 
     def leave(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.batch.desk import Desk, Work
 from shoal.batch.options import BatchOptions
+from shoal.batch.redaction import redacted
 from shoal.config import Config
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import open_store
@@ -91,7 +92,8 @@ class Remote:
             log.debug("not available: %s", exc)
             return {"distributed_available": False, "message": f"{self._broker} not available", "workers": None}
         except ShoalError as exc:
-            return {"distributed_available": False, "message": str(exc), "workers": None}
+            log.warning("not available: %s", exc)
+            return {"distributed_available": False, "message": redacted(str(exc)), "workers": None}
         return {"distributed_available": True, "message": f"{self._broker} connected", "workers": workers}
 
     @property

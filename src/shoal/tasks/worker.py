@@ -8,15 +8,17 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from ipaddress import ip_network
 from typing import Any, TypeVar
 
 import uvloop
 
 from shoal.assembly import make_onion, make_scheduler
+from shoal.batch.room import Room
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.errors import ConfigError, RunError, StoreRewoundError
+from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -26,7 +28,7 @@ from shoal.leases import LeaseKeeper
 from shoal.persistence import Persistence
 from shoal.ports import Failure, Lease, Store
 from shoal.resolving import look_up_many_names
-from shoal.tasks.messages import unpack
+from shoal.tasks.messages import check_fits, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 
 log = logging.getLogger("shoal.tasks")
@@ -34,6 +36,7 @@ log = logging.getLogger("shoal.tasks")
 LEASE_TTL = 60.0
 """At most: after this a page whose worker died goes to another."""
 _SESSIONS = 50  # that a process keeps open
+_ROOMS = 2000  # sessions whose bytes it remembers
 _STATE_EVERY = 1.0
 _CLOSING = 5.0
 
@@ -59,7 +62,9 @@ class PageWorker:
             threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
     def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
-        """What became of the page. ConfigError when its session is in another ``store`` than this worker's."""
+        """What became of the page. RequestError for arguments that the API does not send, ConfigError when its session
+        is in another ``store`` than this worker's."""
+        sent = read_task(session_id, lease, store)
         if self._store_name != store:
             message = (
                 f"the session is in {store}, but this worker works on {self._store_name}: "
@@ -67,12 +72,12 @@ class PageWorker:
             )
             log.error("%s", message)
             raise ConfigError(message)
-        return self._run(self._work(session_id, lease, worker_id))
+        return self._run(self._work(session_id, sent, worker_id))
 
-    async def _work(self, session_id: str, lease: str, worker_id: str) -> dict[str, Any]:
+    async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, Any]:
         if self._pages is None:
             self._pages = _Pages(self._config, worker_id)
-        return await self._pages.work(session_id, unpack(lease))
+        return await self._pages.work(session_id, sent)
 
     def _run(self, doing: Coroutine[Any, Any, T]) -> T:
         if self._in_background:
@@ -83,6 +88,13 @@ class PageWorker:
         if self._pages is not None:
             self._run(asyncio.wait_for(self._pages.close(), _CLOSING))
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def in_both(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The networks that are in a network of each list."""
+    pairs = ((ip_network(one), ip_network(other)) for one in first for other in second)
+    found = (max(pair, key=lambda each: each.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
+    return tuple(dict.fromkeys(map(str, found)))
 
 
 class _OpenSession:
@@ -126,6 +138,8 @@ class _Pages:
         self._persist = Persistence(shared=True)
         self._store: Store | None = None
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
+        self._rooms: OrderedDict[str, Room] = OrderedDict()
+        """What this process counted of sessions, also of such that are not open."""
         self._opening = asyncio.Lock()
 
     async def work(self, session_id: str, sent: Lease) -> dict[str, Any]:
@@ -134,11 +148,15 @@ class _Pages:
         if opened is None:
             return {**answer, "state": "gone"}  # the session was removed
         try:
+            check_fits(sent, opened.session)
             return {**answer, "state": await self._handle(opened, sent)}
         except StoreRewoundError as error:  # the page is leased again, as the store knows nothing of this attempt
             log.error("%s", error)
             await self._persist(opened.start_over)
             return {**answer, "state": "lost"}
+        except RequestError as exc:
+            log.error("a task of session %s is refused: %s", session_id, exc)
+            return {**answer, "state": "refused"}
         except RunError:
             return {**answer, "state": "gone"}
         finally:
@@ -197,14 +215,32 @@ class _Pages:
             session = await self._persist(lambda: Session.find(store, session_id))
             if session is None:
                 return None
-            fetcher = self._fetcher(session.settings.networks)
+            self._keep_counting(session)
+            fetcher = self._fetcher(self._networks(session))
             opened = self._open[session_id] = _OpenSession(session, self._config, fetcher, self._worker_id)
             opened.users += 1
             self._tidy()
             return opened
 
+    def _keep_counting(self, session: Session) -> None:
+        """A session that is opened again goes on with its count. Its limit is this worker's own, if that is less."""
+        session.room.limit = min(session.room.limit, self._config.serve.max_session_bytes)
+        session.room = self._rooms.setdefault(session.id, session.room)
+        self._rooms.move_to_end(session.id)
+        if len(self._rooms) > _ROOMS:
+            self._rooms.popitem(last=False)
+
+    def _networks(self, session: Session) -> tuple[str, ...]:
+        """Private networks that both the API which took the session and this worker allow (``serve.allow``): a session
+        comes from a store that others may be able to write to."""
+        asked, own = session.settings.networks, self._config.serve.allow
+        both = in_both(asked, own)
+        if set(both) != set(asked):
+            log.warning("session %s may crawl %s, but this worker only %s (serve.allow)", session.id, asked, both)
+        return both
+
     def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
-        """Private addresses are refused, but for these: those of the API that took the session, not this worker's."""
+        """Private addresses are refused, but for these."""
         if networks not in self._fetchers:
             guard = AddressGuard(networks)
             self._fetchers[networks] = HttpFetcher(self._config.http, self._config.user_agent, guard)

@@ -72,9 +72,14 @@ class SQLiteFile:
         except OSError as exc:
             raise StoreError(f"can't open {self.path}: {exc.strerror}") from exc
         try:
+            if not self.readonly:
+                # Requests may hold cookies and passwords. SQLite gives its log and index the mode of the file itself.
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connect()
         except BaseException as exc:
             self._drop_lock()
+            if isinstance(exc, OSError):
+                raise StoreError(f"can't open {self.path}: {exc.strerror}") from exc
             if isinstance(exc, sqlite3.Error):
                 raise self._explained(exc) from exc
             raise
@@ -136,7 +141,7 @@ class SQLiteFile:
         """Held by an open file, so that it ends with the process, however that ends."""
         name = self.path + ".lock"
         while True:
-            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,0 +1,73 @@
+"""Bodies that strangers send to stop the server: it refuses them in little time and memory, and serves others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.hostile import BODIES, foreign_urls, post, watched
+from tests.acceptance.serving import Api, serving
+
+MOST_MEMORY = 200  # MB that a body of 8 MB may cost: 5,800 without limits
+LONGEST = 1.5  # seconds that others may wait: about 0.05 on a quiet machine, 27 without limits
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with serving(tmp_path_factory.mktemp("hostile")) as made:
+        yield made
+
+
+def test_hostile_bodies_cost_little_and_stop_nobody(api: Api) -> None:
+    with watched(api) as watch:
+        for path in ("/api/crawl/batch", "/api/runs"):
+            for name, body in BODIES.items():
+                status, answer = post(api, path, body)
+                assert status == 422, (path, name, answer[:300])
+                assert len(answer) < 16_000, (path, name)
+                error = json.loads(answer)["error"]
+                assert error["message"]
+                assert len(error["details"]) <= 21, (path, name)
+    assert watch.asked > 10
+    assert watch.growth < MOST_MEMORY
+    assert watch.worst < LONGEST
+
+
+def test_errors_are_counted_and_the_first_ones_listed(api: Api) -> None:
+    wrong = {f"field {number}": {"no": 1} for number in range(50)}
+    body = {"urls": ["http://a.example/"], "options": {"format": "fields", "fields": wrong}}
+    status, answer = api.ask("POST", "/api/crawl/batch", body)
+    assert status == 422
+    assert len(answer["error"]["details"]) == 21
+    assert answer["error"]["details"][-1]["message"] == "and 30 more errors"
+
+
+def test_internationalized_names_are_converted_beside_the_loop(api: Api) -> None:
+    urls = foreign_urls(500)
+    with watched(api) as watch:
+        for path, more in (("/api/crawl/batch", {"wait": False}), ("/api/crawl/batch", {"wait": False})):
+            status, answer = api.ask("POST", path, {"urls": urls, **more})
+            assert status == 202, answer
+            for _ in range(3):
+                assert api.get(f"/api/crawl/{answer['session_id']}")[0] == 200
+            assert api.ask("DELETE", f"/api/crawl/{answer['session_id']}")[0] == 200
+    assert watch.asked > 10
+    assert watch.worst < LONGEST
+
+
+@pytest.mark.parametrize("path", ["/api/crawl/batch", "/api/runs"])
+def test_there_are_not_too_many_internationalized_names(api: Api, path: str) -> None:
+    more = {} if path.endswith("batch") else {"spider": "Any"}
+    with watched(api) as watch:
+        status, answer = api.ask("POST", path, {"urls": foreign_urls(10_000, labels=20), **more})
+    assert status == 422
+    assert "host names outside ASCII; at most 500" in answer["error"]["message"]
+    assert watch.worst < LONGEST
+
+
+def test_urls_that_grow_when_they_are_normalized_are_refused(api: Api) -> None:
+    long = "http://127.0.0.1:1/" + "€" * 2000
+    answer = api.batch([long, long + "x"], options={"robots": False, "retries": 0})
+    assert [result["error"]["kind"] for result in answer["results"]] == ["url", "url"]
