@@ -215,7 +215,7 @@ def _need_redis_server() -> None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise StartError("no Redis answers, and there is no redis-server here: install it, or set CELERY_BROKER_URL")
-    installing = ["bash", "-c", "set -e; . scripts/lib.sh; need_command redis-server redis-server"]
+    installing = ["bash", "-c", "set -e; . scripts/lib.sh; need_command redis-server redis-server; install_missing"]
     if subprocess.run(installing, cwd=ROOT, check=False).returncode:
         raise StartError("redis-server could not be installed")
 

@@ -11,27 +11,77 @@ need_python() {
   fi
 }
 
-# need_venv EXTRAS: installs the package with these extras, once for each state of pyproject.toml.
+# need_venv LOCK: the packages of requirements/LOCK.txt (core, all or test) and this one, once for each state of the
+# files that say so. Nothing is installed whose hash is not written there.
 need_venv() {
-  local extras=$1 stamp
+  local lock=$1 stamp
+  local files=("$root/pyproject.toml" "$root/requirements/build.txt" "$root/requirements/$lock.txt")
   need_python
-  stamp="$("$python" --version) $extras $(cksum < "$root/pyproject.toml")"
-  if [ "$(cat "$venv/.stamp-$extras" 2>/dev/null)" != "$stamp" ]; then
+  stamp="$("$python" --version) $(cat "${files[@]}" | cksum)"
+  if [ "$(cat "$venv/.stamp-$lock" 2>/dev/null)" != "$stamp" ]; then
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    echo "installing shoal${extras:+[$extras]} into .venv ..."
-    "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
-    printf '%s' "$stamp" > "$venv/.stamp-$extras"
+    echo "installing shoal and requirements/$lock.txt into .venv ..."
+    install_locked build "$lock"
+    "$venv/bin/python" -m pip install "${quiet[@]}" --no-deps --no-build-isolation -e "$root"
+    printf '%s' "$stamp" > "$venv/.stamp-$lock"
   fi
 }
 
-# need_command NAME PACKAGE: a program of Debian's, installed if it is missing.
+# install_locked LOCK...: the packages of these, into the virtual environment.
+quiet=(--quiet --quiet --disable-pip-version-check)
+install_locked() {
+  "$venv/bin/python" -m pip install "${quiet[@]}" --require-hashes --only-binary :all: \
+    $(printf -- " --requirement requirements/%s.txt" "$@")
+}
+
+# need_uv: the resolver, apart from what is tested.
+need_uv() {
+  local venv="$root/.venv-tools"
+  need_python
+  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  install_locked tools
+}
+
+uv() {
+  UV_SYSTEM_CERTS=1 "$root/.venv-tools/bin/uv" "$@"
+}
+
+# need_command NAME PACKAGE: a program of Debian's that install_missing installs if it is missing.
+missing=()
 need_command() {
-  command -v "$1" > /dev/null || install_package "$2"
+  command -v "$1" > /dev/null || missing+=("$2")
 }
 
 # need_file PATTERN PACKAGE: the same for what is not on the path.
 need_file() {
-  compgen -G "$1" > /dev/null || install_package "$2"
+  compgen -G "$1" > /dev/null || missing+=("$2")
+}
+
+# install_missing: all of them in one go, which takes much less time than one by one.
+install_missing() {
+  [ ${#missing[@]} -gt 0 ] || return 0
+  echo "installing ${missing[*]} ..."
+  export DEBIAN_FRONTEND=noninteractive
+  install_packages 2> /dev/null || { apt-get update -qq && install_packages; }
+  missing=()
+}
+
+install_packages() {
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+}
+
+# need_servers: what the tests start.
+need_servers() {
+  need_command openssl openssl
+  need_command redis-server redis-server
+  need_command mariadbd mariadb-server
+  need_file '/usr/lib/postgresql/*/bin/postgres' postgresql
+  need_file /usr/sbin/pgbouncer pgbouncer
+  need_command java default-jre-headless
+  need_file /usr/share/java/zookeeper.jar libzookeeper-java
+  need_file '/usr/lib/*/faketime/libfaketime.so.1' faketime
+  need_command ip iproute2
+  install_missing
 }
 
 # need_program NAME PACKAGE: one program out of a package of Debian's whose services are not wanted: the package is not
@@ -47,10 +97,4 @@ need_program() {
     install "$folder/$1" "$venv/bin/$1"
     rm -r "$folder"
   fi
-}
-
-install_package() {
-  echo "installing $1 ..."
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get install -y -qq "$1" > /dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$1" > /dev/null; }
 }
