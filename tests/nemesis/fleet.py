@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import sys
@@ -51,12 +50,16 @@ class Fleet:
         self.output = folder / "items.jsonl"
         self.database = shared(PostgresServer).url
         self.exits: list[str] = []
-        """Processes that ended with an error, and their last words."""
+        """Processes that ended with an error in the middle of their work, and their last words."""
+        self.false_starts: list[str] = []
+        """Processes that ended with an error before they had begun: a supervisor starts them again."""
         self._settings = SETTINGS | settings
         self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: dict[str, str] = {}
         (folder / "spider.py").write_text(SPIDER)
         (folder / "starts.txt").write_text("\n".join(site.start_urls))
+        self._site = site
         self._workers = workers
 
     # -- processes
@@ -80,9 +83,11 @@ class Fleet:
         self._spawn(name)
 
     def _spawn(self, name: str) -> None:
+        """Each process has a user agent of its own, so that the site's log tells whose requests they are."""
+        agent = self._agents[name] = f"{name.replace(' ', '-')}-{secrets.token_hex(3)}"
         with self._log_of(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                self._commands[name], cwd=self.folder, stdout=log, stderr=log, env={**os.environ}
+                [*self._commands[name], f"--set=user_agent={agent}"], cwd=self.folder, stdout=log, stderr=log
             )
 
     def _log_of(self, name: str) -> Path:
@@ -107,16 +112,18 @@ class Fleet:
         return True
 
     def look(self, *, restarts: int = 0) -> bool:
-        """Whether a process is still at work. Notes errors, and starts again who ended with one."""
+        """Whether a process is still at work. One that fails before it has begun is started again, so many times."""
         working = False
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is None:
                 working = True
             elif code:
-                self.exits.append(f"{name} ended with {code}: {self.words_of(name)[-1500:]}")
                 del self._processes[name]
-                if len(self.exits) <= restarts:
+                words = f"{name} ended with {code}: {self.words_of(name)[-1500:]}"
+                begun = self._agents[name] in self._site.agents()
+                (self.exits if begun or len(self.false_starts) >= restarts else self.false_starts).append(words)
+                if not begun and words not in self.exits:
                     self._spawn(name)
                     working = True
         return working

@@ -14,7 +14,7 @@ import asyncpg
 from tests.nemesis.site import Site, Visit, record_count
 
 GAP_TOLERANCE = 0.02
-"""Seconds that a host's delay may look shorter than it is: the two requests are seen by the site, not by the crawler."""
+"""Seconds that a delay may look shorter than it is: the site sees both requests a little later than they were sent."""
 
 
 class Item(NamedTuple):

@@ -75,7 +75,7 @@ def play(
         server.keep()
         fleet.work()
         for moment in moments:
-            if not _wait_for_requests(target, fleet, int(moment * total)):
+            if not wait_for_requests(target, fleet, int(moment * total)):
                 break
             verdict.rewinds.append(server.set_back(dice.uniform(*back)))
             fleet.seed_again()
@@ -85,7 +85,7 @@ def play(
         if not ended:
             verdict.problems.append(f"the run did not end in {_END_SECONDS:g} s")
         if len(verdict.rewinds) < rewinds:
-            verdict.problems.append(f"the run ended before the store was set back for the {len(verdict.rewinds) + 1}. time")
+            verdict.problems.append(f"the run ended after {len(verdict.rewinds)} of {rewinds} rewinds")
         verdict.problems += look(target, fleet, rewinds=len(verdict.rewinds))
     return verdict
 
@@ -105,7 +105,7 @@ def look(
     ]
 
 
-def _wait_for_requests(target: Site, fleet: Fleet, count: int) -> bool:
+def wait_for_requests(target: Site, fleet: Fleet, count: int) -> bool:
     """False if the run ended before."""
     while target.requests_so_far() < count:
         if not fleet.look():

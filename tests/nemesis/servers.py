@@ -1,7 +1,7 @@
 """Servers that can be set back in time while clients use them.
 
-Each has a ``url`` for a frontier and ``set_back(seconds)``, which returns once the server answers again and has forgotten
-about that much. It returns how much.
+Each has a ``url`` for a frontier and ``set_back(seconds)``. That returns once the server answers again and has
+forgotten about that much, and says how much.
 """
 
 from __future__ import annotations

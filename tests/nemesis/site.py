@@ -48,6 +48,7 @@ class Visit(NamedTuple):
     end: float
     host: str
     path: str
+    agent: str
 
 
 def record_count(number: int, visit: int) -> int:
@@ -97,12 +98,16 @@ class Site:
     def requests_so_far(self) -> int:
         return self._log.read_bytes().count(b"\n")
 
+    def agents(self) -> set[str]:
+        """The clients that have requested something."""
+        return {visit.agent for visit in self.visits()}
+
     def visits(self) -> list[Visit]:
         """Every request in order of its answer, robots.txt and redirects included."""
         found = []
         for line in self._log.read_text().splitlines():
-            start, end, host, path = line.split("\t")
-            found.append(Visit(float(start), float(end), host, path))
+            start, end, host, path, agent = line.split("\t")
+            found.append(Visit(float(start), float(end), host, path, agent))
         return found
 
 
@@ -135,10 +140,10 @@ class _Pages:
         self._log = log
         self._visits: Counter[str] = Counter()
 
-    def answer(self, host_index: int, path: str, arrived: float) -> bytes:
+    def answer(self, host_index: int, path: str, agent: str, arrived: float) -> bytes:
         host = self.urls[host_index].removeprefix("http://")
         data = self._answer(host_index, host, path)
-        self._log.write(f"{arrived:.6f}\t{time.monotonic():.6f}\t{host}\t{path}\n")
+        self._log.write(f"{arrived:.6f}\t{time.monotonic():.6f}\t{host}\t{path}\t{agent}\n")
         self._log.flush()
         return data
 
@@ -194,8 +199,9 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         while b"\r\n\r\n" in self._buffer:
             head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-            path = head.split(b" ", 2)[1].decode("latin-1")
-            self._transport.write(self._pages.answer(self._host_index, path, arrived))
+            first, *headers = head.decode("latin-1").split("\r\n")
+            agent = next((line[11:].strip() for line in headers if line.lower().startswith("user-agent:")), "")
+            self._transport.write(self._pages.answer(self._host_index, first.split(" ")[1], agent, arrived))
 
 
 async def _serve(plan: Plan, log: Path) -> None:
