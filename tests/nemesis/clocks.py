@@ -29,10 +29,10 @@ class SteppedClock(DatabaseServer, ABC):
     def _command(self) -> list[str]:
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
         assert library is not None, "these tests need libfaketime: apt-get install faketime"
-        # Redis allocates with jemalloc, which asks for the time before libfaketime is ready: libc's allocator goes first.
+        # libc goes first because jemalloc, which Redis uses, wants the time before libfaketime is ready.
         return [
-            "env", f"LD_PRELOAD={library} libc.so.6", f"FAKETIME_TIMESTAMP_FILE={self._offset_file}", "FAKETIME_NO_CACHE=1",
-            "FAKETIME_DONT_FAKE_MONOTONIC=1", *self._plain_command(),
+            "env", f"LD_PRELOAD={library} libc.so.6", f"FAKETIME_TIMESTAMP_FILE={self._offset_file}",
+            "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", *self._plain_command(),
         ]  # fmt: skip
 
     @abstractmethod

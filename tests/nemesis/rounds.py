@@ -68,14 +68,13 @@ def play(
     verdict = Verdict(seed)
     began = time.monotonic()
     with site(folder, plan) as target, Fleet(folder, server.url, target, workers=workers) as fleet:
-        total = len(target.pages())
         moments = sorted(dice.uniform(0.1, 0.75) for _ in range(rewinds))
         fleet.start()
         wait_for_run(server.url, fleet.run_id)
         server.keep()
         fleet.work()
         for moment in moments:
-            if not wait_for_requests(target, fleet, int(moment * total)):
+            if not wait_for_progress(target, fleet, moment):
                 break
             verdict.rewinds.append(server.set_back(dice.uniform(*back)))
             fleet.seed_again()
@@ -105,10 +104,10 @@ def look(
     ]
 
 
-def wait_for_requests(target: Site, fleet: Fleet, count: int) -> bool:
+def wait_for_progress(target: Site, fleet: Fleet, progress: float) -> bool:
     """False if the run ended before."""
-    while target.requests_so_far() < count:
+    while target.progress() < progress:
         if not fleet.look():
             return False
-        time.sleep(0.02)
+        time.sleep(0.03)
     return True

@@ -6,6 +6,7 @@ forgotten about that much, and says how much.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -54,7 +55,7 @@ class AofRedis(Rewindable):
         self._server = RedisServer(auto_aof_rewrite_percentage="0", aof_load_truncated="yes")
         self._times: list[float] = []
         self._sizes: list[int] = []
-        self._floor = 0
+        self._floor = self._mark = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
@@ -78,6 +79,22 @@ class AofRedis(Rewindable):
     def keep(self) -> None:
         self._floor = self._file.stat().st_size
 
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def mark(self) -> None:
+        """The moment for ``back_to_mark``."""
+        self._mark = self._file.stat().st_size
+
+    def back_to_mark(self) -> None:
+        with self._lock:
+            self._server.kill()
+            os.truncate(self._file, self._mark)
+            self._times.clear()
+            self._sizes.clear()
+            self._server.start()
+
     def set_back(self, seconds: float) -> float:
         with self._lock:
             self._server.kill()
@@ -86,8 +103,7 @@ class AofRedis(Rewindable):
                 index += 1
             size, then = self._sizes[index], self._times[index]
             lost = self._file.stat().st_size - size
-            with self._file.open("r+b") as file:
-                file.truncate(size)
+            os.truncate(self._file, size)
             del self._times[index + 1 :], self._sizes[index + 1 :]
             self._server.start()
         assert lost > 0, f"the store has not changed for {seconds:g} s: there was nothing to lose"
@@ -185,8 +201,12 @@ class BackupPostgres(Rewindable):
     def url(self) -> str:
         return f"{self._server.url}?schema=nemesis"
 
-    def checkpoint(self) -> None:
-        """Take a backup. It has everything that was committed before this call."""
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def mark(self) -> None:
+        """Take a backup for ``back_to_mark``. It has everything that was committed before this call."""
         server = self._server
         shutil.rmtree(server.folder / "backup", ignore_errors=True)
         server._run(
@@ -194,7 +214,7 @@ class BackupPostgres(Rewindable):
             "-p", str(server.port), "-U", "shoal", "-c", "fast", "-X", "stream", "--no-sync",
         )  # fmt: skip
 
-    def rewind(self) -> None:
+    def back_to_mark(self) -> None:
         """Start the backup in place of the server."""
         self._server.kill()
         shutil.rmtree(self._server.folder / "data")
@@ -202,10 +222,10 @@ class BackupPostgres(Rewindable):
         self._server.start()
 
     def set_back(self, seconds: float) -> float:
-        self.checkpoint()
+        self.mark()
         then = time.monotonic()
         time.sleep(seconds)
-        self.rewind()
+        self.back_to_mark()
         return time.monotonic() - then
 
     def close(self) -> None:

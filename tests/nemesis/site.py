@@ -98,6 +98,13 @@ class Site:
     def requests_so_far(self) -> int:
         return self._log.read_bytes().count(b"\n")
 
+    def progress(self) -> float:
+        """How much of the site was fetched, from 0 to 1: the fast host and the slow ones count half each."""
+        fetched = {f"{visit.host}{visit.path}" for visit in self.visits()} & self.pages()
+        fast = sum(page.startswith(self.hosts[0]) for page in fetched)
+        slow = self.plan.slow_hosts * self.plan.slow_pages
+        return fast / (self.plan.pages + self.plan.starts) / 2 + (len(fetched) - fast) / slow / 2
+
     def agents(self) -> set[str]:
         """The clients that have requested something."""
         return {visit.agent for visit in self.visits()}

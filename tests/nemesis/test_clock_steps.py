@@ -11,7 +11,7 @@ import pytest
 
 from tests.nemesis.clocks import KINDS
 from tests.nemesis.fleet import Fleet
-from tests.nemesis.rounds import look, wait_for_requests, wait_for_run
+from tests.nemesis.rounds import look, wait_for_progress, wait_for_run
 from tests.nemesis.site import Plan, site
 
 PLAN = Plan(pages=400, starts=1000, slow_hosts=4, slow_pages=10, crawl_delay=0.6)
@@ -33,7 +33,7 @@ def test_an_hour_both_ways(kind: str, tmp_path: Path) -> None:
             fleet.work()
             ahead: list[tuple[float, float]] = []
             for moment, offset in steps.items():
-                assert wait_for_requests(target, fleet, int(moment * len(target.pages())))
+                assert wait_for_progress(target, fleet, moment)
                 server.step(offset)
                 if offset == HOUR:  # every delay and every lease has ended at once
                     ahead.append((time.monotonic() - 0.1, time.monotonic() + PLAN.crawl_delay + 1))
