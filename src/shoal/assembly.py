@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from shoal.config import Config
 from shoal.engine import Drain, Engine
@@ -58,10 +59,10 @@ def make_engine(
     if fetcher is None:
         fetcher = make_fetcher(config)
         stack.push_async_callback(fetcher.close)
-    fetch, on_lease = make_onion(spider, config, scheduler.frontier, fetcher, may_work)
+    onion = make_onion(spider, config, scheduler.frontier, fetcher, may_work)
     return Engine(
-        spider, config, scheduler, fetch, drains, source=source, shared=shared, keep_items=keep_items, stay=stay,
-        on_lease=on_lease, may_work=may_work,
+        spider, config, scheduler, onion.fetch, drains, source=source, shared=shared, keep_items=keep_items, stay=stay,
+        on_lease=onion.on_lease, on_rewind=onion.forget, may_work=may_work,
     )  # fmt: skip
 
 
@@ -80,14 +81,24 @@ def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetch
     return HttpFetcher(config.http, config.user_agent, guard)
 
 
+class Onion(NamedTuple):
+    """The layers around a fetcher."""
+
+    fetch: Fetch
+    on_lease: Callable[[Lease], None]
+    """Called with each lease before its page is fetched."""
+    forget: Callable[[], None]
+    """Drops what the layers cached of the store's knowledge."""
+
+
 def make_onion(
     spider: Spider,
     config: Config,
     frontier: Frontier,
     fetcher: Fetcher,
     may_work: Callable[[], bool] = lambda: True,
-) -> tuple[Fetch, Callable[[Lease], None]]:
-    """The layers around the fetcher, outermost first, and who wants to hear of each lease."""
+) -> Onion:
+    """The layers around the fetcher, outermost first."""
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
     from shoal.middleware.retry import StatusCheck
@@ -95,9 +106,12 @@ def make_onion(
     from shoal.middleware.throttle import Throttle
 
     on_lease: Callable[[Lease], None] = _ignore
+    forget: Callable[[], None] = _nothing
     layers: list[Middleware] = []
     if config.robots.obey:
-        layers.append(Robots(config.robots, config.user_agent, frontier))
+        robots = Robots(config.robots, config.user_agent, frontier)
+        layers.append(robots)
+        forget = robots.forget
     layers.extend(spider.middlewares)
     layers.append(Cookies(keep=config.cookies))
     if config.throttle.enabled:
@@ -107,7 +121,7 @@ def make_onion(
     layers.append(StatusCheck(config.retry.statuses, spider.handle_statuses))
     if config.cache.enabled:
         layers.append(Cache(config.cache))
-    return wrap(_guarded(fetcher.fetch, may_work), layers), on_lease
+    return Onion(wrap(_guarded(fetcher.fetch, may_work), layers), on_lease, forget)
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
@@ -122,4 +136,8 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 
 def _ignore(lease: Lease) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from shoal.assembly import frontier_options, make_engine, make_scheduler, new_run_id
 from shoal.config import Config, find_config_file, load_config, mask
 from shoal.engine import Engine
-from shoal.errors import RunError, ShoalError, SinkError
+from shoal.errors import RunError, ShoalError, SinkError, StoreRewoundError
 from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
@@ -251,39 +251,60 @@ class Crawl:
                 fetcher=self._fetcher,
             )  # fmt: skip
             self.begun.set()
-            ended = False
-            try:
-                if self._stop_asked:
-                    engine.stop()
-                await engine.run()
-                ended = scheduler.limit_reached or await frontier.is_finished()
-            except ShoalError as exc:
-                self.error = exc
-            finally:
-                # A run in memory of its own can't go on later: what there is now is all there will be.
-                await self._finish_outputs(drainers, ended or passing, patient=ended or not store.shared)
+            while True:
+                ended = False
+                try:
+                    if self._stop_asked:
+                        engine.stop()
+                    await engine.run()
+                    ended = scheduler.limit_reached or await frontier.is_finished()
+                except ShoalError as exc:
+                    self.error = exc
+                finally:
+                    # A run in memory of its own can't go on later: what there is now is all there will be.
+                    patient = ended or not store.shared
+                    rewound = await self._finish_outputs(drainers, ended or passing, patient=patient)
+                if self.error is None and ended and not rewound:
+                    rewound = not await self._finish_run(store, frontier, run.run_id)
+                if not rewound or self.error is not None or engine.stopping:
+                    break
+                await engine.start_over()
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
-            elif ended:
-                with suppress(RunError):  # it was cancelled in this moment
-                    await store.transition(run.run_id, "finished")
             return await self._summarize(run, frontier, scheduler, started)
+
+    async def _finish_run(self, store: Store, frontier: Frontier, run_id: str) -> bool:
+        """The run is over. False if the store went back in time meanwhile, so that it is not."""
+        try:
+            with suppress(RunError):  # it was cancelled in this moment
+                await store.transition(run_id, "finished")
+            await frontier.lease(0, 0.0)
+        except StoreRewoundError:
+            with suppress(RunError):
+                await store.transition(run_id, "running")
+            return False
+        return True
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store
 
-    async def _finish_outputs(self, drainers: Sequence[Drainer], finished: bool, *, patient: bool) -> None:
-        """Unless ``patient``, a server that is away is not waited for: the next to work on the run goes on."""
+    async def _finish_outputs(self, drainers: Sequence[Drainer], finished: bool, *, patient: bool) -> bool:
+        """Unless ``patient``, a server that is away is not waited for: the next to work on the run goes on. True if the
+        store went back in time, so that there may be more to do."""
+        rewound = False
         for drainer in drainers:
             try:
                 async with asyncio.timeout(None if patient else _LAST_WORD):
                     await drainer.finish(finished)
+            except StoreRewoundError:
+                rewound = True
             except ShoalError as exc:
                 self.error = self.error or exc
             except TimeoutError:
                 log.warning("an output was not brought to its end; the next process goes on with it")
+        return rewound
 
     @property
     def words(self) -> dict[str, Any]:

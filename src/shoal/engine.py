@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.config import Config
-from shoal.errors import StoreAwayError
+from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.events import Counters, Snapshot
 from shoal.handling import Handler, Parsed, Released, Settlement
 from shoal.itemlog import ItemLogKeeper
 from shoal.leases import LeaseKeeper, lost_before
 from shoal.persistence import Persistence
-from shoal.ports import Completion, Failure, Fetch, Frontier, Lease
+from shoal.ports import Completion, Failure, Fetch, Frontier, Lease, Leased
 from shoal.scheduler import Scheduler
 from shoal.seeder import Seeder, Source
 from shoal.spider import Spider
@@ -44,6 +46,10 @@ class Drain(Protocol):
 
     async def run(self) -> None: ...
 
+    async def start_over(self) -> None:
+        """The store went back in time: continue from the cursor that it has now. ``run`` is not running."""
+        ...
+
 
 class Engine:
     """Crawls one run with one spider until it is finished, asked to stop, or has failed."""
@@ -61,12 +67,13 @@ class Engine:
         keep_items: bool = True,
         stay: bool = False,
         on_lease: Callable[[Lease], None] = lambda lease: None,
+        on_rewind: Callable[[], None] = lambda: None,
         may_work: Callable[[], bool] = lambda: True,
     ) -> None:
         """``source`` gives the start requests; None: somebody else pushes them. ``shared``: the frontier is a server's,
         and others work on it too. ``keep_items``: the item log stays after all drains have passed it. ``stay``: also
-        when the run is finished, as it may get more to do. ``may_work``: whether this process still has its slot in a
-        cluster; asked before each page."""
+        when the run is finished, as it may get more to do. ``on_rewind`` is called when the store went back in time.
+        ``may_work``: whether this process still has its slot in a cluster; asked before each page."""
         self.counters = Counters()
         self.concurrency = config.concurrency
         """How many pages may be in flight; it may be changed at any time."""
@@ -84,6 +91,7 @@ class Engine:
         self._shared = shared
         self._stay = stay
         self._on_lease = on_lease
+        self._on_rewind = on_rewind
         self._active: dict[asyncio.Task[None], Lease] = {}
         self._ahead: deque[Lease] = deque()
         self._settled: list[Settlement] = []
@@ -96,6 +104,7 @@ class Engine:
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
+        self._rewound = False
         self._woken = False
         self._halted = False
         self.stopping = False
@@ -106,8 +115,28 @@ class Engine:
         """Until the run is finished, its page limit is reached, or ``stop``. What it could not finish is given back.
 
         Raises what made it impossible to go on: an error of the frontier, of a sink, or of the spider's ``start``.
+        When the store went back in time, it starts over from what the store has.
         """
-        for work in (self._seeder.run(), self._leases.run(), self._log.run(), *(drain.run() for drain in self._drains)):
+        while True:
+            try:
+                await self._run()
+            except StoreRewoundError as error:
+                log.error("%s", error)
+                await self.start_over()
+                if not self.stopping:
+                    continue
+            failure = self._failure or self._seeder.failure
+            if failure is not None:
+                raise failure
+            return
+
+    async def _run(self) -> None:
+        for work in (
+            self._seeder.keep(),
+            self._leases.run(),
+            self._log.run(),
+            *(drain.run() for drain in self._drains),
+        ):
             task = asyncio.create_task(work)
             task.add_done_callback(self._helper_ended)
             self._helpers.append(task)
@@ -118,14 +147,33 @@ class Engine:
                 raise
         finally:
             await self._wind_down()
-        failure = self._failure or self._seeder.failure
-        if failure is not None:
-            raise failure
+        if self._rewound:
+            raise StoreRewoundError("the store went back in time")
+
+    async def start_over(self) -> None:
+        """Drop all work and all knowledge of a store that went back in time, and record that it did. Then ``run`` may
+        be called again: it continues from what the store has, as a new process would."""
+        leases = [each.completion.lease if isinstance(each, Parsed) else each.lease for each in self._settled]
+        self._settled = []
+        self._rewound = False
+        self._leases.clear()
+        self._scheduler.forget()
+        self._on_rewind()
+        rewind = await self._persist(self._frontier.recover)
+        lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
+        log.error("the store went back in time%s: this process starts over from what the store has", lost)
+        await self._persist(lambda: self._frontier.release(leases, contacted=True))
+        await self._seeder.start_over()
+        if not self.stopping:
+            for drain in self._drains:
+                await drain.start_over()
 
     async def _pump(self) -> None:
         while True:
             self.went_round = time.monotonic()
             self._woken = False
+            if self._rewound:
+                raise StoreRewoundError("the store went back in time")
             linger = self._linger()
             if self._settled and not linger:
                 await self._settle()
@@ -176,7 +224,8 @@ class Engine:
             return max(0.0, self._lease_again - time.monotonic()) if self._shared and self._lease_again else None
         if self._log.far_behind:
             return 0.05
-        leased = await self._persist(lambda: self._scheduler.next_requests(wanted))
+        nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
+        leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
         leases = await self._fit_company(leased.leases)
         if self.stopping:  # asked to while the frontier was
             self._settled.extend(Released(lease, contacted=False) for lease in leases)
@@ -186,7 +235,7 @@ class Engine:
             self._leases.add(lease)
             self._ahead.append(lease)
         self._fill()
-        return self._next_look(leased.wait, short=len(leased.leases) < wanted, empty=not leased.leases)
+        return self._next_look(leased, short=len(leased.leases) < wanted)
 
     async def _fit_company(self, leases: list[Lease]) -> list[Lease]:
         """Without those that have to be alone: they go back, and are leased one by one when nothing is in flight. So a
@@ -202,16 +251,21 @@ class Engine:
             return [lease for lease in leases if lease not in alone]
         return leases
 
-    def _next_look(self, wait: float | None, *, short: bool, empty: bool) -> float | None:
-        """When to ask for leases again. What others do to a shared queue is not told: it is looked at now and then."""
+    def _next_look(self, leased: Leased, *, short: bool) -> float | None:
+        """Seconds until the next lease. A shared queue is polled, as others may fill it; less often where the store
+        says that many idle workers do."""
+        wait = leased.wait
         if not self._shared:
             return wait
         if not short:
             self._lease_again, self._poll = 0.0, _POLL[0]
             return 0.0 if len(self._active) < self.concurrency else None
         wait = self._poll if wait is None else min(wait, self._poll)
+        self._poll = _POLL[0]
+        if not leased.leases:
+            wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
+            self._poll = min(_POLL[1], 1.5 * wait)
         self._lease_again = time.monotonic() + wait
-        self._poll = min(_POLL[1], 1.5 * self._poll) if empty else _POLL[0]
         return wait
 
     def _fill(self) -> None:
@@ -343,6 +397,13 @@ class Engine:
         """One batch for all that has ended since the last; what ends meanwhile is in the next."""
         batch, self._settled = self._settled, []
         self._lease_again = 0.0
+        try:
+            await self._settle_batch(batch)
+        except StoreRewoundError:
+            self._settled = batch + self._settled  # for ``start_over``, which releases their leases
+            raise
+
+    async def _settle_batch(self, batch: list[Settlement]) -> None:
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
         if parsed:
@@ -385,6 +446,10 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+            if isinstance(error, StoreRewoundError):
+                self._rewound = True
+                self._wake()
+                return
             if self.stopping and isinstance(error, StoreAwayError):
                 return  # it was given up
             self._failure = error
@@ -395,10 +460,13 @@ class Engine:
         for task in (*self._helpers, *self._active):
             task.cancel()
         await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
+        self._helpers = []
         self.give_back()
-        if self._settled:
+        if self._settled and not self._rewound:
             try:
                 await self._settle()
+            except StoreRewoundError:
+                self._rewound = True
             except StoreAwayError as error:
                 log.warning("leases were not given back, they run out by themselves: %s", error)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 
+from shoal import clock
 from shoal.errors import FrontierError
 from shoal.frontier.rules import LOST_EVENT
 from shoal.ports import Frontier, Lease
@@ -44,8 +44,12 @@ class LeaseKeeper:
     def is_good(self, lease: Lease) -> bool:
         """Whether work on it may begin: a process that was stopped for a while may come here before the fence does."""
         held = self._held.get(lease.fingerprint)
-        good = held is not None and held.token == lease.token and held.deadline > time.monotonic()
+        good = held is not None and held.token == lease.token and held.deadline > clock.now()
         return good and self._may_work()
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()
 
     async def run(self) -> None:
         fencing = asyncio.create_task(self._fence())
@@ -77,7 +81,7 @@ class LeaseKeeper:
     async def _fence(self) -> None:
         while True:
             await asyncio.sleep(self._ttl / 20)
-            soon = time.monotonic() + self._ttl / 8
+            soon = clock.now() + self._ttl / 8
             for lease in [lease for lease in self._held.values() if lease.deadline <= soon]:
                 self._lose(lease)
 

@@ -16,6 +16,7 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
     StoreError,
+    StoreRewoundError,
 )
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ log = logging.getLogger("shoal.frontier")
 
 _TRIES = 5
 _LONGEST_PAUSE = 2.0
-_FOR_GOOD = (QueueFullError, FencedError, StoreError, StoreBusyError, RunError)
+_FOR_GOOD = (QueueFullError, FencedError, StoreError, StoreBusyError, StoreRewoundError, RunError)
 """Another try does not help."""
 
 

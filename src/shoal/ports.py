@@ -39,7 +39,7 @@ class Lease(Struct, frozen=True):
     """1 for the first; a crash counts. Of a lease that is not begun: the number that it will have."""
     host: str
     deadline: float
-    """On this process's monotonic clock, taken before the store was asked, so never later than the store's."""
+    """On this process's `shoal.clock`, taken before the store was asked, so never later than the store's."""
     learned_delay: float = 0.0
     """What the fleet had learned of the host when it was leased."""
 
@@ -241,8 +241,8 @@ class Frontier(Protocol):
     may raise FrontierError; then nothing was changed.
 
     A frontier on a server remembers the last completion that the server acknowledged, and presents it with each
-    ``lease``, ``complete``, ``fail``, ``release`` and ``push``. A server that does not know it any more was rewound: the
-    call changes nothing and raises StoreRewoundError, and so does every later call until ``recover``.
+    ``lease``, ``complete``, ``fail``, ``release`` and ``push``. A server that does not know it any more was rewound:
+    the call changes nothing and raises StoreRewoundError, and so does every later call until ``recover``.
     """
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
@@ -312,8 +312,8 @@ class Frontier(Protocol):
         ...
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        """Release a role, for good when ``finished``; False when it was lost. A run whose ``seed`` is not finished is not
-        finished. ``finished`` needs the stored cursor to be ``claim.cursor``: otherwise StoreRewoundError."""
+        """Release a role, for good when ``finished``; False when it was lost. A run whose ``seed`` is not finished is
+        not finished. ``finished`` needs the stored cursor to be ``claim.cursor``: otherwise StoreRewoundError."""
         ...
 
     async def roles(self) -> list[RoleState]:
@@ -323,8 +323,8 @@ class Frontier(Protocol):
     async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
         """The item log in order, behind ``after``.
 
-        ``token``: that of the item ``after``, as the caller read it. StoreRewoundError if the log ends before that item,
-        or has another one in its place. 0: not checked. An item that was trimmed is not checked."""
+        ``token``: that of the item ``after``, as the caller read it. StoreRewoundError if the log ends before that
+        item, or has another one in its place. 0: not checked. An item that was trimmed is not checked."""
         ...
 
     async def trim_items(self, through: int) -> None:

@@ -101,17 +101,24 @@ class Scheduler:
         for base, hrefs in admitted.hrefs:
             self._known.learn(base, hrefs)
 
+    def forget(self) -> None:
+        """Drop all that was learned from the frontier: it went back in time."""
+        self._known = KnownLinks()
+        self._left = None
+        self._pending = False
+        self._out.clear()
+
     async def enqueue_requests(self, requests: Sequence[Request]) -> int:
         """Push what is in scope; how many of them were new. QueueFullError: none of them was recorded."""
         inside = [request for request in requests if not self._outside(request)]
         return (await self.frontier.push(inside)).added if inside else 0
 
-    async def next_requests(self, limit: int, *, begun: bool = True) -> Leased:
+    async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached.
 
-        ``begun=False``: they are sent to others, who have them reissued."""
+        ``begun=False``: they are sent to others, who have them reissued. ``nonce``: see ``Frontier.lease``."""
         if self._max_pages is None:
-            return await self.frontier.lease(limit, self._ttl, begun=begun)
+            return await self.frontier.lease(limit, self._ttl, begun=begun, nonce=nonce)
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
@@ -120,7 +127,7 @@ class Scheduler:
             if self._pending and self._shared:
                 await self.frontier.lease(0, self._ttl)  # what ran out comes back, and may be had here
             return Leased([], None)
-        leased = await self.frontier.lease(min(limit, self._left), self._ttl, begun=begun)
+        leased = await self.frontier.lease(min(limit, self._left), self._ttl, begun=begun, nonce=nonce)
         self._left -= len(leased.leases)
         return leased
 

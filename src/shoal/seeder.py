@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
@@ -28,6 +30,7 @@ _FULL_WAIT = 0.05
 _CLAIM_POLL = 1.0
 _ROLE_TTL = 60.0  # seconds after which a seeder that says nothing counts as dead
 _LAST_WORD = 1.0
+_CHECK_EVERY = 20.0  # seconds between checks that seeding is still finished
 _TOLD = 10  # bad start URLs that are told one by one
 
 Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
@@ -77,6 +80,24 @@ class Seeder:
         """How many start requests are safe in the frontier, or were out of scope."""
         return self._position
 
+    async def start_over(self) -> None:
+        """The store went back in time: forget how far this one was, and release the role if it is still held."""
+        claim, self._claim = self._claim, None
+        self._batch = []
+        self._position = 0
+        if claim is not None:
+            await self._persist(lambda: self._frontier.relinquish(claim))
+
+    async def keep(self) -> None:
+        """Seed, and then check from time to time that seeding is still finished: a store that went back in time may
+        have lost the last start requests. Never returns where other processes use the store too."""
+        await self.run()
+        while self._shared and self._source is not None and self.failure is None:
+            await asyncio.sleep(_CHECK_EVERY)
+            if (await self._persist(self._frontier.stats)).seeding:
+                log.warning("the store has lost start requests: seeding resumes")
+                await self.run()
+
     async def run(self) -> None:
         """Go on behind the cursor that an earlier seeder left. While another has the role, wait for its end, or its
         death; in a store of our own there is no other."""
@@ -84,10 +105,11 @@ class Seeder:
             return
         told = False
         while True:
-            self._claim = await self._persist(lambda: self._frontier.claim("seed", self._ttl))
+            claiming = partial(self._frontier.claim, "seed", self._ttl, nonce=os.urandom(16))
+            self._claim = await self._persist(claiming)
             if self._claim is not None:
                 try:
-                    await self._seed(self._source, self._claim)
+                    await self._seed(self._source)
                     return
                 except RoleLostError as error:
                     log.warning("%s", error)
@@ -99,8 +121,9 @@ class Seeder:
                 log.info("another process pushes the start requests, or has died; looking again for %g s", self._ttl)
             await asyncio.sleep(_CLAIM_POLL)
 
-    async def _seed(self, source: Source, claim: Claim) -> None:
-        self._position = skip = int(claim.cursor or b"0")
+    async def _seed(self, source: Source) -> None:
+        assert self._claim is not None
+        self._position = skip = int(self._claim.cursor or b"0")
         ended = asyncio.Event()
         timer = asyncio.create_task(self._flush_in_time(ended))
         try:
@@ -116,7 +139,7 @@ class Seeder:
         except SpiderError as error:
             self.failure = error
         except asyncio.CancelledError:
-            await self._leave(claim)
+            await self._leave()
             raise
         finally:
             ended.set()
@@ -125,6 +148,7 @@ class Seeder:
         if self.failure is None and not (await self._persist(self._frontier.stats)).pushed:
             why = "none of the start requests is in scope" if self._position else "the spider has no start requests"
             log.warning("nothing to crawl: %s", why)
+        claim, self._claim = self._claim, None
         await self._persist(lambda: self._frontier.relinquish(claim, finished=self.failure is None))
         self._pushed()
 
@@ -136,11 +160,12 @@ class Seeder:
         elif count == _TOLD + 1:
             log.error("start: more of them are only counted")
 
-    async def _leave(self, claim: Claim) -> None:
-        """Whoever goes on need not wait for the role to run out."""
+    async def _leave(self) -> None:
+        """Release the role, so that the next seeder need not wait until it expires."""
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
-                await self._frontier.relinquish(claim)
+                if self._claim is not None:
+                    await self._frontier.relinquish(self._claim)
 
     async def _flush_in_time(self, ended: asyncio.Event) -> None:
         """What a slow ``start`` gave is not held back, and one that gives nothing for long does not lose its role."""
@@ -153,14 +178,14 @@ class Seeder:
                 renew_at = time.monotonic() + self._ttl / 3
             elif time.monotonic() >= renew_at and self._claim is not None:
                 async with self._pushing:
-                    await self._advance(self._claim, b"%d" % self._position)
+                    await self._renew_role()
                 renew_at = time.monotonic() + self._ttl / 3
 
     async def _flush(self) -> None:
         """Push what was collected, and wait for room if need be."""
         async with self._pushing:
-            assert self._claim is not None
             claim, batch, self._batch = self._claim, self._batch, []
+            assert claim is not None
             inside = [request for request in batch if self._scope.refuses(request.url) is None]
             cursor = b"%d" % (self._position + len(batch))
             while True:
@@ -169,8 +194,9 @@ class Seeder:
                     break
                 except QueueFullError:
                     await asyncio.sleep(_FULL_WAIT)
-                    await self._advance(claim, b"%d" % self._position)
-            await self._advance(claim, cursor)
+                    await self._renew_role()
+            self._claim = claim.moved_to(cursor)
+            await self._renew_role()  # which also says whether the role was lost, and nothing was pushed
             self._position += len(batch)
             self.added += pushed.added
             self.duplicates += pushed.duplicates
@@ -179,8 +205,10 @@ class Seeder:
         self._pushed()
         await asyncio.sleep(0)  # a start() that never waits must not keep its own pages from being fetched
 
-    async def _advance(self, claim: Claim, cursor: bytes) -> None:
-        if not await self._persist(lambda: self._frontier.advance(claim, cursor, self._ttl)):
+    async def _renew_role(self) -> None:
+        claim = self._claim
+        assert claim is not None
+        if not await self._persist(lambda: self._frontier.advance(claim, claim.cursor, self._ttl)):
             raise RoleLostError("another process has taken over pushing the start requests of this run")
 
 

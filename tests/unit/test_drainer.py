@@ -46,9 +46,9 @@ class FrontierWithFaults:
         self.fault("after advance")
         return held
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
         self.fault("before read")
-        return await self.inner.read_items(after, limit)
+        return await self.inner.read_items(after, limit, token=token)
 
 
 async def frontier_in_memory(clock: Callable[[], float] = time.time) -> FrontierWithFaults:

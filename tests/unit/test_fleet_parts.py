@@ -248,8 +248,10 @@ async def test_workers_wait_for_an_output_that_is_far_behind(monkeypatch: pytest
     await log_items(frontier, 10)
     claim = await claimed(frontier, "sink:x", 5)
     assert (await watched(frontier, keep=True)).far_behind
-    await frontier.advance(claim, msgspec.msgpack.encode((6, b"")), 60)
+    cursor = msgspec.msgpack.encode((6, b""))
+    await frontier.advance(claim.moved_to(msgspec.msgpack.encode((5, b""))), cursor, 60)
     assert not (await watched(frontier, keep=True)).far_behind
+    claim = claim.moved_to(cursor)
     await frontier.advance(claim, msgspec.msgpack.encode((0, b"")), 60)
     await frontier.relinquish(claim)  # for one that nobody writes, waiting would never end
     assert not (await watched(frontier, keep=True)).far_behind

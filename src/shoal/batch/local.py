@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import AsyncExitStack, suppress
 
 from shoal.assembly import make_engine
@@ -17,6 +18,7 @@ from shoal.fetch.http import HttpFetcher
 from shoal.scope import Scope
 
 _WATCH_EVERY = 1.0  # seconds between looks at what others do to a session
+_SEED_EVERY = 10  # looks between checks that all its URLs are still in the store
 
 
 class _Nudge:
@@ -30,6 +32,9 @@ class _Nudge:
 
     async def run(self) -> None:
         await asyncio.Event().wait()
+
+    async def start_over(self) -> None:
+        """Nothing: it has no cursor."""
 
 
 class LocalWork:
@@ -77,9 +82,11 @@ class LocalWork:
 
     async def _watch(self, session: Session) -> None:
         """Another process may cancel a session."""
-        while True:
+        for look in itertools.count(1):
             await asyncio.sleep(_WATCH_EVERY)
             with suppress(FrontierError):
+                if look % _SEED_EVERY == 0 and (await session.frontier.stats()).seeding:
+                    await session.seed()  # the store went back in time and has lost URLs of the session
                 try:
                     is_over = await session.state() in OVER
                 except RunError:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from shoal.batch.options import BatchOptions
 from shoal.batch.spider import BatchSpider, Room, given_url, no_page, start_requests
 from shoal.config import Config
-from shoal.errors import RequestError, RunError
+from shoal.errors import RequestError, RunError, StoreRewoundError
 from shoal.item import decode_item
 from shoal.ports import Frontier, FrontierOptions, LoggedItem, Run, Stats, Store
 
@@ -177,13 +177,21 @@ class Session:
     async def seed(self) -> bool:
         """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
         it did."""
+        try:
+            return await self._seed()
+        except StoreRewoundError:
+            await self.frontier.recover()
+            return False
+
+    async def _seed(self) -> bool:
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
             return not (await self.frontier.stats()).seeding
         requests = start_requests(self.spider(""), self.settings.urls)
         for begin in range(int(claim.cursor or b"0"), len(requests), _PUSHED_AT_ONCE):
-            end = begin + _PUSHED_AT_ONCE
-            await self.frontier.push(requests[begin:end], seed=claim, cursor=b"%d" % end)
+            cursor = b"%d" % (begin + _PUSHED_AT_ONCE)
+            await self.frontier.push(requests[begin : begin + _PUSHED_AT_ONCE], seed=claim, cursor=cursor)
+            claim = claim.moved_to(cursor)
         return await self.frontier.relinquish(claim, finished=True)
 
     async def is_complete(self) -> bool:

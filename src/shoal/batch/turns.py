@@ -100,9 +100,9 @@ class TakingTurns(Scheduler):
         self._turns = turns
         self._taker = taker
 
-    async def next_requests(self, limit: int, *, begun: bool = True) -> Leased:
-        return await self._turns.take(self._taker, lambda: self._lease(limit, begun))
+    async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+        return await self._turns.take(self._taker, lambda: self._lease(limit, begun, nonce))
 
-    async def _lease(self, limit: int, begun: bool) -> tuple[Leased, bool]:
-        leased = await super().next_requests(limit, begun=begun)
+    async def _lease(self, limit: int, begun: bool, nonce: bytes) -> tuple[Leased, bool]:
+        leased = await super().next_requests(limit, begun=begun, nonce=nonce)
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0

@@ -10,9 +10,13 @@ from shoal.ports import Claim, Frontier, Holder, Leased
 class OneFrontier(Frontier, Protocol):
     """A run's only frontier, which all its workers share, whoever they are."""
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased: ...
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased: ...
 
-    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None: ...
+    async def claim(
+        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b""
+    ) -> Claim | None: ...
 
 
 class HeldFrontier:
@@ -39,6 +43,8 @@ class HeldFrontier:
         self.recall = frontier.recall
         self.stats = frontier.stats
         self.audit = frontier.audit
+        self.recover = frontier.recover
+        self.rewinds = frontier.rewinds
         self.is_finished = frontier.is_finished
         self.find = frontier.find
         self.dead_kinds = frontier.dead_kinds
@@ -46,8 +52,8 @@ class HeldFrontier:
         self.retry_dead = frontier.retry_dead
         self.close = frontier.close
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True) -> Leased:
-        return await self._frontier.lease(limit, ttl, self._holder, begun=begun)
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+        return await self._frontier.lease(limit, ttl, self._holder, begun=begun, nonce=nonce)
 
-    async def claim(self, role: str, ttl: float) -> Claim | None:
-        return await self._frontier.claim(role, ttl, self._holder)
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+        return await self._frontier.claim(role, ttl, self._holder, nonce=nonce)

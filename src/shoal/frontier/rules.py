@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from hashlib import blake2b
 
-from shoal.errors import FencedError, RunError
+from shoal.errors import FencedError, RunError, StoreRewoundError
 from shoal.http import Request
 from shoal.links import derived_fingerprint
 from shoal.ports import Claim, Holder, RequestState, Run, RunState
@@ -57,6 +57,14 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
 
+def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
+    """StoreRewoundError unless the claim may move the stored cursor to this one. A repeat passes."""
+    if stored not in (claim.cursor, cursor):
+        raise StoreRewoundError(
+            f"the cursor of {claim.role} is not where its holder left it: the store went back in time"
+        )
+
+
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:
     """FencedError when the slot was fenced under a later epoch; ``latest`` is the one that is remembered."""
     if latest is not None and latest > epoch:
@@ -73,8 +81,8 @@ MOST_LEASES = 65_535
 
 
 def token_base(nonce: bytes) -> int:
-    """The number behind which the tokens of a call begin: ``token_base(nonce) + 1``, ``+ 2`` ... They fit a signed 64-bit
-    integer, are never 0, and never repeat as long as nonces don't: also not in a store that was rewound."""
+    """The tokens of a call are ``token_base(nonce) + 1``, ``+ 2`` ... They fit a signed 64-bit integer and are never 0.
+    They don't repeat as long as nonces don't, also not in a store that was rewound."""
     check_nonce(nonce)
     number = int.from_bytes(blake2b(nonce, digest_size=6).digest(), "big") & (2**47 - 1)
     return (number or 1) << 16

@@ -61,6 +61,11 @@ class Robots:
         self._size = 0
         self._fetching: dict[str, asyncio.Future[None]] = {}
 
+    def forget(self) -> None:
+        """Drop what is cached: the store went back in time, and may have lost the Crawl-delay that came with it."""
+        self._rules.clear()
+        self._size = 0
+
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
         known, now = self._rules.get(origin), time.monotonic()

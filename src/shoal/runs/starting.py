@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 
 from shoal.assembly import frontier_options, make_scheduler, new_run_id
 from shoal.config import Config, mask
-from shoal.errors import ConfigError, RequestError, RunError, SinkError
+from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.events import Counters
 from shoal.http import Request
 from shoal.persistence import Persistence
@@ -24,6 +25,8 @@ from shoal.ports import FrontierOptions, Run, Store
 from shoal.seeder import Seeder, Source, start_requests, url_requests
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
+
+log = logging.getLogger("shoal.runs")
 
 _LONGEST_LINE = 64 * 1024
 
@@ -127,7 +130,14 @@ async def start_run(
     seeder = Seeder(
         source, scheduler, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared
     )
-    await seeder.run()
+    while True:
+        try:
+            await seeder.run()
+            break
+        except StoreRewoundError as error:
+            log.error("%s; seeding resumes from what the store has", error)
+            await persist(frontier.recover)
+            await seeder.start_over()
     if seeder.failure is not None:
         raise seeder.failure
     return Started(

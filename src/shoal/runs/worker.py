@@ -16,7 +16,7 @@ from typing import Any
 from shoal.assembly import make_engine, make_fetcher, make_scheduler
 from shoal.config import Config
 from shoal.engine import Engine
-from shoal.errors import FrontierError, RunError, ShoalError
+from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.persistence import Persistence
@@ -136,18 +136,33 @@ class Worker:
             log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)
             watch = asyncio.create_task(self._watch(store, frontier))
             try:
+                until = await self._work(engine, store, frontier, scheduler, drains)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            self.summary = await self._summarize(run, frontier, scheduler, started, until)
+        return self.summary
+
+    async def _work(
+        self, engine: Engine, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer]
+    ) -> float:
+        """To the end of the run, and of its outputs. Until when the summary may take, on the loop's clock."""
+        while True:
+            try:
                 if self._asked.is_set():
                     engine.stop(self._grace)
                 await engine.run()
             except ShoalError as exc:
                 self.error = exc
-            finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
             until = asyncio.get_running_loop().time() + _LAST_WORD
-            await self._end(store, frontier, scheduler, drains)
-            self.summary = await self._summarize(run, frontier, scheduler, started, until)
-        return self.summary
+            try:
+                await self._end(store, frontier, scheduler, drains)
+                return until
+            except StoreRewoundError as exc:
+                if self.error is not None or engine.stopping:
+                    log.error("%s", exc)
+                    return until
+                await engine.start_over()
 
     async def _succeed(self, frontier: Frontier) -> None:
         """Take what the slot's last holder had: it may be dead, or believe that it still has it."""
@@ -184,7 +199,7 @@ class Worker:
                         self._engine.halt(state == "paused")
                 looks += 1
                 if looks % _SEED_LOOKS == 0 and await self._is_unseeded(frontier):
-                    log.warning("waiting: not all start requests are there, and nobody pushes them; start it again")
+                    log.warning("seeding is incomplete and no process is seeding; run `shoal start` again")
                 if self._keep_alive and state in ("running", "finished"):
                     await self._show_state(store, state, finished=await frontier.is_finished())
             except FrontierError as exc:
@@ -215,6 +230,8 @@ class Worker:
                 log.warning("an output or the frontier's server is away: another worker goes on with the outputs")
             elif (exc := work.exception()) is not None:
                 raise exc
+        except StoreRewoundError:
+            raise
         except ShoalError as exc:
             self.error = self.error or exc
         finally:
@@ -231,6 +248,12 @@ class Worker:
         if ended:
             with suppress(RunError):
                 await persist(lambda: store.transition(self.run_id, "finished"))
+            try:
+                await persist(lambda: frontier.lease(0, self.config.lease.ttl))
+            except StoreRewoundError:  # in this moment: the run may have more to do
+                with suppress(RunError):
+                    await persist(lambda: store.transition(self.run_id, "running"))
+                raise
 
     async def _limit_is_kept(self, scheduler: Scheduler, persist: Persistence) -> bool:
         """Whether the page limit ended the run: not while another worker still has some of the pages."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, SinkError, StoreAwayError
+from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Claim, Frontier, Sink
 
 T = TypeVar("T")
@@ -30,6 +32,7 @@ _CLAIM_POLL = 0.25
 _AWAY_PAUSE = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+_NONCE_BYTES = 16
 
 
 class RoleTakenError(SinkError):
@@ -78,6 +81,10 @@ class Drainer:
         self._position = 0
         self._state = b""
         self._written = 0
+        self._token = 0
+        """Of the last item that was read: with its number it tells whether the log is still the same."""
+        self._unconfirmed: tuple[int, bytes] | None = None
+        """Where the cursor was moved to by a call whose answer did not come."""
         self._failures = 0
         """Of the sink, since the cursor last moved."""
         self._broken = False
@@ -109,18 +116,29 @@ class Drainer:
     async def try_start(self) -> bool:
         """The same without waiting: False while another holds the role."""
         self._renew_at = time.monotonic() + self._ttl / 3
-        claim = await self._persist(lambda: self._frontier.claim(self._role, self._ttl))
+        claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
+        claim = await self._persist(claiming)
         if claim is None:
             return False
         await self._open(claim)
         return True
 
+    async def start_over(self) -> None:
+        """The store went back in time: continue from the cursor that it has now. ``run`` is not running, and may be
+        called again then."""
+        async with self._lock:
+            if self._claim is not None:
+                await self._close_unfinished()
+                await self._give_role_back()
+            self._failure, self._broken, self._failures, self._stopping = None, False, 0, False
+            self._unconfirmed = None
+            await self.start()
+
     async def _open(self, claim: Claim) -> None:
         self._claim = claim
         try:
-            if self._claim.cursor:
-                self._position, self._state = _decode_cursor(self._claim.cursor)
-            self._written = self._position
+            self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
+            self._written, self._token = self._position, 0
             await self._sink.open(self._state)
         except BaseException as exc:
             await self._give_role_back()
@@ -188,34 +206,55 @@ class Drainer:
     async def _drain(self) -> int:
         now = time.monotonic()
         if now >= self._renew_at:  # never write under a role that may have expired
-            await self._advance(self._position, self._state)
-        items = await self._frontier.read_items(self._written, self._batch)
+            await self._renew()
+        items = await self._frontier.read_items(self._written, self._batch, token=self._token)
         if items:
             await self._sink.write(items)
             if not self._unsaved:
                 self._flush_at = now + self._flush_every
-            self._written = items[-1].seq
+            self._written, self._token = items[-1].seq, items[-1].token
         return len(items)
 
     async def _save(self) -> None:
-        """Nothing is written between the flush and the move of the cursor."""
+        """Nothing is written between the flush and the move of the cursor. Before it moves, the log must still have the
+        last item that was written: a store that went back may have other items under the same numbers."""
+        await self._confirm()
         if self._unsaved:
-            await self._advance(self._written, await self._sink.flush())
+            state = await self._sink.flush()
+            await self._frontier.read_items(self._written, 0, token=self._token)
+            await self._move(self._written, state)
             self._failures = 0
 
-    async def _advance(self, position: int, state: bytes) -> None:
+    async def _renew(self) -> None:
+        """Keep the role."""
+        if not await self._confirm():
+            await self._move(self._position, self._state)
+
+    async def _confirm(self) -> bool:
+        """Repeat a move of the cursor whose answer was lost: the store may have it or not. False if there is none."""
+        if self._unconfirmed is None:
+            return False
+        await self._move(*self._unconfirmed)
+        return True
+
+    async def _move(self, position: int, state: bytes) -> None:
         assert self._claim is not None, "not started"
         renew_at = time.monotonic() + self._ttl / 3
-        if not await self._frontier.advance(self._claim, _encode_cursor((position, state)), self._ttl):
+        cursor = _encode_cursor((position, state))
+        self._unconfirmed = (position, state)
+        kept = await self._frontier.advance(self._claim, cursor, self._ttl)
+        self._unconfirmed = None
+        if not kept:
             raise RoleTakenError(f"another process of this run writes to {self._name} now")
+        self._claim = self._claim.moved_to(cursor)
         self._position, self._state, self._renew_at = position, state, renew_at
 
     async def _reopen(self) -> None:
-        """Go back to the saved cursor. It is saved again first: an advance that failed may have been heard."""
-        await self._advance(self._position, self._state)
+        """Go back to the saved cursor."""
+        await self._renew()
         await self._close_unfinished()
         await self._sink.open(self._state)
-        self._written, self._broken = self._position, False
+        self._written, self._token, self._broken = self._position, 0, False
         self.nudge()
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -231,6 +270,8 @@ class Drainer:
                 log.debug("output waits for the frontier's server: %s", exc)
                 await asyncio.sleep(_AWAY_PAUSE)
                 continue
+            except StoreRewoundError:
+                raise
             except FrontierError as exc:
                 frontier_failures += 1
                 failure, count = exc, frontier_failures
@@ -301,7 +342,7 @@ class Drainer:
         try:
             while not (await asyncio.wait({task}, timeout=self._ttl / 3))[0]:
                 try:
-                    await self._advance(self._position, self._state)
+                    await self._renew()
                 except FrontierError as exc:
                     log.warning("the role of %s could not be renewed: %s", self._name, exc)
         finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
-from shoal.errors import SinkError, StoreAwayError
+from shoal.errors import ShoalError, SinkError, StoreAwayError
 from shoal.ports import Frontier, Sink
 from shoal.sinks.drainer import Drainer, RoleTakenError, may_pass, position_of
 from shoal.sinks.storage import SinkBusyError
@@ -51,6 +52,13 @@ class StandbyDrainer:
                 pause = await self._step_back(exc)
             await asyncio.sleep(pause)
 
+    async def start_over(self) -> None:
+        """The store went back in time: release the role. ``run`` takes it again, at the cursor that the store has."""
+        if self._starting is not None:
+            with suppress(ShoalError, OSError):
+                await self._try_start()
+        await self._leave()
+
     async def _step_back(self, error: SinkError | OSError) -> float:
         """Let the role go, and say when to look again. Raises what will not pass."""
         if not isinstance(error, (RoleTakenError, SinkBusyError)) and not may_pass(error):
@@ -87,7 +95,7 @@ class StandbyDrainer:
             self._starting = asyncio.create_task(self._start())
         try:
             started = await asyncio.shield(self._starting)
-        except (SinkError, OSError):
+        except (ShoalError, OSError):
             self._starting = None
             raise
         self._starting = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from msgspec import Struct
 from shoal.assembly import make_scheduler
 from shoal.batch.session import OVER, Session
 from shoal.config import Config
-from shoal.errors import FrontierError, RunError
+from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.persistence import Persistence
 from shoal.ports import Lease, Stats
 from shoal.tasks.broker import publish, queue_is_empty
@@ -121,8 +122,20 @@ class _Dispatch:
         self._stopped = True
 
     async def run(self) -> None:
+        while True:
+            try:
+                return await self._run()
+            except StoreRewoundError as error:
+                log.error("%s", error)
+                self._sent.clear()
+                self._scheduler.forget()
+                await self._persist(self._frontier.recover)
+
+    async def _run(self) -> None:
         while not self._stopped and not await self._was_ended():
             stats = await self._persist(self._frontier.stats)
+            if stats.seeding:  # the store went back in time and has lost URLs of the session
+                await self._persist(self._session.seed)
             if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
                 await self._persist(self._session.finish)
                 break
@@ -156,7 +169,8 @@ class _Dispatch:
         room = max(least, min(most, int(self._pace.per_second / 2))) - stats.leased
         sent, wait = 0, None
         if room > 0:
-            leased = await self._persist(lambda: self._scheduler.next_requests(room, begun=False))
+            nonce = os.urandom(16)
+            leased = await self._persist(lambda: self._scheduler.next_requests(room, begun=False, nonce=nonce))
             sent, wait = len(leased.leases), leased.wait
             if sent:
                 await self._send(leased.leases)

@@ -16,7 +16,7 @@ import uvloop
 from shoal.assembly import make_onion, make_scheduler
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, RunError, StoreRewoundError
 from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -94,8 +94,9 @@ class _OpenSession:
         own = session.config(config)
         spider = session.spider(worker_id)
         scheduler = make_scheduler(spider, own, session.frontier, shared=True)
-        fetch, self.heard = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
-        self.handler = Handler(spider, own, scheduler, fetch, Counters())
+        onion = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
+        self.heard, self._forget = onion.on_lease, onion.forget
+        self.handler = Handler(spider, own, scheduler, onion.fetch, Counters())
         self.at_work: dict[int, asyncio.Task[Settlement]] = {}
         """By token."""
         self.leases = LeaseKeeper(session.frontier, lease_ttl(config), self._drop)
@@ -103,6 +104,11 @@ class _OpenSession:
         self.users = 0
         self.is_over = False
         self.look_again = 0.0
+
+    async def start_over(self) -> None:
+        """The store went back in time. What is in flight fails by itself, as its leases are lost or released."""
+        self._forget()
+        await self.frontier.recover()
 
     def _drop(self, lease: Lease) -> None:
         if lease.token in self.at_work:
@@ -129,6 +135,10 @@ class _Pages:
             return {**answer, "state": "gone"}  # the session was removed
         try:
             return {**answer, "state": await self._handle(opened, sent)}
+        except StoreRewoundError as error:  # the page is leased again, as the store knows nothing of this attempt
+            log.error("%s", error)
+            await self._persist(opened.start_over)
+            return {**answer, "state": "lost"}
         except RunError:
             return {**answer, "state": "gone"}
         finally:

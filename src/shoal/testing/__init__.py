@@ -22,7 +22,8 @@ from __future__ import annotations
 import pytest
 
 for _module in (
-    "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "fencing", "machine", "coordination",
+    "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "repeating", "fencing", "machine",
+    "coordination",
 ):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 

@@ -8,6 +8,7 @@ from shoal.testing.ledger import LedgerContract
 from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
 from shoal.testing.reissuing import ReissuingContract
+from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
 
@@ -20,6 +21,7 @@ class FrontierContract(
     PolitenessContract,
     LedgerContract,
     RolesContract,
+    RepeatingContract,
     FencingContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.

@@ -114,7 +114,7 @@ class Model:
     # -- pushing
 
     def push(self, requests: Sequence[Request], seed: int | None = None, cursor: bytes = b"") -> Pushed:
-        if seed is not None and not self._holds("seed", seed):
+        if seed is not None and not self.holds("seed", seed):
             return Pushed(0, 0)
         if seed is None:
             named = [(object() if each.dont_filter else each.fingerprint(), each) for each in requests]
@@ -343,7 +343,7 @@ class Model:
 
     # -- roles and hosts
 
-    def _holds(self, role: str, token: int) -> bool:
+    def holds(self, role: str, token: int) -> bool:
         return token != 0 and self.roles[role].token == token
 
     def claim(self, role: str, ttl: float, holder: Holder | None = None) -> tuple[int, bytes] | None:
@@ -356,13 +356,13 @@ class Model:
         return held.token, held.cursor
 
     def advance(self, role: str, token: int, cursor: bytes, ttl: float) -> bool:
-        if not self._holds(role, token):
+        if not self.holds(role, token):
             return False
         self.roles[role].cursor, self.roles[role].until = cursor, self.world.now + ttl
         return True
 
     def relinquish(self, role: str, token: int, *, finished: bool) -> bool:
-        if not self._holds(role, token):
+        if not self.holds(role, token):
             return False
         self.roles[role] = Role(cursor=self.roles[role].cursor, finished=finished)
         return True

@@ -87,7 +87,7 @@ class RolesContract(ContractTests):
     async def test_seeds_and_their_cursor_are_saved_together(self, harness: Harness, frontier: Frontier) -> None:
         claim = await claim_role(frontier, ttl=5)
         assert await frontier.push([page(1), page(2)], seed=claim, cursor=b"2") == Pushed(2, 0)
-        assert await frontier.push([page(2), page(3)], seed=claim, cursor=b"4") == Pushed(1, 1)
+        assert await frontier.push([page(2), page(3)], seed=claim.moved_to(b"2"), cursor=b"4") == Pushed(1, 1)
         await harness.advance(5)
         assert (await claim_role(frontier)).cursor == b"4"
 
@@ -101,6 +101,7 @@ class RolesContract(ContractTests):
         assert await frontier.stats() == before
         assert await frontier.find(page(2)) is None
         assert await frontier.push([page(2)], seed=successor, cursor=b"2") == Pushed(1, 0)
+        successor = successor.moved_to(b"2")
         await frontier.relinquish(successor, finished=True)
         assert await frontier.push([page(3)], seed=successor, cursor=b"3") == Pushed(0, 0)
         assert await frontier.find(page(3)) is None
@@ -109,6 +110,7 @@ class RolesContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_queue_size=1))
         claim = await claim_role(frontier)
         await frontier.push([page(1)], seed=claim, cursor=b"1")
+        claim = claim.moved_to(b"1")
         with pytest.raises(QueueFullError):
             await frontier.push([page(2)], seed=claim, cursor=b"2")
         await frontier.relinquish(claim)

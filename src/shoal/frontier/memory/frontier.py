@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from shoal import clock
 from shoal.errors import QueueFullError, RequestError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, apply_update
 from shoal.frontier.memory.backlog import Backlog, Spill
@@ -30,6 +30,7 @@ from shoal.frontier.rules import (
     LEASED,
     LOST_EVENT,
     LOST_KIND,
+    MOST_LEASES,
     READY,
     SPARED_KINDS,
     STATE_NAMES,
@@ -37,9 +38,13 @@ from shoal.frontier.rules import (
     check_fence,
     check_nonce,
     child_fingerprint,
+    claim_token,
     is_fenced,
     lost_reason,
+    new_nonce,
     push_fingerprint,
+    reissued_token,
+    token_base,
 )
 from shoal.http import Request
 from shoal.links import host_of
@@ -58,6 +63,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    Rewind,
     RoleState,
     Stats,
 )
@@ -104,7 +110,7 @@ class MemoryFrontier:
         self._held: dict[int, _Held] = {}
         self._expiries: list[tuple[float, int, int]] = []
         self._waiting: list[tuple[float, int, int]] = []
-        self._roles = Roles(self._next_token)
+        self._roles = Roles()
         self._fences: dict[str, int] = {}
         """By slot, the epoch before which nothing is given to it."""
         self._log = ItemLog()
@@ -114,19 +120,19 @@ class MemoryFrontier:
         self._spill_at = min(options.in_memory, options.max_queue_size or options.in_memory)
         self._spilled = 0
         self._counts = [0, 0, 0, 0, 0]
-        self._pushed = self._duplicates = self._sequence = self._token = 0
+        self._pushed = self._duplicates = self._sequence = 0
+        self._granted: tuple[bytes, list[Lease]] = (b"", [])
+        """The nonce of the last lease call, and what it leased."""
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
-
-    def _next_token(self) -> int:
-        self._token += 1
-        return self._token
 
     # -- pushing
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
-        if seed is not None and not self._roles.holds(seed):
-            return Pushed(0, 0)
+        if seed is not None:
+            if not self._roles.holds(seed):
+                return Pushed(0, 0)
+            self._roles.check(seed, cursor)
         fresh = self._fresh((push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests))
         most = self._options.max_queue_size
         if most is not None and fresh and self._counts[READY] + self._counts[WAITING] + len(fresh) > most:
@@ -203,21 +209,41 @@ class MemoryFrontier:
         if holder is not None:
             check_fence(holder.slot, holder.epoch, self._fences.get(holder.slot))
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased:
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased:
+        nonce = nonce or new_nonce()
+        token = token_base(nonce)
         self._check_holder(holder)
-        started = time.monotonic()
+        if nonce == self._granted[0]:
+            return self._repeat(ttl)
+        started = clock.now()
         now = self._clock()
         for frontier in self._runs.values():
             frontier._wake(now)  # what another run lost must not keep a host from this one
         if self.halted:
             return Leased([], None)
         leases: list[Lease] = []
+        limit = min(limit, MOST_LEASES)
         while len(leases) < limit and (lane := self._lanes.take_best(now)) is not None:
-            leases.append(self._take(lane, now, ttl, started + ttl, holder, begun))
+            token += 1
+            leases.append(self._take(lane, token, now, ttl, started + ttl, holder, begun))
             self._lanes.place(lane, now)
+        self._granted = nonce, leases
         due_again = self._waiting[0][0] if self._waiting else None
         moments = [at for at in (due_again, self._next_expiry(), self._lanes.next_due()) if at is not None]
         return Leased(leases, max(0.0, min(moments) - now) if moments else None)
+
+    def _repeat(self, ttl: float) -> Leased:
+        """What the last call leased, as far as it is still held."""
+        deadline, until = clock.now() + ttl, self._clock() + ttl
+        leases = []
+        for lease in self._granted[1]:
+            current = self._current(lease)
+            if current is not None:
+                self._extend(current[0], current[1], until)
+                leases.append(msgspec.structs.replace(lease, deadline=deadline))
+        return Leased(leases, 0.0)
 
     def _next_expiry(self) -> float | None:
         """When the next lease runs out; entries of leases that ended or were extended are dropped on the way."""
@@ -272,7 +298,14 @@ class MemoryFrontier:
         held.lane.host.returned(now, contacted=contacted)
 
     def _take(
-        self, lane: Lane[Backlog], now: float, ttl: float, deadline: float, holder: Holder | None, begun: bool
+        self,
+        lane: Lane[Backlog],
+        token: int,
+        now: float,
+        ttl: float,
+        deadline: float,
+        holder: Holder | None,
+        begun: bool,
     ) -> Lease:
         found = lane.queue.best()
         assert found is not None
@@ -294,7 +327,6 @@ class MemoryFrontier:
         )
         self._counts[READY] -= 1
         self._counts[LEASED] += 1
-        token = self._next_token()
         self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
         heappush(self._expiries, (now + ttl, token, number))
         lane.host.in_flight += 1
@@ -358,7 +390,7 @@ class MemoryFrontier:
     # -- ending a lease
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        deadline = time.monotonic() + ttl
+        deadline = clock.now() + ttl
         until = self._clock() + ttl
         renewed: list[Lease | None] = []
         for lease in leases:
@@ -377,7 +409,7 @@ class MemoryFrontier:
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         check_nonce(nonce)
-        deadline = time.monotonic() + ttl
+        deadline = clock.now() + ttl
         until = self._clock() + ttl
         reissued: set[int] = set()
         answer: list[Lease | None] = []
@@ -389,7 +421,7 @@ class MemoryFrontier:
                 continue
             reissued.add(number)
             if held.token == lease.token:
-                held.token, held.origin, held.begun = self._next_token(), origin, True
+                held.token, held.origin, held.begun = reissued_token(nonce, lease.token), origin, True
             self._extend(number, held, until)
             answer.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
         return answer
@@ -466,9 +498,9 @@ class MemoryFrontier:
 
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None:
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
         self._check_holder(holder)
-        return self._roles.claim(role, self._clock(), ttl, holder)
+        return self._roles.claim(role, self._clock(), ttl, holder, claim_token(nonce or new_nonce()))
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
         return self._roles.advance(claim, cursor, self._clock() + ttl)
@@ -479,7 +511,7 @@ class MemoryFrontier:
     async def roles(self) -> list[RoleState]:
         return self._roles.states(self._clock())
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
         return self._log.read(after, limit)
 
     async def trim_items(self, through: int) -> None:
@@ -528,6 +560,13 @@ class MemoryFrontier:
         for record in self._records.values():
             counts[READY if record is None else record[0]] += 1
         return self._stats(counts, self._pushed)
+
+    async def recover(self) -> Rewind | None:
+        """None: what is in memory never goes back."""
+        return None
+
+    async def rewinds(self) -> list[Rewind]:
+        return []
 
     async def is_finished(self) -> bool:
         ready, waiting, leased, _, _ = self._counts

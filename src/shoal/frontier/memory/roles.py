@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from msgspec import Struct
 
-from shoal.frontier.rules import is_fenced
+from shoal.frontier.rules import check_cursor, is_fenced
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 
@@ -23,20 +23,23 @@ class _Role(Struct):
 class Roles:
     """Who may do what for the run, until when, and how far it is."""
 
-    def __init__(self, next_token: Callable[[], int]) -> None:
-        self._next_token = next_token
+    def __init__(self) -> None:
         self._roles: dict[str, _Role] = {}
 
-    def claim(self, role: str, now: float, ttl: float, holder: Holder | None) -> Claim | None:
+    def claim(self, role: str, now: float, ttl: float, holder: Holder | None, token: int) -> Claim | None:
         held = self._roles.setdefault(role, _Role())
-        if held.finished or held.until > now:
+        if held.finished or (held.until > now and held.token != token):
             return None
-        held.token, held.until, held.holder = self._next_token(), now + ttl, holder
+        held.token, held.until, held.holder = token, now + ttl, holder
         return Claim(role, held.token, held.cursor)
 
     def holds(self, claim: Claim) -> bool:
         held = self._roles.get(claim.role)
         return held is not None and held.token == claim.token
+
+    def check(self, claim: Claim, cursor: bytes) -> None:
+        """StoreRewoundError unless this claim may move its cursor to this one."""
+        check_cursor(claim, self._roles[claim.role].cursor, cursor)
 
     def save(self, role: str, cursor: bytes) -> None:
         self._roles[role].cursor = cursor
@@ -45,6 +48,7 @@ class Roles:
         if not self.holds(claim):
             return False
         held = self._roles[claim.role]
+        check_cursor(claim, held.cursor, cursor)
         held.cursor, held.until = cursor, until
         return True
 
@@ -52,6 +56,8 @@ class Roles:
         if not self.holds(claim):
             return False
         held = self._roles[claim.role]
+        if finished:
+            check_cursor(claim, held.cursor, claim.cursor)
         held.token, held.until, held.holder, held.finished = 0, 0.0, None, finished
         return True
 

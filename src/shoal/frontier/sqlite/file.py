@@ -24,7 +24,7 @@ from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 T = TypeVar("T")
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 4
+VERSION = 5
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role", "fence", "note"})
 _PRAGMAS = """

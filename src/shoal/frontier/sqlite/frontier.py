@@ -7,7 +7,6 @@ the file at any moment, which is done when the run is opened and whenever a tran
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal import clock
 from shoal.errors import QueueFullError, RequestError
 from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, apply_update
 from shoal.frontier.rules import (
@@ -22,11 +22,16 @@ from shoal.frontier.rules import (
     LEASED,
     LOST_EVENT,
     LOST_KIND,
+    MOST_LEASES,
     check_nonce,
     child_fingerprint,
+    claim_token,
     is_fenced,
     lost_reason,
+    new_nonce,
     push_fingerprint,
+    reissued_token,
+    token_base,
 )
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
@@ -48,6 +53,7 @@ from shoal.ports import (
     LoggedItem,
     Pushed,
     RequestState,
+    Rewind,
     RoleState,
     Stats,
 )
@@ -99,6 +105,8 @@ class SQLiteFrontier:
         self._seen = Seen(file.db, run)
         self._queue = StoredQueue(file.db, run, hosts, options)
         self._held: dict[bytes, _Held] = {}
+        self._granted: tuple[bytes, list[Lease]] = (b"", [])
+        """The nonce of the last lease call, and what it leased."""
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
 
@@ -127,7 +135,7 @@ class SQLiteFrontier:
             origin = None if nonce is None else (before, nonce)
             self._held[name] = _Held(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
 
-    def recover(self) -> None:
+    def end_old_leases(self) -> None:
         """End what a process that is gone held. Each of its leases that were begun was an attempt."""
         ledger = self._records.ledger()
         self._lose(list(self._held.values()), ledger, self._clock())
@@ -152,8 +160,10 @@ class SQLiteFrontier:
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         def step(ledger: Ledger, now: float) -> Pushed:
-            if seed is not None and not self._records.holds("seed", seed.token):
-                return Pushed(0, 0)
+            if seed is not None:
+                if not self._records.holds("seed", seed.token):
+                    return Pushed(0, 0)
+                self._records.check(seed, cursor)
             new = self._new([(push_fingerprint(r, seed, cursor, i), r, None) for i, r in enumerate(requests)])
             most = self._options.max_queue_size
             if most is not None and new and ledger.ready + ledger.waiting + len(new) > most:
@@ -199,21 +209,39 @@ class SQLiteFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True) -> Leased:
-        step = self._change(partial(self._lease, limit, ttl, time.monotonic() + ttl, holder, begun))
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased:
+        nonce = nonce or new_nonce()
+        check_nonce(nonce)
+        limit = min(limit, MOST_LEASES)
+        step = self._change(partial(self._lease, limit, ttl, clock.now() + ttl, holder, begun, nonce))
         return await heard(step, lambda leased: self.release(leased.leases))
 
     def _lease(
-        self, limit: int, ttl: float, deadline: float, holder: Holder | None, begun: bool, ledger: Ledger, now: float
+        self,
+        limit: int,
+        ttl: float,
+        deadline: float,
+        holder: Holder | None,
+        begun: bool,
+        nonce: bytes,
+        ledger: Ledger,
+        now: float,
     ) -> Leased:
         self._records.check_holder(holder)
+        if nonce == self._granted[0]:
+            renewed = self._renew(self._granted[1], ttl, deadline, ledger, now)
+            return Leased([lease for lease in renewed if lease], 0.0)
         for frontier in list(self._runs.values()):
             if frontier is not self:  # what another run lost must not keep a host from this one
                 frontier._wake(now)
         moment = self._wake(now, ledger)
         if self.halted:
             return Leased([], None)
-        leases = self._take(self._queue.choose(limit, now), holder, begun, ledger, now, now + ttl, deadline)
+        chosen = self._queue.choose(limit, now)
+        leases = self._take(chosen, token_base(nonce), holder, begun, ledger, now, now + ttl, deadline)
+        self._granted = nonce, leases
         moments = [moment, now + ttl if leases else None, self._queue.next_due()]
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
@@ -282,6 +310,7 @@ class SQLiteFrontier:
     def _take(
         self,
         chosen: Sequence[tuple[Lane[int], Key]],
+        token: int,
         holder: Holder | None,
         begun: bool,
         ledger: Ledger,
@@ -301,8 +330,7 @@ class SQLiteFrontier:
                 request = _decode(payload)
             except (KeyError, UnicodeDecodeError, msgspec.MsgspecError) as exc:
                 raise self._file.damaged(f"request {number} can't be read: {exc!r}") from exc
-            ledger.token += 1
-            token, attempt = ledger.token, attempts + 1
+            token, attempt = token + 1, attempts + 1
             self._held[fingerprint] = _Held(number, fingerprint, token, attempt, items, lane, rank, holder, begun)
             learned = lane.host.learned_delay or 0.0
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, deadline, learned))
@@ -346,7 +374,7 @@ class SQLiteFrontier:
         ledger.leased -= len(ended)
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
-        return await self._change(partial(self._renew, leases, ttl, time.monotonic() + ttl))
+        return await self._change(partial(self._renew, leases, ttl, clock.now() + ttl))
 
     def _renew(self, leases: Sequence[Lease], ttl: float, deadline: float, _: Ledger, now: float) -> list[Lease | None]:
         current = list(map(self._current, leases))
@@ -360,12 +388,12 @@ class SQLiteFrontier:
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         check_nonce(nonce)
-        step = self._change(partial(self._reissue, leases, ttl, time.monotonic() + ttl, nonce))
+        step = self._change(partial(self._reissue, leases, ttl, clock.now() + ttl, nonce))
         # Whoever had the old tokens may have begun.
         return await heard(step, lambda anew: self.release([lease for lease in anew if lease], contacted=True))
 
     def _reissue(
-        self, leases: Sequence[Lease], ttl: float, deadline: float, nonce: bytes, ledger: Ledger, now: float
+        self, leases: Sequence[Lease], ttl: float, deadline: float, nonce: bytes, _: Ledger, now: float
     ) -> list[Lease | None]:
         reissued: list[Lease | None] = []
         changes: dict[bytes, tuple[int, int, bytes, float, int]] = {}
@@ -375,8 +403,8 @@ class SQLiteFrontier:
                 reissued.append(None)
                 continue
             if held.token == lease.token:
-                ledger.token += 1
-                held = msgspec.structs.replace(held, token=ledger.token, begun=True, origin=origin)
+                anew = reissued_token(nonce, lease.token)
+                held = msgspec.structs.replace(held, token=anew, begun=True, origin=origin)
                 self._held[held.fingerprint] = held
             changes[held.fingerprint] = (held.token, *origin, now + ttl, held.number)
             reissued.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
@@ -487,8 +515,9 @@ class SQLiteFrontier:
 
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float, holder: Holder | None = None) -> Claim | None:
-        return await self._change(lambda ledger, now: self._records.claim(role, now, now + ttl, holder, ledger))
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
+        token = claim_token(nonce or new_nonce())
+        return await self._change(lambda _, now: self._records.claim(role, now, now + ttl, holder, token))
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
         return await self._change(lambda _, now: self._records.advance(claim, cursor, now + ttl))
@@ -499,7 +528,7 @@ class SQLiteFrontier:
     async def roles(self) -> list[RoleState]:
         return await self._file.read(lambda: self._records.roles(self._clock()))
 
-    async def read_items(self, after: int, limit: int) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
         return await self._file.read(lambda: self._records.read_items(after, limit))
 
     async def trim_items(self, through: int) -> None:
@@ -539,6 +568,13 @@ class SQLiteFrontier:
 
     async def audit(self) -> Stats:
         return await self._file.read(self._records.audit)
+
+    async def recover(self) -> Rewind | None:
+        """None: one process has the file, so nobody sets it back meanwhile."""
+        return None
+
+    async def rewinds(self) -> list[Rewind]:
+        return []
 
     async def is_finished(self) -> bool:
         stats = await self.stats()

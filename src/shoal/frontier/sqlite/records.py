@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES, check_fence
+from shoal.frontier.rules import STATE_NAMES, check_cursor, check_fence
 from shoal.http import Request
 from shoal.ports import Claim, Event, History, Holder, LoggedItem, RoleState, Stats
 
 _decode = msgspec.msgpack.Decoder(Request).decode
-_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, token, newest"
+_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest"
 _HISTORY = (
     "SELECT id, state, attempts - (state = 2 AND NOT begun), status, items, at, parent, reason, payload FROM request"
 )
@@ -34,7 +34,6 @@ class Ledger(msgspec.Struct):
     dead: int
     duplicates: int
     items: int
-    token: int
     newest: int
 
 
@@ -62,7 +61,7 @@ class Records:
 
     def save(self, ledger: Ledger) -> None:
         self._db.execute(
-            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
             (*msgspec.structs.astuple(ledger), self._run),
         )
 
@@ -72,7 +71,7 @@ class Records:
 
     def stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self.ledger())
-        del ledger["token"], ledger["newest"]
+        del ledger["newest"]
         row = self._db.execute("SELECT finished FROM role WHERE run = ? AND role = 'seed'", (self._run,)).fetchone()
         return Stats(**ledger, seeding=row is None or not row[0])
 
@@ -84,33 +83,43 @@ class Records:
 
     # -- roles
 
-    def claim(self, role: str, now: float, until: float, holder: Holder | None, ledger: Ledger) -> Claim | None:
+    def claim(self, role: str, now: float, until: float, holder: Holder | None, token: int) -> Claim | None:
         self.check_holder(holder)
         row = self._db.execute(
-            "SELECT cursor, until, finished FROM role WHERE run = ? AND role = ?", (self._run, role)
+            "SELECT cursor, until, finished, token FROM role WHERE run = ? AND role = ?", (self._run, role)
         ).fetchone()
-        cursor, held_until, finished = row or (b"", 0.0, False)
-        if finished or held_until > now:
+        cursor, held_until, finished, held_by = row or (b"", 0.0, False, 0)
+        if finished or (held_until > now and held_by != token):
             return None
-        ledger.token += 1
         self._db.execute(
             "INSERT OR REPLACE INTO role VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
-            (self._run, role, ledger.token, until, cursor, *slot_of(holder)),
+            (self._run, role, token, until, cursor, *slot_of(holder)),
         )
-        return Claim(role, ledger.token, cursor)
+        return Claim(role, token, cursor)
 
     def holds(self, role: str, token: int) -> bool:
         row = self._db.execute("SELECT token FROM role WHERE run = ? AND role = ?", (self._run, role)).fetchone()
         return row is not None and row[0] == token
 
+    def check(self, claim: Claim, cursor: bytes) -> None:
+        """StoreRewoundError unless this claim, which is held, may move its cursor to this one."""
+        sql = "SELECT cursor FROM role WHERE run = ? AND role = ?"
+        check_cursor(claim, self._db.execute(sql, (self._run, claim.role)).fetchone()[0], cursor)
+
     def set_cursor(self, role: str, cursor: bytes) -> None:
         self._db.execute("UPDATE role SET cursor = ? WHERE run = ? AND role = ?", (cursor, self._run, role))
 
     def advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
-        sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ? AND token = ?"
-        return self._db.execute(sql, (cursor, until, self._run, claim.role, claim.token)).rowcount > 0
+        if not self.holds(claim.role, claim.token):
+            return False
+        self.check(claim, cursor)
+        sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ?"
+        self._db.execute(sql, (cursor, until, self._run, claim.role))
+        return True
 
     def relinquish(self, claim: Claim, *, finished: bool) -> bool:
+        if finished and self.holds(claim.role, claim.token):
+            self.check(claim, claim.cursor)
         sql = "UPDATE role SET token = 0, until = 0, finished = ? WHERE run = ? AND role = ? AND token = ?"
         return self._db.execute(sql, (finished, self._run, claim.role, claim.token)).rowcount > 0
 

@@ -1,7 +1,7 @@
 -- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 
 -- A run, and its ledger: how many requests are in each state.
 CREATE TABLE run (
@@ -19,7 +19,6 @@ CREATE TABLE run (
     dead INTEGER NOT NULL DEFAULT 0,
     duplicates INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of its item log
-    token INTEGER NOT NULL DEFAULT 0,      -- the last one that was given out
     newest INTEGER NOT NULL DEFAULT 0      -- its last request
 );
 

@@ -137,7 +137,7 @@ class SQLiteStore:
             frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
             if not self._file.readonly:
                 frontier.load()
-                frontier.recover()
+                frontier.end_old_leases()
             return frontier
 
         async with self._opening:

@@ -1,0 +1,17 @@
+"""The clock that leases and sessions are counted by."""
+
+from __future__ import annotations
+
+import time
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def now() -> float:
+        """Seconds of a clock that never steps, and that counts the time in which the machine is suspended."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+
+    def now() -> float:
+        """Seconds of a clock that never steps. On this system it may stop while the machine is suspended."""
+        return time.monotonic()
