@@ -14,6 +14,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import ClassVar
 
+from shoal.frontier.redis.server import _FRONTIER, _script
+
 
 class Call(str):
     """The kind of a call: the script, or the function. For roles and items also what is done with them."""
@@ -52,37 +54,27 @@ class Calls(ABC):
 # -- Redis
 
 _SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {b"read", b"trim"}}
-_names: dict[bytes, str] = {}
-"""Names of scripts by their SHA, as they were seen."""
 
 
 @cache
-def _scripts() -> dict[str, bytes]:
-    folder = files("shoal.frontier.redis") / "lua"
-    return {
-        each.name.removesuffix(".lua"): each.read_bytes() for each in folder.iterdir() if each.name.endswith(".lua")
-    }
-
-
-def _name_of_text(text: bytes) -> str:
-    """The file that a script ends with: the library stands before it."""
-    return max((name for name, body in _scripts().items() if text.endswith(body)), key=len, default="?")
+def _names() -> dict[bytes, str]:
+    """Names of scripts by their SHA."""
+    folder = files(_FRONTIER.package) / "lua"
+    names = [each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")]
+    return {_script(_FRONTIER, name).sha.encode(): name for name in names}
 
 
 class RedisCalls(Calls):
-    """Scripts that are run. Their names are learned from the texts, which a server is sent before their SHA works."""
+    """Scripts that are run, by their text or by their SHA."""
 
     empty_lease = 120
 
     def _read(self) -> Iterator[Call]:
         while (command := self._command()) is not None:
             verb = command[0].upper()
-            if verb == b"EVAL":
-                name = _name_of_text(command[1])
-                _names[sha1(command[1], usedforsecurity=False).hexdigest().encode()] = name
-                yield self._call(name, command)
-            elif verb == b"EVALSHA":
-                yield self._call(_names.get(command[1], "?"), command)
+            if verb in (b"EVAL", b"EVALSHA"):
+                sha = sha1(command[1], usedforsecurity=False).hexdigest().encode() if verb == b"EVAL" else command[1]
+                yield self._call(_names().get(sha, "?"), command)
 
     @staticmethod
     def _call(name: str, command: list[bytes]) -> Call:
