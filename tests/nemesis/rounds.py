@@ -68,7 +68,7 @@ def play(
     verdict = Verdict(seed)
     began = time.monotonic()
     with site(folder, plan) as target, Fleet(folder, server.url, target, workers=workers) as fleet:
-        moments = sorted(dice.uniform(0.1, 0.75) for _ in range(rewinds))
+        moments = sorted(dice.uniform(0.05, 0.6) for _ in range(rewinds))
         fleet.start()
         wait_for_run(server.url, fleet.run_id)
         server.keep()
@@ -77,6 +77,8 @@ def play(
             if not wait_for_progress(target, fleet, moment):
                 break
             verdict.rewinds.append(server.set_back(dice.uniform(*back)))
+            if not fleet.look():  # nobody was there to notice it
+                verdict.problems.append("the run ended before the store had gone back")
             fleet.seed_again()
         ended = fleet.wait(_END_SECONDS)
         verdict.seconds = time.monotonic() - began

@@ -37,7 +37,7 @@ class Plan:
     pages: int = 900
     starts: int = 2500
     slow_hosts: int = 6
-    slow_pages: int = 10
+    slow_pages: int = 15
     crawl_delay: float = 0.6
 
 
