@@ -7,7 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import asyncpg
 
@@ -15,6 +15,12 @@ from tests.nemesis.site import Site, Visit, record_count
 
 GAP_TOLERANCE = 0.02
 """Seconds that a delay may look shorter than it is: the site sees both requests a little later than they were sent."""
+
+ROBOTS = "/robots.txt"
+_STORED_AFTER = 0.5
+"""Seconds in which a worker stores what it read in a robots.txt."""
+
+Span: TypeAlias = tuple[float, float]
 
 
 class Item(NamedTuple):
@@ -86,10 +92,13 @@ def judge_outputs(site: Site, outputs: dict[str, list[Item]]) -> list[str]:
     return problems
 
 
-def judge_gaps(site: Site, visits: Iterable[Visit], *, unjudged: Sequence[tuple[float, float]] = ()) -> list[str]:
-    """Each slow host was left alone for its Crawl-delay between two requests, once its robots.txt was read.
+def judge_gaps(
+    site: Site, visits: Iterable[Visit], *, lost: Sequence[Span] = (), unjudged: Sequence[Span] = ()
+) -> list[str]:
+    """Each slow host was left alone for its Crawl-delay between two requests.
 
-    Requests within a span of ``unjudged`` are not compared with the one before them.
+    Requests within a span of ``unjudged`` are not compared with the one before them. ``lost`` are spans that the store
+    forgot: a host whose Crawl-delay was only learned then may be asked for its robots.txt again at any time.
     """
     by_host: dict[str, list[Visit]] = defaultdict(list)
     for visit in visits:
@@ -98,15 +107,27 @@ def judge_gaps(site: Site, visits: Iterable[Visit], *, unjudged: Sequence[tuple[
     for host in site.hosts[1:]:
         for before, after in zip(by_host[host], by_host[host][1:], strict=False):
             gap = after.start - before.end
-            if any(begin <= after.start <= end for begin, end in unjudged):
+            if _within(after.start, unjudged) or (after.path == ROBOTS and not _knows(by_host[host], after, lost)):
                 continue
             if gap < site.plan.crawl_delay - GAP_TOLERANCE:
                 close.append(f"{host}: {before.path} and {after.path} {gap:.3f} s apart at {after.start:.3f}")
     return _some(close, f"times a host was asked sooner than its delay of {site.plan.crawl_delay:g} s allows")
 
 
+def _within(moment: float, spans: Iterable[Span]) -> bool:
+    return any(begin <= moment <= end for begin, end in spans)
+
+
+def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
+    """Whether the store had seen the host's robots.txt before, and has not forgotten it."""
+    forgotten = [(then - _STORED_AFTER, now) for then, now in lost]
+    return any(each.path == ROBOTS and each.end < at.start and not _within(each.end, forgotten) for each in visits)
+
+
 def judge_audit(text: str, *, rewinds: int) -> list[str]:
-    """After a rewind `shoal audit` says so, and never that nothing was lost without saying so."""
+    """The run is finished. After a rewind `shoal audit` says so, and never that nothing was lost without saying so."""
+    if ": finished" not in text.partition("\n")[0]:
+        return [f"the run is not finished: {text.strip()[:300]!r}"]
     says_so = "went back" in text
     if rewinds and not says_so:
         claim = ', and claims "nothing lost"' if "nothing lost" in text else ""

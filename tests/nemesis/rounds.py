@@ -13,6 +13,7 @@ from shoal.errors import StoreAwayError
 from shoal.frontier import open_store
 from tests.nemesis import judge
 from tests.nemesis.fleet import Fleet
+from tests.nemesis.judge import Span
 from tests.nemesis.servers import Rewindable
 from tests.nemesis.site import Plan, Site, site
 
@@ -25,14 +26,18 @@ class Verdict:
     """What the judge found. ``problems`` is empty if nothing was lost or repeated."""
 
     seed: int
-    rewinds: list[float] = field(default_factory=list)
-    """Seconds that each rewind took away."""
+    rewinds: list[Span] = field(default_factory=list)
+    """The time that each rewind took away."""
     seconds: float = 0.0
     requests: int = 0
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def lost_seconds(self) -> float:
+        return sum(now - then for then, now in self.rewinds)
+
     def __str__(self) -> str:
-        back = ", ".join(f"{seconds:.1f} s" for seconds in self.rewinds) or "never"
+        back = ", ".join(f"{now - then:.1f} s" for then, now in self.rewinds) or "never"
         head = f"seed {self.seed}: set back {back}; {self.requests} requests in {self.seconds:.1f} s"
         return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
 
@@ -76,23 +81,24 @@ def play(
         for moment in moments:
             if not wait_for_progress(target, fleet, moment):
                 break
-            verdict.rewinds.append(server.set_back(dice.uniform(*back)))
+            then = server.set_back(dice.uniform(*back))
+            verdict.rewinds.append((then, time.monotonic()))
             if not fleet.look():  # nobody was there to notice it
                 verdict.problems.append("the run ended before the store had gone back")
             fleet.seed_again()
-        ended = fleet.wait(_END_SECONDS)
+        ended = fleet.wait(_END_SECONDS, restarts=5)
         verdict.seconds = time.monotonic() - began
         verdict.requests = target.requests_so_far()
         if not ended:
             verdict.problems.append(f"the run did not end in {_END_SECONDS:g} s")
         if len(verdict.rewinds) < rewinds:
             verdict.problems.append(f"the run ended after {len(verdict.rewinds)} of {rewinds} rewinds")
-        verdict.problems += look(target, fleet, rewinds=len(verdict.rewinds))
+        verdict.problems += look(target, fleet, lost=verdict.rewinds)
     return verdict
 
 
 def look(
-    target: Site, fleet: Fleet, *, rewinds: int = 0, once: bool = False, unjudged: Sequence[tuple[float, float]] = ()
+    target: Site, fleet: Fleet, *, lost: Sequence[Span] = (), once: bool = False, unjudged: Sequence[Span] = ()
 ) -> list[str]:
     """All that the judge finds wrong with a run that has ended."""
     visits = target.visits()
@@ -101,8 +107,8 @@ def look(
         *fleet.exits,
         *judge.judge_visits(target, visits, once=once),
         *judge.judge_outputs(target, outputs),
-        *judge.judge_gaps(target, visits, unjudged=unjudged),
-        *judge.judge_audit(fleet.audit(), rewinds=rewinds),
+        *judge.judge_gaps(target, visits, lost=lost, unjudged=unjudged),
+        *judge.judge_audit(fleet.audit(), rewinds=len(lost)),
     ]
 
 

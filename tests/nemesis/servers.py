@@ -1,7 +1,7 @@
 """Servers that can be set back in time while clients use them.
 
 Each has a ``url`` for a frontier and ``set_back(seconds)``. That returns once the server answers again and has
-forgotten about that much, and says how much.
+forgotten about that much, and says to which moment it went back, by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Rewindable(ABC):
 
     @abstractmethod
     def set_back(self, seconds: float) -> float:
-        """Kill the server, and start it as it was so many seconds ago. It may block for that long first."""
+        """Kill the server, and start it as it was so many seconds ago. It may block for that long first. Returns the moment
+        to which it went back."""
 
     def keep(self) -> None:  # noqa: B027 (not all have to)
         """Never go back before this moment."""
@@ -107,7 +108,7 @@ class AofRedis(Rewindable):
             del self._times[index + 1 :], self._sizes[index + 1 :]
             self._server.start()
         assert lost > 0, f"the store has not changed for {seconds:g} s: there was nothing to lose"
-        return time.monotonic() - then
+        return then
 
     def close(self) -> None:
         self._closed.set()
@@ -184,7 +185,11 @@ class SentinelRedis(Rewindable):
         time.sleep(seconds)
         self._master.kill()
         self._wait_for(lambda: b"role:master" in ask_redis(self._replica.port, "INFO", "replication"))
-        return time.monotonic() - then
+        promoted = b"%d" % self._replica.port
+        self._wait_for(
+            lambda: promoted in ask_redis(self._sentinel.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+        )
+        return then
 
     def close(self) -> None:
         for each in (self._sentinel, self._replica, self._wire, self._master):
@@ -226,7 +231,7 @@ class BackupPostgres(Rewindable):
         then = time.monotonic()
         time.sleep(seconds)
         self.back_to_mark()
-        return time.monotonic() - then
+        return then
 
     def close(self) -> None:
         self._server.close()

@@ -10,6 +10,7 @@ from tests.nemesis.judge import Item, judge_audit, judge_gaps, judge_outputs, ju
 from tests.nemesis.site import Plan, Site, Visit, graph_links, record_count
 
 PLAN = Plan(pages=9, starts=3, slow_hosts=1, slow_pages=3, crawl_delay=1.0)
+DONE = "run x of y: finished\n"
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def test_a_flawless_crawl(site: Site) -> None:
     assert not judge_gaps(site, visits)
     assert not verdict(site, items_of(site), items_of(site)[::-1])
     assert not verdict(site, items_of(site, 2), items_of(site, 2))
-    assert not judge_audit("balanced: nothing lost", rewinds=0)
-    assert not judge_audit("the store went back in time twice; balanced: nothing lost since", rewinds=2)
+    assert not judge_audit(f"{DONE}balanced: nothing lost", rewinds=0)
+    assert not judge_audit(f"{DONE}the store went back twice; balanced", rewinds=2)
 
 
 def test_pages_that_were_never_fetched(site: Site) -> None:
@@ -81,11 +82,19 @@ def test_a_delay_that_was_not_kept(site: Site) -> None:
     assert judge_gaps(site, visits, unjudged=[(5.0, 6.5)])
 
 
+def test_a_delay_that_the_store_forgot(site: Site) -> None:
+    robots = [Visit(at, at + 0.1, "127.0.0.1:2", "/robots.txt", "agent") for at in (5.0, 5.5)]
+    assert judge_gaps(site, robots)
+    assert judge_gaps(site, robots, lost=[(6.0, 7.0)])
+    assert not judge_gaps(site, robots, lost=[(4.9, 5.4)])
+
+
 def test_what_audit_says() -> None:
-    assert 'claims "nothing lost"' in judge_audit("balanced: nothing lost", rewinds=1)[0]
-    assert judge_audit("", rewinds=1)
-    assert judge_audit("the store went back", rewinds=0)
-    assert judge_audit("NOT BALANCED: the store went back", rewinds=1)
+    assert 'claims "nothing lost"' in judge_audit(f"{DONE}balanced: nothing lost", rewinds=1)[0]
+    assert judge_audit(DONE, rewinds=1)
+    assert judge_audit(f"{DONE}the store went back", rewinds=0)
+    assert judge_audit(f"{DONE}NOT BALANCED: the store went back", rewinds=1)
+    assert judge_audit("run x of y: queued\nthe store went back", rewinds=1)
 
 
 def test_every_page_has_a_way_to_it() -> None:
