@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "download_delay": 0,
     "throttle.enabled": False,
     "concurrency": 16,
-    "concurrency_per_host": 48,
+    "concurrency_per_host": 8,
     "lease.ttl": 6,
     "lease.batch": 20,
     "queue.max_size": 1000,  # the seeder waits for room, so it works as long as the crawl does

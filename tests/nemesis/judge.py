@@ -128,7 +128,7 @@ def judge_audit(text: str, *, rewinds: int) -> list[str]:
     """The run is finished. After a rewind `shoal audit` says so, and never that nothing was lost without saying so."""
     if ": finished" not in text.partition("\n")[0]:
         return [f"the run is not finished: {text.strip()[:300]!r}"]
-    says_so = "went back" in text
+    says_so = "went back" in text.lower()
     if rewinds and not says_so:
         claim = ', and claims "nothing lost"' if "nothing lost" in text else ""
         return [f"audit does not say that the store went back{claim}: {text.strip()[-300:]!r}"]

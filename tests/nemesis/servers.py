@@ -36,8 +36,7 @@ class Rewindable(ABC):
 
     @abstractmethod
     def set_back(self, seconds: float) -> float:
-        """Kill the server, and start it as it was so many seconds ago. It may block for that long first. Returns the moment
-        to which it went back."""
+        """Kill the server, and start it as it was so many seconds ago. It may block for that long first."""
 
     def keep(self) -> None:  # noqa: B027 (not all have to)
         """Never go back before this moment."""

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +28,21 @@ from typing import NamedTuple, TextIO, cast
 
 REDIRECT_EVERY = 20
 """Every so many pages, the links of the tree lead through a redirect."""
+HOLDING = "holding"
+"""While this file exists beside the log, one page waits."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """The size of a site."""
 
-    pages: int = 900
-    starts: int = 2500
+    pages: int = 800
+    starts: int = 2000
     slow_hosts: int = 6
-    slow_pages: int = 15
+    slow_pages: int = 10
     crawl_delay: float = 0.6
+    latency: float = 0.02
+    """Seconds for a page of the fast host, so that a crawl takes its time on any machine."""
 
 
 class Visit(NamedTuple):
@@ -73,6 +77,18 @@ class Site:
         self.urls = urls
         self.plan = plan
         self._log = log
+
+    def hold(self) -> None:
+        """From now on, the last page of the first slow host is not answered: a crawl can't end."""
+        self._holding.touch()
+
+    def let_go(self) -> None:
+        """Answer that page."""
+        self._holding.unlink(missing_ok=True)
+
+    @property
+    def _holding(self) -> Path:
+        return self._log.with_name(HOLDING)
 
     @property
     def root(self) -> str:
@@ -143,16 +159,27 @@ class _Pages:
 
     def __init__(self, plan: Plan, log: TextIO) -> None:
         self.plan = plan
+        self._holding = Path(log.name).with_name(HOLDING)
         self.urls: list[str] = []
         self._log = log
         self._visits: Counter[str] = Counter()
 
+    def is_held(self, host_index: int, path: str) -> bool:
+        return host_index == 1 and path == f"/n/{self.plan.slow_pages - 1}" and self._holding.exists()
+
     def answer(self, host_index: int, path: str, agent: str, arrived: float) -> bytes:
-        host = self.urls[host_index].removeprefix("http://")
-        data = self._answer(host_index, host, path)
+        data = self._answer(host_index, self._host(host_index), path)
+        self.note(host_index, path, agent, arrived)
+        return data
+
+    def note(self, host_index: int, path: str, agent: str, arrived: float) -> None:
+        """The request is over: it is answered, or its client has left."""
+        host = self._host(host_index)
         self._log.write(f"{arrived:.6f}\t{time.monotonic():.6f}\t{host}\t{path}\t{agent}\n")
         self._log.flush()
-        return data
+
+    def _host(self, host_index: int) -> str:
+        return self.urls[host_index].removeprefix("http://")
 
     def _answer(self, host_index: int, host: str, path: str) -> bytes:
         if path == "/robots.txt":
@@ -197,9 +224,16 @@ class _Connection(asyncio.Protocol):
         self._pages = pages
         self._host_index = host_index
         self._buffer = b""
+        self._answering: asyncio.Task[None] | None = None
+        self._leave: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answering is not None and not self._answering.done():
+            self._answering.cancel()
+            self._leave()
 
     def data_received(self, data: bytes) -> None:
         arrived = time.monotonic()
@@ -208,7 +242,19 @@ class _Connection(asyncio.Protocol):
             head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
             first, *headers = head.decode("latin-1").split("\r\n")
             agent = next((line[11:].strip() for line in headers if line.lower().startswith("user-agent:")), "")
-            self._transport.write(self._pages.answer(self._host_index, first.split(" ")[1], agent, arrived))
+            self._begin(first.split(" ")[1], agent, arrived)
+
+    def _begin(self, path: str, agent: str, arrived: float) -> None:
+        request = (self._host_index, path, agent, arrived)
+        self._leave = lambda: self._pages.note(*request)
+        self._answering = asyncio.get_running_loop().create_task(self._answer(request))
+
+    async def _answer(self, request: tuple[int, str, str, float]) -> None:
+        if self._host_index == 0:
+            await asyncio.sleep(self._pages.plan.latency)
+        while self._pages.is_held(self._host_index, request[1]):
+            await asyncio.sleep(0.02)
+        self._transport.write(self._pages.answer(*request))
 
 
 async def _serve(plan: Plan, log: Path) -> None:
