@@ -1,0 +1,56 @@
+"""Servers whose wall clock steps while clients use them. Their monotonic clock goes on, as on a real machine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from tests.databases import DatabaseServer, PostgresServer, RedisServer
+
+
+class SteppedClock(DatabaseServer, ABC):
+    """A server under libfaketime, which reads the offset from a file at each look at the clock."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.step(0)
+
+    @property
+    def _offset_file(self) -> Path:
+        return self.folder / "clock"
+
+    def step(self, seconds: int) -> None:
+        """From now on its clock is off by so much, for all its processes at the same moment."""
+        new = self.folder / "clock.new"
+        new.write_text(f"{seconds:+d}s\n")
+        new.chmod(0o644)
+        new.rename(self._offset_file)
+
+    def _command(self) -> list[str]:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+        assert library is not None, "these tests need libfaketime: apt-get install faketime"
+        # libc goes first because jemalloc, which Redis uses, wants the time before libfaketime is ready.
+        return [
+            "env", f"LD_PRELOAD={library} libc.so.6", f"FAKETIME_TIMESTAMP_FILE={self._offset_file}",
+            "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", *self._plain_command(),
+        ]  # fmt: skip
+
+    @abstractmethod
+    def _plain_command(self) -> list[str]: ...
+
+
+class SteppedRedis(SteppedClock, RedisServer):
+    """Redis whose clock steps."""
+
+    def _plain_command(self) -> list[str]:
+        return RedisServer._command(self)
+
+
+class SteppedPostgres(SteppedClock, PostgresServer):
+    """PostgreSQL whose clock steps."""
+
+    def _plain_command(self) -> list[str]:
+        return PostgresServer._command(self)
+
+
+KINDS: dict[str, type[SteppedRedis] | type[SteppedPostgres]] = {"redis": SteppedRedis, "postgres": SteppedPostgres}

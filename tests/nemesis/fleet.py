@@ -1,0 +1,149 @@
+"""One run on a site: `shoal start` with a long list of start URLs, workers, a file and a table as outputs."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.databases import PostgresServer, shared
+from tests.nemesis.site import Site
+
+SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+
+SPIDER = """
+from shoal import Spider
+
+class Nemesis(Spider):
+    name = "nemesis"
+
+    def parse(self, response):
+        page = response.css("h1::text").get()
+        for record in response.css("p.record"):
+            number, visit = record.css("::attr(data-number)").get(), record.css("::attr(data-visit)").get()
+            yield {"page": page, "record": int(number), "visit": int(visit)}
+        yield response.follow_all("a")
+"""
+
+SETTINGS: dict[str, Any] = {
+    "download_delay": 0,
+    "throttle.enabled": False,
+    "concurrency": 16,
+    "concurrency_per_host": 8,
+    "lease.ttl": 6,
+    "lease.batch": 20,
+    "queue.max_size": 1000,  # the seeder waits for room, so it works as long as the crawl does
+}
+
+
+class Fleet:
+    """The processes of a run. One that ends with an error is started again if ``restarts``, as a supervisor would."""
+
+    def __init__(self, folder: Path, frontier: str, site: Site, *, workers: int = 3, **settings: Any) -> None:
+        self.folder = folder
+        self.frontier = frontier
+        self.run_id = "n" + secrets.token_hex(4)
+        self.table = f"items_{self.run_id}"
+        self.output = folder / "items.jsonl"
+        self.database = shared(PostgresServer).url
+        self.exits: list[str] = []
+        """Processes that ended with an error in the middle of their work, and their last words."""
+        self.false_starts: list[str] = []
+        """Processes that ended with an error before they had begun: a supervisor starts them again."""
+        self._settings = SETTINGS | settings
+        self._commands: dict[str, list[str]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: dict[str, str] = {}
+        (folder / "spider.py").write_text(SPIDER)
+        (folder / "starts.txt").write_text("\n".join(site.start_urls))
+        self._site = site
+        self._workers = workers
+
+    # -- processes
+
+    def start(self) -> None:
+        """Create the run and go on pushing its start requests beside the workers."""
+        self._launch("start", "start", "--urls-file", "starts.txt", "-o", f"{self.database}?table={self.table}")
+
+    def work(self) -> None:
+        """The first worker writes the file."""
+        for number in range(self._workers):
+            output = () if number else ("-o", str(self.output))
+            self._launch(f"worker {number}", "worker", *output)
+
+    def _launch(self, name: str, command: str, *arguments: str) -> None:
+        options = [f"--set={key}={value}" for key, value in self._settings.items()]
+        self._commands[name] = [
+            *SHOAL, command, "spider.py", "--run-id", self.run_id, "--frontier", self.frontier, "--quiet", *options,
+            *arguments,
+        ]  # fmt: skip
+        self._spawn(name)
+
+    def _spawn(self, name: str) -> None:
+        """Each process has a user agent of its own, so that the site's log tells whose requests they are."""
+        agent = self._agents[name] = f"{name.replace(' ', '-')}-{secrets.token_hex(3)}"
+        with self._log_of(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*self._commands[name], f"--set=user_agent={agent}"], cwd=self.folder, stdout=log, stderr=log
+            )
+
+    def _log_of(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}.log"
+
+    def words_of(self, name: str) -> str:
+        return self._log_of(name).read_text(errors="replace")
+
+    def seed_again(self) -> None:
+        """What an operator does after a restore: a start that has ended is repeated."""
+        if self._processes["start"].poll() is not None:
+            self._spawn("start")
+
+    def wait(self, timeout: float, *, restarts: int = 0) -> bool:
+        """Until all processes have left by themselves; False if some have not by then, and those are killed."""
+        until = time.monotonic() + timeout
+        while self.look(restarts=restarts):
+            if time.monotonic() > until:
+                self.close()
+                return False
+            time.sleep(0.05)
+        return True
+
+    def look(self, *, restarts: int = 0) -> bool:
+        """Whether a process is still at work. One that fails before it has begun is started again, so many times."""
+        working = False
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is None:
+                working = True
+            elif code:
+                del self._processes[name]
+                words = f"{name} ended with {code}: {self.words_of(name)[-1500:]}"
+                begun = self._agents[name] in self._site.agents()
+                (self.exits if begun or len(self.false_starts) >= restarts else self.false_starts).append(words)
+                if not begun and words not in self.exits:
+                    self._spawn(name)
+                    working = True
+        return working
+
+    def audit(self) -> str:
+        """What `shoal audit` prints."""
+        done = subprocess.run(
+            [*SHOAL, "audit", self.run_id, "--frontier", self.frontier],
+            cwd=self.folder, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,121 @@
+"""One round: a fleet crawls a site while its store is set back at random moments. Then the judge looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import StoreAwayError
+from shoal.frontier import open_store
+from tests.nemesis import judge
+from tests.nemesis.fleet import Fleet
+from tests.nemesis.judge import Span
+from tests.nemesis.servers import Rewindable
+from tests.nemesis.site import Plan, Site, site
+
+_END_SECONDS = 75.0
+_CREATED_SECONDS = 30.0
+
+
+@dataclass
+class Verdict:
+    """What the judge found. ``problems`` is empty if nothing was lost or repeated."""
+
+    seed: int
+    rewinds: list[Span] = field(default_factory=list)
+    """The time that each rewind took away."""
+    seconds: float = 0.0
+    requests: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def lost_seconds(self) -> float:
+        return sum(now - then for then, now in self.rewinds)
+
+    def __str__(self) -> str:
+        back = ", ".join(f"{now - then:.1f} s" for then, now in self.rewinds) or "never"
+        head = f"seed {self.seed}: set back {back}; {self.requests} requests in {self.seconds:.1f} s"
+        return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
+
+
+def wait_for_run(frontier: str, run_id: str) -> None:
+    """Until `shoal start` has created the run."""
+
+    async def exists() -> bool:
+        try:
+            store = await open_store(frontier)
+        except StoreAwayError:
+            return False
+        try:
+            return await store.get_run(run_id) is not None
+        except StoreAwayError:
+            return False
+        finally:
+            await store.close()
+
+    until = time.monotonic() + _CREATED_SECONDS
+    while not asyncio.run(exists()):
+        assert time.monotonic() < until, f"run {run_id} was not created in {_CREATED_SECONDS:g} s"
+        time.sleep(0.05)
+
+
+def play(
+    server: Rewindable, folder: Path, seed: int, *, rewinds: int, plan: Plan | None = None,
+    back: tuple[float, float] = (0.5, 3.0), workers: int = 3,
+) -> Verdict:  # fmt: skip
+    """Crawl the site to its end and set the store back so many times on the way, by ``back`` seconds."""
+    dice = random.Random(seed)
+    plan = plan or Plan()
+    verdict = Verdict(seed)
+    began = time.monotonic()
+    with site(folder, plan) as target, Fleet(folder, server.url, target, workers=workers) as fleet:
+        target.hold()
+        moments = sorted(dice.uniform(0.05, 0.8) for _ in range(rewinds))
+        fleet.start()
+        wait_for_run(server.url, fleet.run_id)
+        server.keep()
+        fleet.work()
+        for moment in moments:
+            if not wait_for_progress(target, fleet, moment):
+                break
+            then = server.set_back(dice.uniform(*back))
+            verdict.rewinds.append((then, time.monotonic()))
+            fleet.seed_again()
+        target.let_go()
+        ended = fleet.wait(_END_SECONDS, restarts=5)
+        verdict.seconds = time.monotonic() - began
+        verdict.requests = target.requests_so_far()
+        if not ended:
+            verdict.problems.append(f"the run did not end in {_END_SECONDS:g} s")
+        if len(verdict.rewinds) < rewinds:
+            verdict.problems.append(f"the run ended after {len(verdict.rewinds)} of {rewinds} rewinds")
+        verdict.problems += look(target, fleet, lost=verdict.rewinds)
+    return verdict
+
+
+def look(
+    target: Site, fleet: Fleet, *, lost: Sequence[Span] = (), once: bool = False, unjudged: Sequence[Span] = ()
+) -> list[str]:
+    """All that the judge finds wrong with a run that has ended."""
+    visits = target.visits()
+    outputs = {"the file": judge.lines_of(fleet.output), "the table": judge.rows_of(fleet.database, fleet.table)}
+    return [
+        *fleet.exits,
+        *judge.judge_visits(target, visits, once=once),
+        *judge.judge_outputs(target, outputs),
+        *judge.judge_gaps(target, visits, lost=lost, unjudged=unjudged),
+        *judge.judge_audit(fleet.audit(), rewinds=len(lost)),
+    ]
+
+
+def wait_for_progress(target: Site, fleet: Fleet, progress: float) -> bool:
+    """False if the run ended before."""
+    while target.progress() < progress:
+        if not fleet.look():
+            return False
+        time.sleep(0.03)
+    return True

@@ -1,0 +1,239 @@
+"""Servers that can be set back in time while clients use them.
+
+Each has a ``url`` for a frontier and ``set_back(seconds)``. That returns once the server answers again and has
+forgotten about that much, and says to which moment it went back, by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from contextlib import suppress
+from pathlib import Path
+
+from tests.acceptance.faults import Wire
+from tests.databases import DatabaseServer, PostgresServer, RedisServer
+
+_SAMPLE_EVERY = 0.05
+_FAILOVER_SECONDS = 30.0
+
+
+class Rewindable(ABC):
+    """A store whose server can be set back."""
+
+    most_rewinds: int = 1_000
+    """How often it can be set back."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Of an empty frontier on it."""
+
+    @abstractmethod
+    def set_back(self, seconds: float) -> float:
+        """Kill the server, and start it as it was so many seconds ago. It may block for that long first."""
+
+    def keep(self) -> None:  # noqa: B027 (not all have to)
+        """Never go back before this moment."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class AofRedis(Rewindable):
+    """Redis with ``appendfsync everysec`` after a power cut: its append-only file ends at an earlier moment.
+
+    The file may end within a command or a transaction; Redis drops such a tail when it loads the file.
+    """
+
+    def __init__(self) -> None:
+        self._server = RedisServer(auto_aof_rewrite_percentage="0", aof_load_truncated="yes")
+        self._times: list[float] = []
+        self._sizes: list[int] = []
+        self._floor = self._mark = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
+
+    @property
+    def url(self) -> str:
+        return f"{self._server.url}?prefix=nemesis"
+
+    @property
+    def _file(self) -> Path:
+        return max((self._server.folder / "appendonlydir").glob("*.incr.aof"))
+
+    def _sample(self) -> None:
+        while not self._closed.wait(_SAMPLE_EVERY):
+            with self._lock, suppress(OSError):
+                size = self._file.stat().st_size
+                self._times.append(time.monotonic())
+                self._sizes.append(size)
+
+    def keep(self) -> None:
+        self._floor = self._file.stat().st_size
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def mark(self) -> None:
+        """The moment for ``back_to_mark``."""
+        self._mark = self._file.stat().st_size
+
+    def back_to_mark(self) -> None:
+        with self._lock:
+            self._server.kill()
+            os.truncate(self._file, self._mark)
+            self._times.clear()
+            self._sizes.clear()
+            self._server.start()
+
+    def set_back(self, seconds: float) -> float:
+        with self._lock:
+            self._server.kill()
+            index = max(0, bisect_right(self._times, time.monotonic() - seconds) - 1)
+            while self._sizes[index] < self._floor:
+                index += 1
+            size, then = self._sizes[index], self._times[index]
+            lost = self._file.stat().st_size - size
+            os.truncate(self._file, size)
+            del self._times[index + 1 :], self._sizes[index + 1 :]
+            self._server.start()
+        assert lost > 0, f"the store has not changed for {seconds:g} s: there was nothing to lose"
+        return then
+
+    def close(self) -> None:
+        self._closed.set()
+        self._sampler.join()
+        self._server.close()
+
+
+class _Sentinel(DatabaseServer):
+    """Watches one server, called ``main``, and promotes its replica when it dies."""
+
+    def __init__(self, master: RedisServer) -> None:
+        self._master = master
+        super().__init__()
+
+    def _prepare(self) -> None:
+        # A short failover-timeout would make the sentinel point the replica past the wire that delays it.
+        (self.folder / "sentinel.conf").write_text(
+            f"port {self.port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {self._master.port} 1\n"
+            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 180000\n"
+        )
+
+    def _command(self) -> list[str]:
+        return ["redis-server", str(self.folder / "sentinel.conf"), "--sentinel"]
+
+    _answers = RedisServer._answers
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/main/0"
+
+
+def ask_redis(port: int, *words: str) -> bytes:
+    """The beginning of a server's answer to a command."""
+    with socket.create_connection(("127.0.0.1", port), 2.0) as client:
+        client.settimeout(2.0)
+        client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
+        return client.recv(65536)
+
+
+class SentinelRedis(Rewindable):
+    """A master, a replica that falls behind, and a sentinel that promotes it when the master dies."""
+
+    most_rewinds = 1
+
+    def __init__(self) -> None:
+        self._master = RedisServer(repl_diskless_sync_delay="0")
+        self._wire = Wire(self._master.port)
+        self._replica = RedisServer(
+            repl_diskless_sync_delay="0", replicaof=f"127.0.0.1 {self._wire.port}", replica_serve_stale_data="yes"
+        )
+        self._sentinel = _Sentinel(self._master)
+        # By default it asks a replica for its state every 10 s, and promotes none whose state is older than 5 s.
+        ask_redis(self._sentinel.port, "SENTINEL", "DEBUG", "info-period", "300")
+        self._wait_for(lambda: b"master_link_status:up" in ask_redis(self._replica.port, "INFO", "replication"))
+        self._wait_for(lambda: b"num-slaves\r\n$1\r\n1" in ask_redis(self._sentinel.port, "SENTINEL", "MASTER", "main"))
+
+    @staticmethod
+    def _wait_for(reached: object) -> None:
+        until = time.monotonic() + _FAILOVER_SECONDS
+        while True:
+            with suppress(OSError):
+                if reached():  # type: ignore[operator]
+                    return
+            assert time.monotonic() < until, "the sentinel did not do what it is there for"
+            time.sleep(0.05)
+
+    @property
+    def url(self) -> str:
+        return f"{self._sentinel.url}?prefix=nemesis"
+
+    def set_back(self, seconds: float) -> float:
+        self._wire.fall_silent()
+        then = time.monotonic()
+        time.sleep(seconds)
+        self._master.kill()
+        self._wait_for(lambda: b"role:master" in ask_redis(self._replica.port, "INFO", "replication"))
+        promoted = b"%d" % self._replica.port
+        self._wait_for(
+            lambda: promoted in ask_redis(self._sentinel.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+        )
+        return then
+
+    def close(self) -> None:
+        for each in (self._sentinel, self._replica, self._wire, self._master):
+            each.close()
+
+
+class BackupPostgres(Rewindable):
+    """PostgreSQL that is restored from a base backup, which was taken while clients were at work."""
+
+    def __init__(self) -> None:
+        self._server = PostgresServer(shared_buffers="32MB", max_wal_size="256MB")
+
+    @property
+    def url(self) -> str:
+        return f"{self._server.url}?schema=nemesis"
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def mark(self) -> None:
+        """Take a backup for ``back_to_mark``. It has everything that was committed before this call."""
+        server = self._server
+        shutil.rmtree(server.folder / "backup", ignore_errors=True)
+        server._run(
+            server._binary("pg_basebackup"), "-D", str(server.folder / "backup"), "-h", "127.0.0.1",
+            "-p", str(server.port), "-U", "shoal", "-c", "fast", "-X", "stream", "--no-sync",
+        )  # fmt: skip
+
+    def back_to_mark(self) -> None:
+        """Start the backup in place of the server."""
+        self._server.kill()
+        shutil.rmtree(self._server.folder / "data")
+        (self._server.folder / "backup").rename(self._server.folder / "data")
+        self._server.start()
+
+    def set_back(self, seconds: float) -> float:
+        self.mark()
+        then = time.monotonic()
+        time.sleep(seconds)
+        self.back_to_mark()
+        return then
+
+    def close(self) -> None:
+        self._server.close()
+
+
+KINDS: dict[str, type[Rewindable]] = {"redis": AofRedis, "sentinel": SentinelRedis, "postgres": BackupPostgres}

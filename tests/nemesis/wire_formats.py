@@ -1,0 +1,177 @@
+"""Just enough of two protocols to see which call a client makes: RESP of Redis, and version 3 of PostgreSQL.
+
+A reader is fed with the bytes of one connection and says what is complete.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import ClassVar
+
+from shoal.frontier.redis.server import _FRONTIER, _script
+
+
+class Call(str):
+    """The kind of a call: the script, or the function. For roles and items also what is done with them."""
+
+
+class Calls(ABC):
+    """The calls in what a client sends on one connection."""
+
+    empty_lease: ClassVar[int]
+    """An answer to ``lease`` with fewer bytes has no request in it."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[Call]:
+        """The calls that are complete with this data."""
+        self._buffer += data
+        return list(self._read())
+
+    @abstractmethod
+    def _read(self) -> Iterator[Call]: ...
+
+    @abstractmethod
+    def is_refused(self, answer: bytes) -> bool:
+        """Whether an answer says that nothing was done."""
+
+    @abstractmethod
+    def is_complete(self, answer: bytes) -> bool:
+        """Whether the server has done what was asked, and said so."""
+
+    def refined(self, call: Call, answer: bytes) -> Call:
+        """A lease that got nothing is a kind of its own: nothing is lost with its answer."""
+        return Call("lease of nothing") if call == "lease" and len(answer) < self.empty_lease else call
+
+
+# -- Redis
+
+_SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {b"read", b"trim"}}
+
+
+@cache
+def _names() -> dict[bytes, str]:
+    """Names of scripts by their SHA."""
+    folder = files(_FRONTIER.package) / "lua"
+    names = [each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")]
+    return {_script(_FRONTIER, name).sha.encode(): name for name in names}
+
+
+class RedisCalls(Calls):
+    """Scripts that are run, by their text or by their SHA."""
+
+    empty_lease = 120
+
+    def _read(self) -> Iterator[Call]:
+        while (command := self._command()) is not None:
+            verb = command[0].upper()
+            if verb in (b"EVAL", b"EVALSHA"):
+                sha = sha1(command[1], usedforsecurity=False).hexdigest().encode() if verb == b"EVAL" else command[1]
+                yield self._call(_names().get(sha, "?"), command)
+
+    @staticmethod
+    def _call(name: str, command: list[bytes]) -> Call:
+        words = _SUB_KINDS.get(name, set())
+        found = next((word for word in command[4:12] if word in words), None)
+        return Call(f"{name} {found.decode()}" if found else name)
+
+    def _command(self) -> list[bytes] | None:
+        """The next whole command, taken off the buffer."""
+        end = self._buffer.find(b"\r\n")
+        if end < 0:
+            return None
+        if self._buffer[:1] != b"*":  # written by hand, as a probe does
+            line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+            return line.split() or [b""]
+        count, position, words = int(self._buffer[1:end]), end + 2, []
+        for _ in range(count):
+            end = self._buffer.find(b"\r\n", position)
+            if end < 0:
+                return None
+            size = int(self._buffer[position + 1 : end])
+            word = self._buffer[end + 2 : end + 2 + size]
+            position = end + 4 + size
+            if len(self._buffer) < position:
+                return None
+            words.append(word)
+        self._buffer = self._buffer[position:]
+        return words
+
+    def is_refused(self, answer: bytes) -> bool:
+        return answer.startswith(b"-")
+
+    def is_complete(self, answer: bytes) -> bool:
+        return len(answer) > 0
+
+
+# -- PostgreSQL
+
+_STARTUP, _ASKS_FOR_TLS, _ASKS_FOR_GSS = 196608, 80877103, 80877104
+_FUNCTION = re.compile(rb'FROM "[^"]+"\.(\w+)\(')
+
+
+class PostgresCalls(Calls):
+    """Functions of a schema that are called, by prepared statements with or without a name."""
+
+    empty_lease = 200
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = False
+        self._statements: dict[bytes, Call | None] = {}
+        self._bound: Call | None = None
+
+    def _read(self) -> Iterator[Call]:
+        while (message := self._message()) is not None:
+            kind, body = message
+            if kind == b"P":
+                name, text, _ = body.split(b"\0", 2)
+                found = _FUNCTION.search(text)
+                self._statements[name] = Call(found[1].decode()) if found else None
+            elif kind == b"B":
+                self._bound = self._statements.get(body.split(b"\0", 2)[1])
+            elif kind == b"S" and self._bound is not None:
+                bound, self._bound = self._bound, None
+                yield bound
+
+    def _message(self) -> tuple[bytes, bytes] | None:
+        head = 1 if self._started else 0
+        if len(self._buffer) < head + 4:
+            return None
+        (size,) = struct.unpack_from(">I", self._buffer, head)
+        if len(self._buffer) < head + size:
+            return None
+        kind, body = self._buffer[:head], self._buffer[head + 4 : head + size]
+        self._buffer = self._buffer[head + size :]
+        if not self._started:
+            self._started = struct.unpack_from(">I", body)[0] not in (_ASKS_FOR_TLS, _ASKS_FOR_GSS)
+        return kind, body
+
+    def is_refused(self, answer: bytes) -> bool:
+        return b"E" in self._kinds(answer)
+
+    def is_complete(self, answer: bytes) -> bool:
+        """The transaction has ended when the server is ready for the next statement."""
+        return b"Z" in self._kinds(answer)
+
+    @staticmethod
+    def _kinds(answer: bytes) -> set[bytes]:
+        """Of all whole messages."""
+        position, kinds = 0, set()
+        while len(answer) >= position + 5:
+            (size,) = struct.unpack_from(">I", answer, position + 1)
+            if len(answer) < position + 1 + size:
+                break
+            kinds.add(answer[position : position + 1])
+            position += 1 + size
+        return kinds
+
+
+FORMATS: dict[str, type[Calls]] = {"redis": RedisCalls, "postgres": PostgresCalls}
