@@ -22,8 +22,13 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
-_SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
-_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding"})
+# Headers that say what a client is and understands. Anything else may be a secret (X-Api-Key, Private-Token,
+# X-Amz-Security-Token ...): no list of secrets is ever complete, so this is the list of what is none.
+_MAY_TRAVEL = frozenset(
+    {"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "dnt", "pragma", "priority",
+     "save-data", "sec-gpc", "upgrade-insecure-requests", "user-agent"}
+)  # fmt: skip
+_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 
 
 class Released(Struct):
@@ -184,12 +189,15 @@ class Handler:
 
 
 def meant_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Headers and cookies of a request that may be sent to another URL too: what is secret only to the same host, and
-    never unencrypted if it was encrypted before."""
+    """Headers and cookies of a request that may be sent to another URL too.
+
+    The same host and port gets all of them. Another host, and the same one without encryption where there was some,
+    gets only headers that are known to hold no secret, those that describe the body, and no cookies.
+    """
     downgraded = request.url.startswith("https:") and not url.startswith("https:")
     if host_of(url) == host_of(request.url) and not downgraded:
         return request.headers, request.cookies
-    return {name: value for name, value in request.headers.items() if name.lower() not in _SECRETS}, {}
+    return {name: value for name, value in request.headers.items() if name.lower() in _MAY_TRAVEL | _OF_THE_BODY}, {}
 
 
 def redirected_request(request: Request, url: str, status: int) -> Request:

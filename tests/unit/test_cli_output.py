@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import sys
+import unicodedata
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from shoal.cli import summary
-from shoal.cli.progress import Speed, _Lines, _Panel, duration, time_left
+from shoal.cli.progress import Speed, _Lines, _Panel, duration, set_up_logging, time_left
+from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
 from shoal.events import Counters, Snapshot, Summary
 from shoal.ports import HostState, Stats
+from shoal.printable import printable
 
 
 def console() -> Console:
@@ -114,3 +124,80 @@ def test_durations_are_readable(seconds: float, text: str) -> None:
 def test_time_left_is_unknown_at_a_standstill() -> None:
     assert time_left(10, 0) == "?"
     assert time_left(100, 10) == "10 s"
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj.exe [bold red]x[/] \r\nforged"
+
+
+def assert_is_safe(text: str) -> None:
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "forged" not in text.splitlines()
+    assert "[bold red]x[/]" in text  # shown, and not obeyed
+
+
+def test_what_pages_say_can_not_control_the_terminal_in_the_summary() -> None:
+    where = Console(file=io.StringIO(), width=400)  # with markup
+    changes = {"state": "failed", "error": EVIL, "spider": EVIL, "dead_kinds": {EVIL: 3}}
+    summary.show(where, ended(**changes), Config())
+    assert_is_safe(text_of(where))
+    assert text_of(where).count("[bold red]x[/]") == 3
+
+
+def test_what_pages_say_can_not_control_the_terminal_in_the_panel() -> None:
+    where = Console(file=io.StringIO(), width=600)
+    shown = snapshot()
+    changes: list[dict[str, Any]] = [{"host": EVIL}, {"block_reason": EVIL}]
+    shown.hosts[:] = [
+        msgspec.structs.replace(host, **change) for host, change in zip(shown.hosts, changes, strict=True)
+    ]
+    shown.counters.errors[EVIL] = 1
+    where.print(_Panel(where).render(shown))
+    assert_is_safe(text_of(where))
+    assert text_of(where).count("[bold red]x[/]") == 3
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_pages_say_can_not_control_the_log(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    where = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=600, legacy_windows=False)
+    logger = logging.getLogger("shoal")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        set_up_logging(where, "INFO")
+        logging.getLogger("shoal.engine").warning("gave up url=%s", EVIL)
+        try:
+            raise ValueError(EVIL)
+        except ValueError:
+            logging.getLogger("shoal.engine").exception("internal error")
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+    text = text_of(where) if terminal else capsys.readouterr().err
+    assert "gave up" in text
+    assert "Traceback" in text
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+    first = next(line for line in text.splitlines() if "gave up" in line)
+    assert first.rstrip().endswith("forged")
+
+
+def test_nothing_that_is_printed_controls_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", errors)
+    guard_terminal()
+    guard_terminal()  # once is enough, and twice does no harm
+    print(EVIL)
+    print("one\ttwo\nthree", EVIL, file=sys.stderr)
+    assert_is_safe(output.getvalue().replace("\\x0d\n", "\\x0d "))
+    assert "one\ttwo\nthree" in errors.getvalue()
+    assert "\x1b" not in errors.getvalue()
+    assert raw_stderr() is errors
+    assert sys.stdout.isatty() is False
+
+
+@given(st.text())
+def test_printable_text_stays_as_it_is_and_other_text_becomes_printable(text: str) -> None:
+    shown = printable(text)
+    assert printable(shown) == shown
+    assert not any(unicodedata.category(char) in ("Cc", "Cs") for char in shown)
+    assert "\n" not in shown
+    if text.isprintable():
+        assert shown == text

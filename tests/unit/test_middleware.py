@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -810,6 +811,38 @@ async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None
     header = await jar.sent()
     assert header is not None
     assert len(header) <= 8190
+
+
+async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cookies, "_MOST_BYTES", 200_000)
+    jar = Jar()
+    wide = "\u00e9" * 2000 + "\U0001f41f"  # each of its characters takes four bytes
+    for number in range(40):
+        await jar.set(*(f"c{place}={wide}; Path=/{'x' * 1000}" for place in range(10)))
+        await jar.set(f"c={'x' * 4000}", url=f"http://h{number}/")
+        kept = [cookie for bucket in jar.layer._domains.values() for cookie in bucket.values()]
+        assert sum(sys.getsizeof(cookie.value) + sys.getsizeof(cookie.path) for cookie in kept) <= 200_000
+    assert await jar.sent("http://h0/") is None  # the host that was not used for the longest time goes first
+    assert await jar.sent("http://h39/") is not None
+    assert sum(jar.layer._sizes.values()) == jar.layer._size
+
+
+async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() -> None:
+    jar = Jar()
+    for number in range(30):
+        await jar.set(f"c{number}={'x' * 4000}; Path=/{number}")
+    host = host_of(URL)
+    assert jar.layer._sizes[host] <= cookies._MOST_BYTES_OF_A_DOMAIN
+    names = [name for name, _ in jar.layer._domains[host]]
+    assert names == [f"c{number}" for number in range(30 - len(names), 30)]
+    assert len(names) > 10
+
+
+async def test_cookies_that_end_leave_nothing_behind() -> None:
+    jar = Jar()
+    await jar.set("a=1", "b=2")
+    await jar.set("a=1; Max-Age=0", "b=2; Max-Age=0")
+    assert (jar.layer._domains, jar.layer._sizes, jar.layer._size) == ({}, {}, 0)
 
 
 @given(

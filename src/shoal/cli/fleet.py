@@ -27,6 +27,7 @@ from shoal.cli.running import (
     pairs,
     resolve,
 )
+from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
 from shoal.garbage import collect_rarely
 
@@ -152,7 +153,7 @@ class _Progress:
             return
         self._told = now
         rate = count / (now - self._started)
-        print(f"{count} URLs read, {rate:.0f}/s", end="\r" if terminal else "\n", file=sys.stderr, flush=True)
+        print(f"{count} URLs read, {rate:.0f}/s", end="\r" if terminal else "\n", file=raw_stderr(), flush=True)
 
 
 def worker(

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.running import FrontierUrl, Output, given, resolve
+from shoal.cli.terminal import raw_stderr
 from shoal.errors import RunError, StoreError
+from shoal.printable import printable
 
 if TYPE_CHECKING:
     from shoal.ports import Frontier, History, Rewind, Run, Stats, Store
@@ -160,14 +162,14 @@ def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {history.state}{status}")
     if history.reason:
-        print(f"  reason    {history.reason}")
+        print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'given at the start'}")
     print(f"  robots    {_robots_word(history)}")
     print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
     print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        print(f"    {moment}  {event.what}{': ' + event.detail if event.detail else ''}")
+        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}")
 
 
 def _robots_word(history: History) -> str:
@@ -216,4 +218,4 @@ def export(output: Output, run_id: RunName = None, frontier: FrontierUrl = None)
 
 def _progress(count: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{count} items", end="\r", file=sys.stderr, flush=True)
+        print(f"\r{count} items", end="\r", file=raw_stderr(), flush=True)

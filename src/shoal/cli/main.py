@@ -8,6 +8,7 @@ import typer
 
 from shoal import __version__
 from shoal.cli import autoscale, celery_worker, cluster, developing, fleet, inspecting, managing, running, serve
+from shoal.cli.terminal import guard_terminal
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ developing.register(app)
 
 def main() -> None:
     """The entry point. What Shoal raises on purpose is one line on standard error, and exit code 2."""
+    guard_terminal()
     try:
         app()
     except ShoalError as error:

@@ -15,8 +15,10 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from shoal.cli.terminal import raw_stderr
 from shoal.errors import FrontierError
 from shoal.events import Snapshot
+from shoal.printable import LogFormatter, printable
 
 _PANEL_EVERY = 0.25
 _LINE_EVERY = 5.0
@@ -25,7 +27,7 @@ _WINDOW = 10.0
 
 def console() -> Console:
     """Standard error: standard output belongs to the items."""
-    return Console(stderr=True, highlight=False, markup=False)
+    return Console(file=raw_stderr(), highlight=False, markup=False)
 
 
 def set_up_logging(where: Console, level: str) -> None:
@@ -33,10 +35,10 @@ def set_up_logging(where: Console, level: str) -> None:
     handler: logging.Handler
     if where.is_terminal:
         handler = RichHandler(console=where, show_path=False, markup=False, log_time_format="%H:%M:%S")
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(LogFormatter("%(message)s"))
     else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler = logging.StreamHandler(raw_stderr())
+        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("shoal")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
@@ -148,8 +150,8 @@ class _Panel:
         for host in snapshot.hosts:
             why = f"{host.block_reason}: blocked for {host.blocked_for:.0f} s" if host.blocked_for else host.why
             hosts.add_row(
-                host.host, str(host.ready), f"{host.in_flight}/{host.concurrency}",
-                f"{host.delay:.3g} s" if host.delay else "none", why,
+                Text(printable(host.host)), str(host.ready), f"{host.in_flight}/{host.concurrency}",
+                f"{host.delay:.3g} s" if host.delay else "none", Text(printable(why)),
             )  # fmt: skip
-        kinds = Text("  " + "   ".join(f"{kind}: {n}" for kind, n in counters.errors.most_common(6)), style="dim")
-        return Group(head, hosts, kinds) if counters.errors else Group(head, hosts)
+        kinds = "   ".join(f"{kind}: {n}" for kind, n in counters.errors.most_common(6))
+        return Group(head, hosts, Text("  " + printable(kinds), style="dim")) if counters.errors else Group(head, hosts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shoal.cli.progress import duration
 from shoal.config import Config, mask
 from shoal.events import Summary
+from shoal.printable import printable
 
 _TITLES = {
     "finished": "finished: every page that was found is accounted for",
@@ -49,13 +51,18 @@ def show(console: Console, summary: Summary, config: Config, command: str = "") 
         *(("written to", _whole(mask(output), summary)) for output in summary.outputs if output != "-"),
     ]
     for row in rows:
-        table.add_row(*row)
-    console.print(f"\n{summary.spider}: {_TITLES[summary.state]}", style="red" if summary.error else "bold")
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    _say(console, f"{summary.spider}: {_TITLES[summary.state]}", "red" if summary.error else "bold", before="\n")
     if summary.error:
-        console.print(f"  {summary.error}", style="red", markup=False)
+        _say(console, f"  {summary.error}", "red")
     console.print(table)
     for hint in next_steps(summary, config, command):
-        console.print(f"  {hint}", style="dim", markup=False, soft_wrap=True)
+        _say(console, f"  {hint}", "dim", soft_wrap=True)
+
+
+def _say(console: Console, text: str, style: str, *, before: str = "", soft_wrap: bool = False) -> None:
+    """As it is: what a page or a server said is neither markup nor able to control the terminal."""
+    console.print(Text(before + printable(text)), style=style, soft_wrap=soft_wrap)
 
 
 def _whole(output: str, summary: Summary) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC
@@ -18,7 +19,9 @@ _LONGEST = 4096  # of one cookie, as in browsers
 _LONGEST_PATH = 1024
 _LONGEST_HEADER = 8190  # of all that are sent together: servers refuse more
 _MOST_OF_A_DOMAIN = 50
+_MOST_BYTES_OF_A_DOMAIN = 64 * 1024
 _MOST_DOMAINS = 10_000
+_MOST_BYTES = 32 * 1024 * 1024  # of the whole jar
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 _PORT = re.compile(r":\d+$")
@@ -45,7 +48,10 @@ class Cookies:
         self._keep = keep
         self._clock = clock
         self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
-        """By domain, the one used last at the end; then by name and path."""
+        """By domain, the one used last at the end; then by name and path, the one set last at the end."""
+        self._sizes: dict[str, int] = {}
+        """Bytes, by domain."""
+        self._size = 0
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         cookies = self._cookies_for(request.url) if self._domains else {}
@@ -89,16 +95,38 @@ class Cookies:
         if read is None:
             return
         name, cookie = read
-        bucket = self._domains.pop(cookie.domain, {})
-        bucket.pop((name, cookie.path), None)
+        domain = cookie.domain
+        bucket = self._domains.pop(domain, {})
+        self._domains[domain] = bucket
+        if (name, cookie.path) in bucket:
+            self._drop(domain, (name, cookie.path))
         if cookie.expires is None or cookie.expires > now:
-            if len(bucket) >= _MOST_OF_A_DOMAIN:
-                del bucket[next(iter(bucket))]
             bucket[name, cookie.path] = cookie
-        if bucket:
-            self._domains[cookie.domain] = bucket
-            if len(self._domains) > _MOST_DOMAINS:
-                del self._domains[next(iter(self._domains))]
+            self._count(domain, _bytes_of(name, cookie))
+        while len(bucket) > _MOST_OF_A_DOMAIN or self._sizes.get(domain, 0) > _MOST_BYTES_OF_A_DOMAIN:
+            self._drop(domain, next(iter(bucket)))
+        if not bucket:
+            self._forget(domain)
+        while len(self._domains) > _MOST_DOMAINS or self._size > _MOST_BYTES:
+            self._forget(next(iter(self._domains)))
+
+    def _drop(self, domain: str, key: tuple[str, str]) -> None:
+        cookie = self._domains[domain].pop(key)
+        self._count(domain, -_bytes_of(key[0], cookie))
+
+    def _forget(self, domain: str) -> None:
+        del self._domains[domain]
+        self._count(domain, -self._sizes.get(domain, 0))
+        self._sizes.pop(domain, None)
+
+    def _count(self, domain: str, size: int) -> None:
+        self._sizes[domain] = self._sizes.get(domain, 0) + size
+        self._size += size
+
+
+def _bytes_of(name: str, cookie: Cookie) -> int:
+    """What it takes in memory, roughly: its texts, and the objects around them."""
+    return 256 + sum(map(sys.getsizeof, (name, cookie.value, cookie.path)))
 
 
 def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
