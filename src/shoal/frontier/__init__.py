@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from shoal.errors import StoreError
+from shoal.errors import StoreAwayError, StoreError
 from shoal.ports import Store
+
+_OPEN_AGAIN = (0.1, 0.3)  # seconds before another try
 
 
 async def open_store(url: str, *, readonly: bool = False) -> Store:
@@ -26,14 +29,24 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
     if scheme.partition("+")[0] in ("redis", "rediss"):
         with needs_extra("redis", scheme):
             from shoal.frontier.redis import RedisStore
-        return await RedisStore.open(url)
+        return await _open_again(lambda: RedisStore.open(url))
     if scheme == "postgresql":
         with needs_extra("postgres", scheme):
             from shoal.frontier.postgres import PostgresStore
-        return await PostgresStore.open(url)
+        return await _open_again(lambda: PostgresStore.open(url))
     raise StoreError(
         f"no frontier for {scheme!r}; use memory:, sqlite:///file.db, redis://host or postgresql://host/db"
     )
+
+
+async def _open_again(opening: Callable[[], Awaitable[Store]]) -> Store:
+    """A connection may break in a bad moment. A server that stays away is reported soon."""
+    for pause in _OPEN_AGAIN:
+        try:
+            return await opening()
+        except StoreAwayError:
+            await asyncio.sleep(pause)
+    return await opening()
 
 
 @contextmanager

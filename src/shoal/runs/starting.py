@@ -129,11 +129,12 @@ async def start_run(
     if networks is not None:
         settings = msgspec.structs.replace(settings, networks=tuple(networks))
     check_arguments(run_id or "(new)", settings.arguments)
-    run = await _choose_run(store, spider, settings, run_id, new_run=new_run)
-    frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
+    persist = Persistence(shared=store.shared)
+    fresh_id = new_run_id()  # made here, so that a repeat after a lost answer finds the run that it has made
+    run = await persist(lambda: _choose_run(store, spider, settings, run_id, fresh_id, new_run=new_run))
+    frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
     counters = Counters()
-    persist = Persistence(shared=store.shared)
     seeder = Seeder(
         source, scheduler, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared
     )
@@ -176,7 +177,10 @@ def _settings(
     )
 
 
-async def _choose_run(store: Store, spider: Spider, settings: RunSettings, run_id: str | None, *, new_run: bool) -> Run:
+async def _choose_run(
+    store: Store, spider: Spider, settings: RunSettings, run_id: str | None, fresh_id: str, *, new_run: bool
+) -> Run:
+    """The run to continue with, or a new one, called ``run_id`` or ``fresh_id``."""
     name = spider.spider_name()
     if run_id is not None:
         run = await store.get_run(run_id)
@@ -188,10 +192,16 @@ async def _choose_run(store: Store, spider: Spider, settings: RunSettings, run_i
             if run.state in ("queued", "running") and await _is_the_same_start(store, run, settings):
                 return run
     run = Run(
-        run_id=run_id or new_run_id(), spider=name, state="queued", created_at=time.time(),
+        run_id=run_id or fresh_id, spider=name, state="queued", created_at=time.time(),
         settings=_stored(settings),
     )  # fmt: skip
-    return await store.create_run(run)
+    try:
+        return await store.create_run(run)
+    except RunError:
+        made = await store.get_run(run.run_id)
+        if made is None or made.settings != run.settings:
+            raise
+        return made  # by this call before, whose answer was lost, or by another process in the same moment
 
 
 async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> bool:
@@ -248,7 +258,7 @@ async def begin_run(store: Store, spider: Spider, config: Config, run_id: str, o
     _check_outputs(outputs)
     settings = _settings(spider, config, "spider", None, None, outputs)
     try:
-        return await _choose_run(store, spider, settings, run_id, new_run=False)
+        return await _choose_run(store, spider, settings, run_id, run_id, new_run=False)
     except RunError:
         if (run := await store.get_run(run_id)) is not None:  # another was first, in the same moment
             check_spider(run, spider)

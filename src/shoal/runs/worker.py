@@ -119,12 +119,15 @@ class Worker:
         async with AsyncExitStack() as stack:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
-            run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            persist = Persistence(shared=store.shared)
+            finding = partial(find_run, store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            run, settings = await persist(finding)
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
             guarded_spider(self.spider, self.config)
-            frontier = self._frontier = await store.frontier(run.run_id, settings.options, self._holder)
-            await self._succeed(frontier)
+            opening = partial(store.frontier, run.run_id, settings.options, self._holder)
+            frontier = self._frontier = await persist(opening)
+            await persist(partial(self._succeed, frontier))
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=store.shared)
             drains = self._drains(frontier, settings)
             fetcher = make_fetcher(self.config, settings.networks)
@@ -135,7 +138,7 @@ class Worker:
                 shared=store.shared, keep_items=settings.keep_items, stay=self._keep_alive,
                 may_work=self._may_work, fetcher=fetcher,
             )  # fmt: skip
-            await self._begin(store, run, frontier)
+            await persist(partial(self._begin, store, run, frontier))
             log.info("worker %s works on run %s of %s", self.worker_id, run.run_id, run.spider)
             watch = asyncio.create_task(self._watch(store, frontier))
             try:
