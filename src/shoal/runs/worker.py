@@ -71,6 +71,8 @@ class Worker:
         self._grace = grace
         self._holder = holder
         self._may_work = may_work
+        self._starting: Persistence | None = None
+        """Repeats the steps before there is an engine."""
         self._engine: Engine | None = None
         self._frontier: Frontier | None = None
         self._asked = asyncio.Event()
@@ -78,6 +80,8 @@ class Worker:
     def stop(self) -> None:
         """Give back what is leased: at once, but for what ends within the grace."""
         self._asked.set()
+        if self._engine is None and self._starting is not None:
+            self._starting.give_up()
         if self._engine is not None and not self._engine.stopping:
             log.warning("stopping: leases are given back")
             self._engine.stop(self._grace)
@@ -85,6 +89,8 @@ class Worker:
     def abort(self) -> None:
         """Stop in this moment: the slot is lost."""
         self._asked.set()
+        if self._engine is None and self._starting is not None:
+            self._starting.give_up()
         if self._engine is not None:
             self._engine.abort()
 
@@ -119,7 +125,7 @@ class Worker:
         async with AsyncExitStack() as stack:
             store = await open_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
-            persist = Persistence(shared=store.shared)
+            persist = self._starting = Persistence(shared=store.shared)
             finding = partial(find_run, store, self.run_id, self.spider, allow_changed=self._allow_changed)
             run, settings = await persist(finding)
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
