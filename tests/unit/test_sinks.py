@@ -1204,6 +1204,19 @@ async def test_rows_behind_the_cursor_are_deleted(tmp_path: Path, table: str | N
         assert query(path, "SELECT * FROM book") == []
 
 
+async def test_a_rewound_run_that_has_no_more_items(tmp_path: Path) -> None:
+    path = tmp_path / "out.db"
+    sink = await run_opened(path, "one")
+    await sink.write(rows(30))
+    state = await sink.flush()
+    await sink.write(rows(20, 31))
+    await sink.close(finished=False)
+    await (await run_opened(path, "one", state)).close(finished=False)
+    assert len(numbers(path)) == 50  # whoever opens it late, without a role, deletes nothing
+    await (await run_opened(path, "one", state)).close(finished=True)
+    assert numbers(path) == list(range(1, 31))
+
+
 async def test_rewound_to_before_the_first_flush(tmp_path: Path) -> None:
     path = tmp_path / "out.db"
     for count in (10, 3):

@@ -98,16 +98,18 @@ class Progress:
     """How far the run got in its tables, and from where on its rows are void.
 
     A store that was rewound opens an output at an older state: rows behind it come from pages that are crawled again.
+    They are deleted by the first write, not when the output is opened: only a write is sure to happen under a role that
+    was renewed a moment ago. A process that was frozen on its way here must not delete the rows of its successor.
     """
 
     def __init__(self, name: str, key: Sequence[str]) -> None:
         self._name = name
         self._key = list(key)
+        self._saved: _Saved | None = None
         self._seq = 0
-        self._fresh = True
+        self._voided = False
 
-    def open(self, state: bytes) -> int | None:
-        """The number behind which rows of this run are void. None: the first write knows."""
+    def open(self, state: bytes) -> None:
         try:
             saved = _decode_saved(state) if state else None
         except msgspec.MsgspecError as exc:
@@ -117,18 +119,25 @@ class Progress:
                 f"this run began to write {self._name} with {_option(saved.key)}, and now it has {_option(self._key)}: "
                 "rows would be there twice. Use the same key as before, or another table"
             )
-        self._seq, self._fresh = (0, True) if saved is None else (saved.seq, False)
-        return None if saved is None else saved.seq
+        self._saved, self._seq, self._voided = saved, saved.seq if saved is not None else 0, False
 
-    def void_behind(self, items: Sequence[LoggedItem]) -> int | None:
-        """The same before a write. Rows that the log does not have any more (``items.keep = false``) are kept."""
-        return items[0].seq - 1 if self._fresh else None
+    def void_behind(self, items: Sequence[LoggedItem] = ()) -> int | None:
+        """The number behind which rows of this run are void, before a write or at the end; None if none are.
+
+        Without a state these are the rows from the first item on. Rows whose items the log does not have any more
+        (``items.keep = false``) stay.
+        """
+        if self._voided:
+            return None
+        if self._saved is not None:
+            return self._saved.seq
+        return items[0].seq - 1 if items else None
 
     def wrote(self, items: Sequence[LoggedItem]) -> None:
-        self._seq, self._fresh = max(self._seq, items[-1].seq), False
+        self._seq, self._voided = max(self._seq, items[-1].seq), True
 
     def flush(self) -> bytes:
-        return _encode_saved(_Saved(self._seq, self._key)) if not self._fresh else b""
+        return _encode_saved(_Saved(self._seq, self._key)) if self._voided or self._saved is not None else b""
 
 
 def _option(key: Sequence[str]) -> str:

@@ -120,7 +120,7 @@ class MySQLSink:
 
     def _open(self, state: bytes) -> None:
         self._close()
-        behind = self._progress.open(state)
+        self._progress.open(state)
         with self._errors():
             try:
                 self._database = self._connection()
@@ -130,8 +130,6 @@ class MySQLSink:
             self._packet = int(self._ask("SELECT @@max_allowed_packet")[0][0])
             if self._options.table is not None:
                 self._prepare(self._options.table, Batch(()))
-            if behind is not None:
-                self._void(behind)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if items:
@@ -144,9 +142,7 @@ class MySQLSink:
         chunk = min(self._packet // 3, 4 << 20)
         batches = {name: Batch(rows, deepest=_DEEPEST, chunk=chunk) for name, rows in tables.items()}
         with self._errors():
-            behind = self._progress.void_behind(items)
-            if behind is not None:
-                self._void(behind)
+            self._void(self._progress.void_behind(items))
             left = ATTEMPTS
             while not self._try_to_write(batches, last=left == 1):
                 left -= 1
@@ -168,6 +164,8 @@ class MySQLSink:
     def _finish(self) -> None:
         try:
             with self._errors():
+                if self._database is not None:
+                    self._void(self._progress.void_behind())
                 for name, fields in self._blank.items():
                     self._prepare(name, Batch(()), fields)
         finally:
@@ -277,11 +275,13 @@ class MySQLSink:
 
     # -- rows that are void
 
-    def _void(self, behind: int) -> None:
+    def _void(self, behind: int | None) -> None:
         """Rows of this run behind this number come from pages that are crawled again.
 
         With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone.
         """
+        if behind is None:
+            return
         for name in [self._options.table] if self._options.table else self._registered():
             if self._columns(name) is None:
                 continue

@@ -117,7 +117,7 @@ class PostgresSink:
     async def open(self, state: bytes) -> None:
         await self.close(finished=False)
         self._rejects.open()
-        behind = self._progress.open(state)
+        self._progress.open(state)
         server = self._server
         async with self._errors():
             self._connection = await asyncpg.connect(
@@ -128,8 +128,6 @@ class PostgresSink:
             )  # fmt: skip
             if self._options.table is not None:
                 await self._prepare(self._options.table, Batch(()))
-            if behind is not None:
-                await self._void(behind)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if not items:
@@ -137,9 +135,7 @@ class PostgresSink:
         tables, rejects = rows_by_table(items, self._options)
         batches = {name: Batch(rows) for name, rows in tables.items()}
         async with self._errors():
-            behind = self._progress.void_behind(items)
-            if behind is not None:
-                await self._void(behind)
+            await self._void(self._progress.void_behind(items))
             left = ATTEMPTS
             while not await self._try_to_write(batches, last=left == 1):
                 left -= 1
@@ -159,6 +155,7 @@ class PostgresSink:
         try:
             if finished and self._connection is not None:
                 async with self._errors():
+                    await self._void(self._progress.void_behind())
                     for name, fields in self._blank.items():
                         await self._prepare(name, Batch(()), fields)
         finally:
@@ -233,11 +230,13 @@ class PostgresSink:
         if len(blank) < self._options.max_columns:
             blank[field] = None
 
-    async def _void(self, behind: int) -> None:
+    async def _void(self, behind: int | None) -> None:
         """Rows of this run behind this number come from pages that are crawled again.
 
         With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone.
         """
+        if behind is None:
+            return
         run = self._options.run
         for name in [self._options.table] if self._options.table else await self._registered():
             await self._begin("SET LOCAL statement_timeout = 0")

@@ -43,21 +43,21 @@ class SQLiteSink:
 
     def _open(self, state: bytes) -> None:
         self._close()
-        behind = self._progress.open(state)
+        self._progress.open(state)
         with storage_errors(self._path):  # SQLite would only say "unable to open database file"
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666))
         with self._errors():
             # One transaction for each write is begun and ended by hand, so that new columns are part of it.
             self._database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
             self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # is it a database at all?
-            with self._transaction() as database:
-                if self._options.table is not None:
+            if self._options.table is not None:
+                with self._transaction() as database:
                     _Table(database, self._options.table, self._path, self._options)
-                if behind is not None:
-                    self._void(database, behind)
 
-    def _void(self, database: sqlite3.Connection, behind: int) -> None:
+    def _void(self, database: sqlite3.Connection, behind: int | None) -> None:
         """Rows of this run that come from pages which are crawled again."""
+        if behind is None:
+            return
         for name in [self._options.table] if self._options.table else _registered(database):
             _Table(database, name, self._path, self._options).void(behind)
 
@@ -68,9 +68,7 @@ class SQLiteSink:
     def _write(self, items: Sequence[LoggedItem]) -> list[Reject]:
         tables, rejects = rows_by_table(items, self._options)
         with self._errors(), self._transaction() as database:
-            behind = self._progress.void_behind(items)
-            if behind is not None:
-                self._void(database, behind)
+            self._void(database, self._progress.void_behind(items))
             for name, rows in tables.items():
                 if name not in self._tables:
                     self._tables[name] = _Table(database, name, self._path, self._options)
@@ -100,7 +98,16 @@ class SQLiteSink:
     async def close(self, *, finished: bool) -> None:
         if finished:
             self._rejects.finish()
-        await in_thread(self._close)
+        await in_thread(self._finish if finished else self._close)
+
+    def _finish(self) -> None:
+        try:
+            behind = self._progress.void_behind()
+            if behind is not None and self._database is not None:
+                with self._errors(), self._transaction() as database:
+                    self._void(database, behind)
+        finally:
+            self._close()
 
     def _close(self) -> None:
         if self._database is not None:
