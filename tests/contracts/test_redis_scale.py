@@ -188,7 +188,8 @@ async def test_a_stage_that_went_before_its_page_was_completed_is_uploaded_again
 ) -> None:
     frontier = await new_run(store)
     await push(frontier, 1)
-    lease, upload, uploads = await lease_one(frontier), endings.Endings._upload, []
+    lease, upload = await lease_one(frontier), endings.Endings._upload
+    uploads: list[object] = []
 
     async def slow(self: endings.Endings, ended: Completion) -> object:
         made = await upload(self, ended)
