@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -400,3 +401,47 @@ async def test_a_clock_that_steps_delays_nothing(store: RedisStore, ahead: list[
     told = await history(frontier, page(1, host="waits.example"))
     assert abs(told.events[-1].at - (time.time() + ahead[0])) < 30
     await check_books(frontier)
+
+
+class SteppingServer(RedisServer):
+    """Its clock is set by a file."""
+
+    def _command(self) -> list[str]:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+        assert library is not None, "these tests need libfaketime: apt-get install faketime"
+        libc = library.parent.parent / "libc.so.6"  # whose malloc does not ask for the time, as jemalloc's does
+        self.step(0)
+        return [
+            "env", f"LD_PRELOAD={library} {libc}", f"FAKETIME_TIMESTAMP_FILE={self.folder}/clock",
+            "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", *super()._command(),
+        ]  # fmt: skip
+
+    def step(self, seconds: int) -> None:
+        fresh = self.folder / "fresh"
+        fresh.write_text(f"{seconds:+d}s\n")
+        fresh.replace(self.folder / "clock")
+
+
+async def test_a_server_whose_real_clock_steps() -> None:
+    server = SteppingServer()
+    try:
+        store = await RedisStore.open(server.url)
+        frontier = await new_run(store, options=FrontierOptions(delay=0.1))
+        await push(frontier, *range(5))
+        await frontier.lease(1, 0.3)  # which nobody works on
+        for hour in (-3600, 0, 3600, 0):
+            await frontier.push([page(f"at {hour}")])
+            server.step(hour)
+            async with asyncio.timeout(30):
+                while not (leased := (await frontier.lease(1, TTL)).leases):
+                    await asyncio.sleep(0.02)
+            clock, _ = await ask(store, "TIME")
+            assert abs(int(clock) - time.time() - hour) < 60
+            assert await frontier.complete([Completion(lease=leased[0])]) == [Pushed(0, 0)]
+            told = await history(frontier, leased[0].request)
+            assert abs(told.events[-1].at - time.time() - hour) < 60
+        assert (await frontier.stats()).done == 4
+        await check_books(frontier)
+        await store.close()
+    finally:
+        server.close()
