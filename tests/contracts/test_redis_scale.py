@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from shoal.errors import RunError
 from shoal.frontier.redis import RedisStore, endings
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
-from shoal.testing.steps import TTL, check_books, complete, fail, history, lease_names, lease_one, names, page, push
+from shoal.testing.steps import TTL, check_books, complete, fail, history, lease_names, lease_one, page, push
 from tests.databases import RedisServer, shared
 
 OPTIONS = FrontierOptions(concurrency_per_host=1000)
@@ -189,7 +189,8 @@ async def test_a_stage_that_went_before_its_page_was_completed_is_uploaded_again
 ) -> None:
     frontier = await new_run(store)
     await push(frontier, 1)
-    lease, upload, uploads = await lease_one(frontier), endings.Endings._upload, []
+    lease, upload = await lease_one(frontier), endings.Endings._upload
+    uploads: list[object] = []
 
     async def slow(self: endings.Endings, ended: Completion) -> object:
         made = await upload(self, ended)
@@ -211,3 +212,236 @@ async def test_a_deleted_run_takes_its_stages_along(store: RedisStore) -> None:
     assert len(await ask(store, "KEYS", "{}run:1:stage*")) == 2
     await store.delete_run("run")
     assert await ask(store, "KEYS", "{}run:1*") == []
+
+
+# -- many hosts
+
+
+async def test_hosts_are_shown_at_the_same_cost_however_many_there_are(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    await frontier.push([page(each, host=f"{each}.example") for each in range(900)])
+    busy = [page(each, host=f"{host}.example") for host in (5, 6) for each in range(3 + host)]
+    await frontier.push(busy)
+    assert [state.host for state in await frontier.host_states(3)] == ["6.example", "5.example", "0.example"]
+    assert len(await frontier.host_states(5000)) == 900
+    before = await cpu(store)
+    for _ in range(20):
+        await frontier.host_states()
+    few = await cpu(store) - before
+    for first in range(900, 20_000, 2000):
+        await frontier.push([page(each, host=f"{each}.example") for each in range(first, first + 2000)])
+    leased = await lease_one(frontier)
+    states = await frontier.host_states(5000)
+    assert {leased.host: 1}.items() <= {state.host: state.in_flight for state in states}.items()
+    assert 100 < len(states) < 3000
+    before = await cpu(store)
+    for _ in range(20):
+        await frontier.host_states()
+    assert await cpu(store) - before < 5 * few + 0.05
+
+
+# -- many runs on the same host
+
+
+async def cost_of_completions(store: RedisStore, frontier: Frontier) -> float:
+    before = await cpu(store)
+    for _ in range(50):
+        await complete(frontier, await lease_one(frontier))
+    return await cpu(store) - before
+
+
+async def test_a_completion_costs_the_same_however_many_runs_share_its_host(store: RedisStore) -> None:
+    options = FrontierOptions(concurrency_per_host=1)
+    frontier = await new_run(store, options=options)
+    await push(frontier, *range(101))
+    one = await cost_of_completions(store, frontier)
+    others = [await new_run(store, f"run-{number}", options) for number in range(500)]
+    lease = await lease_one(frontier)
+    for other in others:
+        await push(other, "x")
+        assert await lease_names(other) == []
+    await complete(frontier, lease)
+    assert await cost_of_completions(store, frontier) < 5 * one + 0.05
+    for other in others[::50]:  # and each of them comes to its turn
+        assert await lease_names(other) == ["x"]
+        assert await lease_names(frontier) == []
+        await other.release((await other.lease(0, TTL)).leases)
+        await store.delete_run(f"run-{others.index(other)}")
+
+
+async def test_no_run_waits_for_a_host_that_has_room(store: RedisStore) -> None:
+    options = FrontierOptions(concurrency_per_host=1)
+    one, two = await new_run(store, "one", options), await new_run(store, "two", options)
+    pages = [page("x", host=f"{each}.example") for each in range(700)]
+    for run in (one, two):
+        await run.push(pages)
+    held = (await one.lease(700, TTL)).leases
+    for _ in range(5):
+        assert await lease_names(two) == []
+    await complete(one, *held[500:])
+    got = await two.lease(1000, TTL)
+    for _ in range(5):  # some are looked at with each call
+        got.leases.extend((await two.lease(1000, TTL)).leases)
+    assert {lease.host for lease in got.leases} == {lease.host for lease in held[500:]}
+    await one.release(held[:500])
+    got = await two.lease(1000, TTL)
+    for _ in range(5):
+        got.leases.extend((await two.lease(1000, TTL)).leases)
+    assert len(got.leases) == 500
+    await check_books(two)
+
+
+@pytest.mark.parametrize("how", ["expiry", "delay", "unblock", "room", "star"])
+async def test_a_host_that_comes_free_is_free_for_other_runs(store: RedisStore, ahead: list[float], how: str) -> None:
+    options = FrontierOptions(concurrency_per_host=1, delay=5 if how == "delay" else 0)
+    one, two = await new_run(store, "one", options), await new_run(store, "two", options)
+    await push(one, 1)
+    await push(two, 2)
+    match how:
+        case "expiry":
+            await lease_one(one, ttl=5)
+            assert await lease_names(two) == []
+            ahead[0] += 5.2
+            await one.lease(0, TTL)
+        case "delay":
+            lease = await lease_one(one)
+            assert await lease_names(two) == []
+            await complete(one, lease)
+            leased = await two.lease(1, TTL)
+            assert leased.leases == []
+            assert leased.wait is not None
+            assert 4 < leased.wait < 5.2
+            ahead[0] += 5.2
+        case "unblock":
+            await one.update_host("a.example", HostUpdate(block_for=500))
+            assert await lease_names(two) == []
+            await one.update_host("a.example", HostUpdate(block_for=0))
+        case "room":
+            await lease_one(one)
+            assert await lease_names(two) == []
+            await one.update_host("a.example", HostUpdate(concurrency=2))
+        case _:
+            await lease_one(one)
+            assert await lease_names(two) == []
+            await one.update_host("*", HostUpdate(concurrency=2))
+    assert await lease_names(two) == ["2"]
+
+
+# -- many who poll
+
+
+async def test_many_who_get_nothing_are_spread(store: RedisStore) -> None:
+    frontier = await new_run(store)
+    assert (await frontier.lease(1, TTL)).poll_after == 0
+    begin = time.monotonic()
+    for _ in range(899):
+        leased = await frontier.lease(1, TTL)
+    passed = time.monotonic() - begin
+    assert leased.poll_after < 3.1
+    assert leased.poll_after + passed > 2.9  # the last of 900 in all, and 300 in a second
+    await push(frontier, 1)
+    assert (await frontier.lease(1, TTL)).poll_after == 0
+    assert (await frontier.lease(0, TTL)).poll_after == 0
+
+
+# -- runs that are deleted
+
+
+async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(store: RedisStore) -> None:
+    options = FrontierOptions(concurrency_per_host=1)
+    frontier, other = await new_run(store, options=options), await new_run(store, "other", options)
+    await frontier.push([page(each, host=f"{each}.example") for each in range(2000)])
+    held = (await frontier.lease(1500, TTL)).leases
+    await other.push([lease.request for lease in held])
+    assert await lease_names(other) == []
+    (number,) = await ask(store, "HMGET", "{}runs", "run")
+    await store._run("delete", run=int(number))  # and its process dies
+    assert await store.get_run("run") is None
+    assert await ask(store, "KEYS", "{}run:1:q:*") != []
+    await store.delete_run("run")
+    assert await ask(store, "KEYS", "{}run:1:*") == []
+    got: list[Lease] = []
+    while more := (await other.lease(2000, TTL)).leases:
+        got += more
+    assert len(got) == 1500
+    with pytest.raises(RunError):
+        await store.delete_run("run")
+
+
+# -- a server whose clock steps
+
+
+@pytest.mark.parametrize("hour", [-3600, 3600])
+async def test_a_clock_that_steps_delays_nothing(store: RedisStore, ahead: list[float], hour: int) -> None:
+    frontier = await new_run(store, options=FrontierOptions(delay=5))
+    await frontier.push([page(1, host=f"{host}.example") for host in ("lost", "waits", "delayed", "blocked")])
+    await frontier.push([page(2, host="delayed.example")])
+    await frontier.update_host("blocked.example", HostUpdate(block_for=5))
+    leases = {lease.host: lease for lease in (await frontier.lease(9, 5)).leases}
+    assert sorted(leases) == ["delayed.example", "lost.example", "waits.example"]
+    await fail(frontier, leases["waits.example"], retry_in=5)
+    await complete(frontier, leases["delayed.example"])
+    claim = await frontier.claim("drain", 5)
+    assert claim is not None
+    await frontier.remember("fact", b"x", 5)
+    ahead[0] += hour
+    if hour < 0:
+        assert await lease_names(frontier) == []
+        assert await frontier.claim("drain", TTL) is None
+    else:
+        await frontier.lease(0, TTL)
+    ahead[0] += 5.3  # the time is kept to a tenth of a second
+    await frontier.lease(0, TTL)  # what ran out is given back, and its host waits once more
+    ahead[0] += 5.3
+    assert sorted(lease.host for lease in (await frontier.lease(9, TTL)).leases) == [
+        "blocked.example", "delayed.example", "lost.example", "waits.example",
+    ]  # fmt: skip
+    assert await frontier.claim("drain", TTL)
+    assert await frontier.recall("fact") is None
+    told = await history(frontier, page(1, host="waits.example"))
+    assert abs(told.events[-1].at - (time.time() + ahead[0])) < 30
+    await check_books(frontier)
+
+
+class SteppingServer(RedisServer):
+    """Its clock is set by a file."""
+
+    def _command(self) -> list[str]:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+        assert library is not None, "these tests need libfaketime: apt-get install faketime"
+        libc = library.parent.parent / "libc.so.6"  # whose malloc does not ask for the time, as jemalloc's does
+        self.step(0)
+        return [
+            "env", f"LD_PRELOAD={library} {libc}", f"FAKETIME_TIMESTAMP_FILE={self.folder}/clock",
+            "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", *super()._command(),
+        ]  # fmt: skip
+
+    def step(self, seconds: int) -> None:
+        fresh = self.folder / "fresh"
+        fresh.write_text(f"{seconds:+d}s\n")
+        fresh.replace(self.folder / "clock")
+
+
+async def test_a_server_whose_real_clock_steps() -> None:
+    server = SteppingServer()
+    try:
+        store = await RedisStore.open(server.url)
+        frontier = await new_run(store, options=FrontierOptions(delay=0.1))
+        await push(frontier, *range(5))
+        await frontier.lease(1, 0.3)  # which nobody works on
+        for hour in (-3600, 0, 3600, 0):
+            await frontier.push([page(f"at {hour}")])
+            server.step(hour)
+            async with asyncio.timeout(30):
+                while not (leased := (await frontier.lease(1, TTL)).leases):
+                    await asyncio.sleep(0.02)
+            clock, _ = await ask(store, "TIME")
+            assert abs(int(clock) - time.time() - hour) < 60
+            assert await frontier.complete([Completion(lease=leased[0])]) == [Pushed(0, 0)]
+            told = await history(frontier, leased[0].request)
+            assert abs(told.events[-1].at - time.time() - hour) < 60
+        assert (await frontier.stats()).done == 4
+        await check_books(frontier)
+        await store.close()
+    finally:
+        server.close()
