@@ -71,7 +71,7 @@ BEGIN
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
         PERFORM lock_hosts(_held.hosts);
-        _lanes := full_lanes(_run, _held.hosts);
+        _lanes := full_lanes(_held.hosts);
         PERFORM lock_lanes(_lanes);
         PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
         PERFORM place_lanes(_lanes, clock(_offset));
