@@ -17,7 +17,7 @@ from shoal.http import Request
 from shoal.ports import Completion, FrontierOptions, Run
 from tests.databases import PostgresServer, shared
 
-# A worker of another version: its lease gives nothing more than half of what is asked for, which nobody else's does.
+# A worker of another version, whose functions are written in another way.
 _OTHER = """
 import asyncio, sys
 from shoal.frontier.postgres import PostgresStore, schema
@@ -127,7 +127,7 @@ async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypa
         new = await PostgresStore.open(url)
     assert [run.run_id for run in await new.list_runs()] == ["run"]
     assert await ask(url, "SELECT to_regnamespace($1) IS NULL", f'"{ours}"')
-    with pytest.raises(StoreError, match="its tables are not as they should be"):
+    with pytest.raises(StoreError, match="a newer Shoal changed its tables; upgrade"):
         await old.list_runs()
     with pytest.raises(StoreError, match="newer Shoal"):
         await PostgresStore.open(url)
