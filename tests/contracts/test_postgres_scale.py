@@ -186,8 +186,8 @@ async def _planned(url: str, call: str) -> int:
 
 
 async def test_the_states_of_hosts_cost_the_same_however_many_there_are(url: str) -> None:
-    call = f'"{schema.functions_schema(Address.of(url))}".host_states(1, 0, 100)'
     async with opened(url) as frontier:
+        call = f'"{schema.functions_schema(Address.of(url))}".host_states({frontier._run}, 0, 100)'
         await frontier.push(links(3000, 2000))
         some = await _planned(url, call)
         name = Address.of(url).schema
@@ -195,7 +195,7 @@ async def test_the_states_of_hosts_cost_the_same_however_many_there_are(url: str
         await ask(
             url,
             f"""INSERT INTO {name}.lane (run, host, place, ready, best_rank, best_id)
-                SELECT 1, h.id, 1, 0, 0, h.id FROM {name}.host h WHERE h.name LIKE 'many%'""",
+                SELECT {frontier._run}, h.id, 1, 0, 0, h.id FROM {name}.host h WHERE h.name LIKE 'many%'""",
         )
         await ask(url, f"ANALYZE {name}.lane")
         await ask(url, f"ANALYZE {name}.host")
@@ -281,13 +281,14 @@ async def test_a_deletion_that_is_killed_is_repeated(url: str) -> None:
         await other.push(links(10))
         leases = (await frontier.lease(300, 600)).leases
         await frontier.complete([Completion(lease=lease, items=[b"i"]) for lease in leases[:200]])
+        await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=600) for lease in leases[200:290]])
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DELETE, url)
         limit = time.monotonic() + 60
-        while not 0 < await ask(url, f"SELECT count(*) FROM {name}.request WHERE run = 1") < 8000:
+        while not 0 < await ask(url, f"SELECT count(*) FROM {name}.request WHERE run = {frontier._run}") < 8000:
             assert time.monotonic() < limit
         process.kill()
         await process.wait()
-        assert await ask(url, f"SELECT count(*) FROM {name}.request WHERE run = 1") > 0
+        assert await ask(url, f"SELECT count(*) FROM {name}.request WHERE run = {frontier._run}") > 0
         store = await PostgresStore.open(url)
         assert await store.get_run("run") is None
         assert [run.run_id for run in await store.list_runs()] == ["other"]
@@ -297,8 +298,8 @@ async def test_a_deletion_that_is_killed_is_repeated(url: str) -> None:
                 await call
         await store.delete_run("run")
         for table in ("request", "ready", "held", "outcome", "event", "lane", "item", "role", "ledger", "run", "chunk"):
-            column = "lane NOT IN (SELECT id FROM {0}.lane)" if table == "ready" else "run <> 2"
-            column = {"event": "true", "run": "id <> 2"}.get(table, column).format(name)
+            column = "lane NOT IN (SELECT id FROM {0}.lane)" if table == "ready" else f"run <> {other._run}"
+            column = {"event": "true", "run": f"id <> {other._run}"}.get(table, column).format(name)
             assert await ask(url, f"SELECT count(*) FROM {name}.{table} WHERE {column}") == 0, table
         assert await ask(url, f"SELECT max(in_flight) FROM {name}.host") == 0
         with pytest.raises(RunError):
@@ -329,7 +330,9 @@ async def test_an_empty_lease_waits_for_nobody(url: str) -> None:
         link = await asyncpg.connect(url.partition("?")[0])
         name = Address.of(url).schema
         async with link.transaction():
-            await link.execute(f"SELECT pg_advisory_xact_lock('{name}.ledger'::regclass::oid::integer, 1)")
+            await link.execute(
+                f"SELECT pg_advisory_xact_lock('{name}.ledger'::regclass::oid::integer, {frontier._run})"
+            )
             assert (await frontier.lease(1, 60)).leases == []
             await frontier.push(links(1))
             with pytest.raises(StoreAwayError):

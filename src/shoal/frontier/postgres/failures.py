@@ -92,7 +92,7 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
     if code in _TROUBLE:
         return FrontierError(f"{place}: {_TROUBLE[code]} ({said})")
     if code == "3F000":
-        return StoreError(f"{place} has no functions of this version ({said}): a newer Shoal changed its tables; upgrade")
+        return StoreError(f"{place} lacks the functions of this version: a newer Shoal changed its tables; upgrade")
     if code.startswith("42"):
         return StoreError(f"{place}: its tables are not as they should be ({said}); name another schema")
     if code.startswith("XX"):

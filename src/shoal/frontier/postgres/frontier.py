@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -138,7 +137,8 @@ class PostgresFrontier:
             self._told = True
         used = 0
         while True:
-            sent, deadline = time.monotonic(), clock.now() + ttl
+            sent = clock.now()
+            deadline = sent + ttl
             with self._watched():
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._receipts.last, limit, ttl, base, used, repeat,
