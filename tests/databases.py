@@ -232,6 +232,38 @@ class PostgresServer(DatabaseServer):
         self.start()
 
 
+class PgBouncer(DatabaseServer):
+    """A pooler before a PostgreSQL server: each transaction may run on another of its few connections."""
+
+    user = "postgres"
+
+    def __init__(self, server: PostgresServer, **settings: str) -> None:
+        self._server = server
+        super().__init__(**settings)
+
+    def _prepare(self) -> None:
+        defaults = {
+            "listen_addr": "127.0.0.1", "listen_port": str(self.port), "unix_socket_dir": "", "auth_type": "any",
+            "pool_mode": "transaction", "default_pool_size": "2", "max_client_conn": "100", "logfile": "",
+            "pidfile": str(self.folder / "pgbouncer.pid"),
+        }  # fmt: skip
+        lines = [f"{name} = {value}\n" for name, value in (defaults | self.settings).items()]
+        target = f"* = host=127.0.0.1 port={self._server.port} user=shoal\n"
+        config = self.folder / "pgbouncer.ini"
+        config.write_text(f"[databases]\n{target}[pgbouncer]\n{''.join(lines)}")
+        config.chmod(0o644)
+
+    def _command(self) -> list[str]:
+        return ["pgbouncer", str(self.folder / "pgbouncer.ini")]
+
+    def _answers(self) -> bool:
+        return _listens(self.port)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://shoal@127.0.0.1:{self.port}/postgres"
+
+
 class MariaServer(DatabaseServer):
     """MariaDB, for those who write their items to MySQL."""
 

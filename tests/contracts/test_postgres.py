@@ -422,17 +422,18 @@ _DISAGREEMENTS = """
 SELECT 'lane', count(*) FROM {0}.lane l CROSS JOIN LATERAL (
     SELECT count(*) AS n, (array_agg(id ORDER BY rank, id))[1] AS best FROM {0}.ready WHERE lane = l.id) r
     WHERE l.ready <> r.n OR l.best_id IS DISTINCT FROM r.best OR (l.place = 0) <> (r.n = 0)
-        OR (l.place = 2) <> (l.due IS NOT NULL)
+        OR (l.place >= 2) <> (l.due IS NOT NULL)
 UNION ALL SELECT 'in flight', count(*) FROM {0}.host h
     WHERE h.in_flight <> (SELECT count(*) FROM {0}.held WHERE host = h.id AND state = 2)
-UNION ALL SELECT 'full, with room', count(*) FROM {0}.politeness WHERE place = 3 AND room > 0
-UNION ALL SELECT 'waits too long', count(*) FROM {0}.politeness WHERE place = 2 AND room > 0 AND due > due_at + 0.001
+UNION ALL SELECT 'full, with room', count(*) FROM {1}.politeness WHERE place = 3 AND room > 0
+UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 AND room > 0 AND due > due_at + 0.001
 """
 
 
 async def check_tables(url: str) -> None:
     link = await asyncpg.connect(url.partition("?")[0])
-    for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url))):
+    functions = schema.functions_schema(Address.of(url))
+    for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):
         assert count == 0, what
     await link.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import StoreAwayError, StoreRewoundError
+from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.postgres import PostgresStore
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, Lease, Pushed, Run
@@ -267,6 +267,19 @@ async def test_a_rewind_goes_with_its_run(server: PostgresServer, url: str) -> N
         anew = await store.frontier("run", WIDE)
         assert await anew.rewinds() == []
         await store.close()
+
+
+async def test_a_lost_run_is_not_taken_for_another(server: PostgresServer, url: str) -> None:
+    async with opened(url, "before") as before:
+        server.save()
+        async with opened(url, "lost") as lost:
+            await lost.push(pages(1))
+            await rewind(server, before)
+            async with opened(url, "anew") as anew:
+                await anew.push(pages(2))
+                with pytest.raises(RunError):
+                    await lost.lease(1, 60)
+                assert (await anew.stats()).leased == 0
 
 
 # -- answers that are lost: the caller does the same once more

@@ -126,7 +126,7 @@ class Endings:
 
     def as_arguments(self) -> tuple[Any, ...]:
         return (
-            *map(list, zip(*self._rows, strict=True)), self._item_of, self._item_at, self._item,
+            *map(list, zip(*self._rows, strict=True)), bool(self.staged), self._item_of, self._item_at, self._item,
             *self._children.as_children(),
         )  # fmt: skip
 

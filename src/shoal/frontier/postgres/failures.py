@@ -91,7 +91,9 @@ def _explained(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalError:
         return StoreError(f"{place}: {said}: {_REFUSED[code]}")
     if code in _TROUBLE:
         return FrontierError(f"{place}: {_TROUBLE[code]} ({said})")
-    if code.startswith(("42", "3F")):
+    if code == "3F000":
+        return StoreError(f"{place} lacks the functions of this version: a newer Shoal changed its tables; upgrade")
+    if code.startswith("42"):
         return StoreError(f"{place}: its tables are not as they should be ({said}); name another schema")
     if code.startswith("XX"):
         return StoreError(f"{place} is damaged or has a bug ({said}); look at its log")

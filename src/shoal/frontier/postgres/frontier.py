@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +22,7 @@ from shoal.errors import QueueFullError, RunError, StoreAwayError, StoreRewoundE
 from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.postgres.receipts import Receipts
-from shoal.frontier.postgres.stages import Staged, Stages
+from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.rules import (
     MOST_LEASES,
     SPARED_KINDS,
@@ -138,7 +137,8 @@ class PostgresFrontier:
             self._told = True
         used = 0
         while True:
-            sent, deadline = time.monotonic(), clock.now() + ttl
+            sent = clock.now()
+            deadline = sent + ttl
             with self._watched():
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._receipts.last, limit, ttl, base, used, repeat,
@@ -216,7 +216,7 @@ class PostgresFrontier:
             return {}
         with self._watched():
             for ended in endings.staged.values():
-                await self._stages.upload(Staged(ended.lease, ended.children))
+                await self._stages.upload(ended.lease, ended.children)
             rows = await self._database.call(
                 "finish", self._run, self._offset(), *self._receipts.last, *endings.as_arguments()
             )

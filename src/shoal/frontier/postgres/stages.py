@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from shoal.frontier.postgres.columns import CHUNK, Offered
 from shoal.frontier.postgres.connection import Database
@@ -16,13 +15,6 @@ from shoal.ports import Lease
 _PAUSE = 0.01
 
 
-class Staged(NamedTuple):
-    """What a page has too many of."""
-
-    lease: Lease
-    children: Sequence[Request]
-
-
 class Stages:
     """The links of a run that are on their way into the queue."""
 
@@ -31,18 +23,14 @@ class Stages:
         self._run = run
         self._offset = offset
 
-    async def upload(self, staged: Staged) -> None:
+    async def upload(self, lease: Lease, children: Sequence[Request]) -> None:
         """Send its links, so that its completion can refer to them. They go when the lease ends without it."""
-        lease = staged.lease
-        named = (
-            (child_fingerprint(child, lease.fingerprint, index), child) for index, child in enumerate(staged.children)
-        )
-        for number in range(-(-len(staged.children) // CHUNK)):
+        parent = lease.fingerprint
+        named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+        for number in range(-(-len(children) // CHUNK)):
             offered = Offered()
             offered.add(1, islice(named, CHUNK))
-            kept = await self._database.value(
-                "upload", self._run, lease.token, lease.fingerprint, number, *offered.as_push()
-            )
+            kept = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
             if not kept:  # the lease is lost, or its end was not heard of: the completion will tell
                 return
 

@@ -52,17 +52,15 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for a place on these hosts: those of this run, and of each host the few that were not looked at for
--- the longest time. Whoever frees a place puts them where they belong. They are few, since thousands of runs may wait for
--- one host; whichever is passed over is looked at by the next lease of its run that comes after its due time.
-CREATE OR REPLACE FUNCTION full_lanes(_run integer, _hosts integer[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+-- Some lanes that wait for a place on these hosts: of each host the few that were not looked at for the longest time.
+-- Whoever frees a place puts them where they belong. They are few, since thousands of runs may wait for one host; whichever
+-- is passed over is looked at by the next lease of its run that comes after its due time.
+CREATE OR REPLACE FUNCTION full_lanes(_hosts integer[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
         CROSS JOIN LATERAL (
-            (SELECT l.id FROM lane l WHERE l.host = u.host AND l.run = _run AND l.place = 3 LIMIT 1)
-            UNION ALL
-            (SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = 3 ORDER BY l.host, l.due LIMIT 8)
+            SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = 3 ORDER BY l.host, l.due LIMIT 8
         ) f);
 END
 $$;

@@ -48,7 +48,7 @@ $$;
 
 -- The same of leases of one run, with all that it does to their hosts, lanes and ledger. The caller has locked them.
 CREATE OR REPLACE FUNCTION end_leases(
-    _run integer, _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
+    _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
     _offset double precision
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -56,7 +56,7 @@ DECLARE
     _now double precision;
 BEGIN
     PERFORM lock_hosts(_hosts);
-    _lanes := _lanes || full_lanes(_run, _hosts);
+    _lanes := _lanes || full_lanes(_hosts);
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
     SELECT * INTO _back FROM give_back(_tokens, _released, _contacted, _now, real_clock(_offset));
@@ -141,7 +141,7 @@ BEGIN
     IF _held.tokens IS NULL THEN
         RETURN;
     END IF;
-    PERFORM end_leases(_run, _held.tokens, _held.hosts, _held.lanes, true, _contacted, _offset);
+    PERFORM end_leases(_held.tokens, _held.hosts, _held.lanes, true, _contacted, _offset);
     RETURN QUERY SELECT unnest(_held.nths);
 END
 $$;

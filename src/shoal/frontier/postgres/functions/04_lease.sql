@@ -74,11 +74,10 @@ BEGIN
 END
 $$;
 
--- Whether a lease would find nothing to do: nothing to give, and nothing overdue.
+-- Whether a lease of a run without open lanes would find nothing to do: nothing to give, and nothing overdue.
 CREATE OR REPLACE FUNCTION is_idle(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1)
-        AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now)
+    RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now)
         AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now)
         AND NOT EXISTS (SELECT FROM held h WHERE h.due <= _now);
 END
@@ -131,7 +130,10 @@ RETURNS TABLE (
 DECLARE
     _now double precision;
     _at double precision;
+    _ahead double precision;                  -- so much is clock() before the real one
     _gives boolean;
+    _has_open boolean;
+    _knows boolean;
     _late boolean;
     _overdue bigint[];
     _overdue_hosts integer[];
@@ -147,15 +149,22 @@ DECLARE
     _lanes_taken integer;
     _moment double precision;
 BEGIN
-    PERFORM check_receipt(_run, _receipt, _receipt_token);
-    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled') INTO _gives FROM run r
-        WHERE r.id = _run AND NOT r.deleting;
+    -- In one statement, as each one costs more than what it looks up.
+    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled'),
+        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1),
+        _receipt IS NULL OR EXISTS (
+            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3)
+        INTO _gives, _has_open, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
+    IF NOT _knows THEN
+        PERFORM check_receipt(_run, _receipt, _receipt_token);
+    END IF;
     _now := clock(_offset);
+    _ahead := _now - real_clock(_offset);
     _late := coalesce(real_clock(0) > _not_after, false);
-    IF NOT _repeat AND NOT _late AND is_idle(_run, _now) THEN  -- without a lock: so that many may ask in vain
+    IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock: so that many may ask in vain
         IF _slot IS NOT NULL THEN
             PERFORM read_fence(_run, _slot, _epoch);
         END IF;
@@ -169,7 +178,7 @@ BEGIN
     IF _slot IS NOT NULL THEN
         PERFORM read_fence(_run, _slot, _epoch);
     END IF;
-    _now := clock(_offset);
+    _now := real_clock(_offset) + _ahead;
     _late := coalesce(real_clock(0) > _not_after, false);
     _gives := _gives AND NOT _late;
 
@@ -211,11 +220,11 @@ BEGIN
     ELSE
         _lanes := ARRAY(
             SELECT unnest(_lanes || _near.lanes)
-            UNION SELECT unnest(full_lanes(_run, _overdue_hosts)));
+            UNION SELECT unnest(full_lanes(_overdue_hosts)));
     END IF;
     PERFORM lock_lanes(_lanes);
-    _now := clock(_offset);
     _at := real_clock(_offset);
+    _now := _at + _ahead;
 
     IF _overdue IS NOT NULL THEN
         SELECT array_agg(b.run) AS runs, array_agg(b.ready) AS ready, array_agg(b.waiting) AS waiting,

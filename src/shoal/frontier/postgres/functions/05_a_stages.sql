@@ -13,6 +13,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    IF _number = 0 THEN  -- what others uploaded for a lease that ended in another way
+        DELETE FROM chunk c WHERE c.run = _run
+            AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = 2)
+            AND NOT EXISTS (SELECT FROM stage s WHERE s.token = c.token);
+    END IF;
     INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, payloads)
         VALUES (_token, _number, _run, cardinality(_fingerprint), _hosts, _fingerprint, _host, _rank, _payload)
         ON CONFLICT (token, number) DO UPDATE SET size = excluded.size, hosts = excluded.hosts,

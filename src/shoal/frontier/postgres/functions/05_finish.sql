@@ -1,14 +1,15 @@
 -- What becomes of leased requests: done, dead, or waiting for the next attempt.
 
 -- A lease without _kind is done, and its _reason is a note. Each may have items and children; those of a request that
--- waits don't count. So many _chunks of further children were uploaded before, with so many _staged links. Returns the new
+-- waits don't count. So many _chunks of further children were uploaded before, with so many _staged links, if _uploads.
+-- Returns the new
 -- state of each whose lease was good, counted from 1, how many children were new, its number, and how many links of the run
 -- are in stages. State 5: it was done under this token already.
 CREATE OR REPLACE FUNCTION finish(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _duplicates bigint[],
     _kind text[], _reason text[], _retry_in double precision[], _waits text[],
-    _items integer[], _chunks integer[], _staged integer[], _item_of integer[], _item_at integer[], _item bytea[],
+    _items integer[], _chunks integer[], _staged integer[], _uploads boolean, _item_of integer[], _item_at integer[], _item bytea[],
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
     _child_payload bytea[]
 ) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint) LANGUAGE plpgsql AS $$
@@ -17,18 +18,23 @@ DECLARE
     _now double precision;
     _at double precision := real_clock(_offset);
     _most integer;
+    _knows boolean;
     _h record;                                -- what is held, an entry for each lease; those that were lost have state 0
     _new record;
     _full integer[];
     _added integer[] := array_fill(0, ARRAY[cardinality(_token)]);
     _total record;
     _last bigint;
-    _incoming bigint;
+    _incoming bigint := 0;
 BEGIN
-    PERFORM check_receipt(_run, _receipt, _receipt_token);
-    SELECT r.max_attempts INTO _most FROM run r WHERE r.id = _run AND NOT r.deleting;
+    SELECT r.max_attempts, _receipt IS NULL OR EXISTS (
+            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3)
+        INTO _most, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
+    END IF;
+    IF NOT _knows THEN
+        PERFORM check_receipt(_run, _receipt, _receipt_token);
     END IF;
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state IN (3, 4) THEN e.id ELSE -1 END) AS parents,
@@ -59,7 +65,9 @@ BEGIN
             _h.ids[_total.nth] := _total.id;
         END LOOP;
     END IF;
-    _incoming := register_stages(_run, _token, _h.states, _h.ids, _chunks, _staged);
+    IF _uploads THEN
+        _incoming := register_stages(_run, _token, _h.states, _h.ids, _chunks, _staged);
+    END IF;
 
     SELECT NULL::integer[] AS lanes, NULL::bigint[] AS ids, NULL::bigint[] AS parents INTO _new;
     IF cardinality(_child) > 0 THEN
@@ -67,7 +75,7 @@ BEGIN
             _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
     END IF;
     PERFORM lock_hosts(_h.hosts);
-    _full := full_lanes(_run, _h.hosts);
+    _full := full_lanes(_h.hosts);
     PERFORM lock_lanes(_new.lanes || _full);
     _now := clock(_offset);
 

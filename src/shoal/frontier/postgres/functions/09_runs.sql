@@ -24,14 +24,14 @@ CREATE OR REPLACE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql AS 
 $$;
 
 CREATE OR REPLACE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql AS $$
-    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.id
+    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.number
 $$;
 
 CREATE OR REPLACE FUNCTION list_runs(_spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
-    WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.id DESC
+    WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.number DESC
 $$;
 
 -- False when its state is not what it was taken for.
@@ -67,11 +67,12 @@ DECLARE
     _held record;
     _lanes integer[];
 BEGIN
-    SELECT array_agg(h.token) AS tokens, array_agg(h.host) FILTER (WHERE h.state = 2) AS hosts INTO _held
+    SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = 2), '{}') AS hosts
+        INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
         PERFORM lock_hosts(_held.hosts);
-        _lanes := full_lanes(_run, _held.hosts);
+        _lanes := full_lanes(_held.hosts);
         PERFORM lock_lanes(_lanes);
         PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
         PERFORM place_lanes(_lanes, clock(_offset));

@@ -41,7 +41,7 @@ BEGIN
     IF _lost.tokens IS NULL THEN
         RETURN 0;
     END IF;
-    PERFORM end_leases(_run, _lost.tokens, _lost.hosts, _lost.lanes, false, true, _offset);
+    PERFORM end_leases(_lost.tokens, _lost.hosts, _lost.lanes, false, true, _offset);
     RETURN cardinality(_lost.tokens);
 END
 $$;

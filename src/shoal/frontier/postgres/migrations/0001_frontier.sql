@@ -13,7 +13,9 @@
 CREATE SEQUENCE batch;                        -- of requests; they are numbered by it, and within it
 
 CREATE TABLE run (
-    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- At random: clients know runs by it, and in a restored backup another run must not get the number of a lost one.
+    id integer PRIMARY KEY DEFAULT 1 + floor(random() * 2147483646)::integer,
+    number bigint GENERATED ALWAYS AS IDENTITY,  -- in the order in which they were made
     run_id text NOT NULL UNIQUE,
     spider text NOT NULL,
     state text NOT NULL,

@@ -1,0 +1,135 @@
+"""Workers of several versions of Shoal on the same PostgreSQL tables: each has its own functions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from typing import Any
+
+import asyncpg
+import pytest
+
+from shoal.errors import StoreError
+from shoal.frontier.postgres import PostgresStore, schema
+from shoal.frontier.postgres.address import Address
+from shoal.http import Request
+from shoal.ports import Completion, FrontierOptions, Run
+from tests.databases import PostgresServer, shared
+
+# A worker of another version, whose functions are written in another way.
+_OTHER = """
+import asyncio, sys
+from shoal.frontier.postgres import PostgresStore, schema
+from shoal.ports import Completion, FrontierOptions
+url, version = sys.argv[1], int(sys.argv[2])
+text = schema.functions().replace("_width integer := least(", "_width integer := " + str(version) + " * 0 + least(")
+assert text != schema.functions()
+schema.functions = lambda: text
+schema.VERSION = version
+async def main():
+    store = await PostgresStore.open(url)
+    frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
+    print(schema.functions_schema(store._database.address), flush=True)
+    for line in sys.stdin:
+        leases = (await frontier.lease(2, 600)).leases
+        answers = await frontier.complete([Completion(lease=lease) for lease in leases])
+        print(len([answer for answer in answers if answer]), flush=True)
+    await store.close()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
+    return f"{shared(PostgresServer).url}?schema=t_{name}"
+
+
+async def ask(url: str, statement: str, *arguments: Any) -> Any:
+    link = await asyncpg.connect(url.partition("?")[0])
+    try:
+        return await link.fetchval(statement, *arguments)
+    finally:
+        await link.close()
+
+
+class Worker:
+    """A process of another version."""
+
+    def __init__(self, process: asyncio.subprocess.Process, functions: str) -> None:
+        self._process = process
+        self.functions = functions
+
+    @classmethod
+    async def start(cls, url: str, version: int) -> Worker:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _OTHER, url, str(version), stdin=pipe, stdout=pipe
+        )
+        assert process.stdout is not None
+        return cls(process, (await process.stdout.readline()).decode().strip())
+
+    async def work(self) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(b"\n")
+        return int(await self._process.stdout.readline())
+
+    async def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert await self._process.wait() == 0
+
+
+async def test_an_older_and_a_newer_worker_side_by_side(url: str) -> None:
+    """An upgrade while a worker is at work, and the way back: nobody touches the functions of the others."""
+    store = await PostgresStore.open(url)
+    ours = schema.functions_schema(Address.of(url))
+    made = f"SELECT array_agg(oid::text ORDER BY oid) FROM pg_proc WHERE pronamespace = '{ours}'::regnamespace"
+    before = await ask(url, made)
+    await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+    frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
+    await frontier.push([Request(f"http://a.example/{number}") for number in range(40)])
+    older = await Worker.start(url, schema.VERSION - 1)
+    assert await older.work() == 2
+    newer = await Worker.start(url, schema.VERSION + 1)
+    assert len({older.functions, newer.functions, ours}) == 3
+    for _ in range(3):
+        assert await newer.work() == await older.work() == 2
+        leases = (await frontier.lease(2, 600)).leases
+        assert None not in await frontier.complete([Completion(lease=lease) for lease in leases])
+    await older.stop()
+    again = await Worker.start(url, schema.VERSION - 1)  # back to it, after the newer one was there
+    assert again.functions == older.functions
+    assert await again.work() == 2
+    for worker in (again, newer):
+        await worker.stop()
+    assert await ask(url, made) == before
+    stats = await frontier.stats()
+    assert stats.done == 22
+    assert await frontier.audit() == stats
+    names = f"SELECT array_agg(name ORDER BY version) FROM {Address.of(url).schema}.functions"
+    assert await ask(url, names) == [older.functions, ours, newer.functions]
+    await store.close()
+
+
+async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not know the new tables. A worker that goes on with them is told so, and so is one that starts."""
+    old = await PostgresStore.open(url)
+    ours = schema.functions_schema(Address.of(url))
+    await old.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+    later = {**schema.migrations(), 99: ("0099_later.sql", "ALTER TABLE run ADD COLUMN later integer")}
+    text = schema.functions() + "\n-- of a later version"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: later)
+        patch.setattr(schema, "functions", lambda: text)
+        new = await PostgresStore.open(url)
+    assert [run.run_id for run in await new.list_runs()] == ["run"]
+    assert await ask(url, "SELECT to_regnamespace($1) IS NULL", f'"{ours}"')
+    with pytest.raises(StoreError, match="a newer Shoal changed its tables; upgrade"):
+        await old.list_runs()
+    with pytest.raises(StoreError, match="newer Shoal"):
+        await PostgresStore.open(url)
+    await new.close()
+    await old.close()
