@@ -20,7 +20,7 @@ from shoal.batch.room import PER_ENTRY, Room, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, no_page, shortened, start_requests
 from shoal.config import Config
-from shoal.errors import RequestError, RunError
+from shoal.errors import RequestError, RunError, StoreRewoundError
 from shoal.item import decode_item
 from shoal.ports import Frontier, FrontierOptions, LoggedItem, Run, Stats, Store
 
@@ -152,7 +152,14 @@ class Session:
 
     async def seed(self) -> bool:
         """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
-        it did."""
+        it did, and when the store went back in time: then it is tried again from what the store has."""
+        try:
+            return await self._seed()
+        except StoreRewoundError:
+            await self.frontier.recover()
+            return False
+
+    async def _seed(self) -> bool:
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
             return not (await self.frontier.stats()).seeding

@@ -18,7 +18,7 @@ from shoal.assembly import make_onion, make_scheduler
 from shoal.batch.room import Room
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.errors import ConfigError, RequestError, RunError
+from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -149,6 +149,9 @@ class _Pages:
             return {**answer, "state": "refused"}
         except RunError:
             return {**answer, "state": "gone"}
+        except StoreRewoundError:  # the page is leased again from what the store has
+            await self._persist(opened.frontier.recover)
+            return {**answer, "state": "lost"}
         finally:
             opened.users -= 1
 
