@@ -629,14 +629,14 @@ async def test_processes_share_what_a_session_may_hold() -> None:
     base = made.room.used
     first, second = (Room(100_000, base, made.frontier) for _ in range(2))
     assert first.take(60_000)
-    await first.sync()
-    await second.sync()
+    await first.sync(now=True)
+    await second.sync(now=True)
     assert second.used == base + 60_000
     assert not second.take(60_000)
     assert second.take(30_000)
-    await second.sync()
+    await second.sync(now=True)
     again = Room(100_000, base, made.frontier)  # a process that was started later
-    await again.sync()
+    await again.sync(now=True)
     assert again.used == base + 90_000
     assert not (await made.frontier.stats()).seeding
     assert [role.cursor for role in await made.frontier.roles() if role.role == "seed"] == [b"1000"]

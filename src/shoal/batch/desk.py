@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from shoal.batch.options import BatchOptions
@@ -15,7 +16,7 @@ from shoal.batch.session import OVER, Session
 from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider
 from shoal.config import Config
-from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError
+from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, StoreRewoundError
 from shoal.ports import Claim, Frontier, Store
 
 log = logging.getLogger("shoal.batch")
@@ -270,6 +271,8 @@ class Desk:
                     return
             except StoreAwayError:
                 pass
+            except StoreRewoundError:
+                await self._carefully(partial(_recover, session))
             except ShoalError as exc:  # it was removed
                 log.warning("nobody could be told of the end of session %s: %s", session.id, exc)
                 return
@@ -328,3 +331,8 @@ class Desk:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _recover(session: Session) -> None:
+    """Go on with a store that went back in time."""
+    await session.frontier.recover()

@@ -38,7 +38,7 @@ class Room:
         self._role = _ROLE + secrets.token_hex(8)
         self._claim: Claim | None = None
         self._saved = 0
-        self._synced_at = float("-inf")
+        self._synced_at = time.monotonic()
 
     @property
     def used(self) -> int:
@@ -77,12 +77,12 @@ class Room:
         if not self.take(request_size(request) + size_of(location)):
             raise self.full(contacted=True)
 
-    async def sync(self) -> None:
-        """Save what this process used, and read what the others did, if it is time to."""
+    async def sync(self, *, now: bool = False) -> None:
+        """Save what this process used, and read what the others did, if it is time to or ``now``."""
         if self._frontier is None:
             return
         grown = self._here - self._saved > self.limit // _STEP
-        if not grown and time.monotonic() - self._synced_at < _EVERY:
+        if not (now or grown) and time.monotonic() - self._synced_at < _EVERY:
             return
         self._synced_at = time.monotonic()
         with suppress(FrontierError):  # the store is away: saved the next time
@@ -100,11 +100,10 @@ class Room:
             self._claim = await frontier.claim(self._role, _ROLE_TTL)
         if self._claim is None:  # this process lost it a moment ago
             return
-        cursor = b"%d" % here
-        if await frontier.advance(self._claim, cursor, _ROLE_TTL):
-            self._claim, self._saved = self._claim.moved_to(cursor), here
-        else:
-            self._claim = None
+        cursor, claim = b"%d" % here, self._claim
+        self._claim = None  # unless it is moved: a store that went back in time has another cursor
+        if await frontier.advance(claim, cursor, _ROLE_TTL):
+            self._claim, self._saved = claim.moved_to(cursor), here
 
 
 def size_of(value: Any) -> int:

@@ -152,7 +152,7 @@ class Session:
 
     async def seed(self) -> bool:
         """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
-        it did."""
+        it did, and when the store went back in time: then it is tried again from what the store has."""
         try:
             return await self._seed()
         except StoreRewoundError:

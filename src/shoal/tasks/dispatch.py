@@ -122,28 +122,30 @@ class _Dispatch:
         self._stopped = True
 
     async def run(self) -> None:
-        while True:
+        while not self._stopped and not await self._was_ended():
             try:
-                return await self._run()
-            except StoreRewoundError as error:
-                log.error("%s", error)
+                if await self._look():
+                    break
+            except StoreRewoundError:
+                log.warning("session %s: the store went back in time; its tasks are sent anew", self._session.id)
                 self._sent.clear()
                 self._scheduler.forget()
                 await self._persist(self._frontier.recover)
-
-    async def _run(self) -> None:
-        while not self._stopped and not await self._was_ended():
-            stats = await self._persist(self._frontier.stats)
-            if stats.seeding:  # the store went back in time and has lost URLs of the session
-                await self._persist(self._session.seed)
-            if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
-                await self._persist(self._session.finish)
-                break
-            await self._step(stats)
-            if time.monotonic() >= self._renew_at:
-                await self._renew()
             await asyncio.sleep(self._pause)
         await self._take_back()
+
+    async def _look(self) -> bool:
+        """Do what there is to do now. True when the session is complete."""
+        stats = await self._persist(self._frontier.stats)
+        if stats.seeding:  # the store went back in time and has lost URLs of the session
+            await self._persist(self._session.seed)
+        if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
+            await self._persist(self._session.finish)
+            return True
+        await self._step(stats)
+        if time.monotonic() >= self._renew_at:
+            await self._renew()
+        return False
 
     async def _was_ended(self) -> bool:
         """By somebody: it was cancelled, or removed."""
@@ -212,6 +214,8 @@ class _Dispatch:
         try:
             await self._frontier.lease(0, self._ttl)  # what ran out comes back, also while there is no room for more
             renewed = await self._frontier.renew([each.lease for each in held], self._ttl) if held else []
+        except StoreRewoundError:
+            raise
         except FrontierError as exc:
             log.warning("leases could not be renewed: %s", exc)
             return
