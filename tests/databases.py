@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -23,11 +24,17 @@ Server = TypeVar("Server", bound="DatabaseServer")
 _START_SECONDS = 60.0
 
 
+_PORTS = random.SystemRandom().sample(range(10_000, 32_768), 20_000)
+"""Below those that the system gives to clients: a connection of another test never has the port of a server."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that this process has not used yet: what is remembered of a server is not taken for another's."""
+    while True:
+        port = _PORTS.pop()
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class DatabaseServer(ABC):
@@ -100,6 +107,9 @@ class DatabaseServer(ABC):
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)  # first it alone: it must start no more while they are looked for
         self.signal(signal.SIGSTOP)
+        # Other threads go on until the one that has got the signal has a core, which takes a while on a busy machine.
+        while not all(_is_stopped(pid) for pid in _family(self._process.pid)):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
@@ -141,6 +151,18 @@ def _family(pid: int) -> list[int]:
     for each in found:
         found.extend(parents.get(each, ()))
     return found
+
+
+def _is_stopped(pid: int) -> bool:
+    """All its threads, or it is gone."""
+    with suppress(OSError):
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in _threads(pid)]
+        return all(state in "TtZX" for state in states)
+    return True
+
+
+def _threads(pid: int) -> Iterator[Path]:
+    return Path(f"/proc/{pid}/task").iterdir()
 
 
 def _is_zombie(pid: int) -> bool:

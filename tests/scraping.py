@@ -52,7 +52,7 @@ def _unescaped(value: str) -> str:
     return re.sub(r"\\.", lambda found: _ESCAPES[found[0]], value)
 
 
-def get(url: str, timeout: float = 10.0) -> tuple[int, str, str]:
+def get(url: str, timeout: float = 30.0) -> tuple[int, str, str]:
     """Status, body and content type, whatever the status."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
@@ -68,7 +68,7 @@ def scrape(url: str) -> Scrape:
     return Scrape(text)
 
 
-def scrape_until(url: str, holds: Callable[[Scrape], bool], timeout: float = 20.0) -> Scrape:
+def scrape_until(url: str, holds: Callable[[Scrape], bool], timeout: float = 60.0) -> Scrape:
     until = time.monotonic() + timeout
     while not holds(shown := scrape(url)):
         assert time.monotonic() < until, f"after {timeout:g} s it says\n{shown.text}"
@@ -76,7 +76,7 @@ def scrape_until(url: str, holds: Callable[[Scrape], bool], timeout: float = 20.
     return shown
 
 
-def addresses(log: Path, count: int = 1, timeout: float = 20.0) -> list[str]:
+def addresses(log: Path, count: int = 1, timeout: float = 60.0) -> list[str]:
     """Where processes that write to this log say that their metrics are."""
     until = time.monotonic() + timeout
     while True:

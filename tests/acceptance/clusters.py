@@ -130,7 +130,7 @@ class Cluster(ForkedFleet):
             return [slot.holder for slot in shown.slots if slot.holder]
         return [name for name, found in roles(shown).items() if found == role]
 
-    def until(self, holds: Callable[[ClusterView], bool], timeout: float = 20.0) -> float:
+    def until(self, holds: Callable[[ClusterView], bool], timeout: float = 60.0) -> float:
         """Seconds until the cluster is so."""
         began = time.monotonic()
         shown = None
@@ -145,7 +145,7 @@ class Cluster(ForkedFleet):
         logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 
-    def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 20.0, *, spares: int = 0) -> float:
+    def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 60.0, *, spares: int = 0) -> float:
         counts = (("runner", runner), ("backup", backup), ("spare", spares))
         wanted = {role: count for role, count in counts if count}
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -10,10 +11,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from shoal.cli.main import main
 from tests.databases import PostgresServer, RedisServer, shared
 
 SHOAL = [sys.executable, "-m", "shoal.cli.main"]
@@ -123,3 +127,21 @@ class Fleet:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+class InProcessFleet(Fleet):
+    """Its commands run in this process, which spares most of a second for each: that a command starts as one of its own
+    is shown elsewhere. Workers are processes all the same."""
+
+    def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["shoal", *arguments, "--frontier", self.frontier])
+            patch.setattr(sys, "path", [*sys.path])
+            patch.chdir(self.folder)
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        assert not check or code == 0, f"{arguments}: {out.getvalue()}\n{err.getvalue()}"
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())

@@ -33,8 +33,12 @@ FAST = {
 """A site on this machine may be crawled, and as fast as it can."""
 
 
-def until(holds: Callable[[], Any], timeout: float = 30.0, what: str = "it") -> Any:
+PATIENCE = 60.0  # seconds at least: a busy machine takes ten times as long as a quiet one
+
+
+def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it") -> Any:
     """What the condition gives as soon as that is something."""
+    timeout = max(timeout, PATIENCE)
     end = time.monotonic() + timeout
     while True:
         found = holds()

@@ -65,14 +65,14 @@ class Target:
         """From now on no page has a ``wait`` of its own."""
         self._ask("hurry")
 
-    def wait_until(self, holds: Callable[[list[Visit]], bool], timeout: float = 30.0) -> list[Visit]:
+    def wait_until(self, holds: Callable[[list[Visit]], bool], timeout: float = 60.0) -> list[Visit]:
         until = time.monotonic() + timeout
         while not holds(seen := self.visits()):
             assert time.monotonic() < until, f"after {timeout:g} s the site has seen only {seen[-20:]}"
             time.sleep(0.03)
         return seen
 
-    def wait_for(self, count: int, url: str | None = None, timeout: float = 30.0) -> list[Visit]:
+    def wait_for(self, count: int, url: str | None = None, timeout: float = 60.0) -> list[Visit]:
         """Until it, or one of its hosts, was asked so many times more than now."""
         before = len(self.visits(url))
         host = None if url is None else host_of(url)

@@ -88,13 +88,13 @@ class Autoscaler:
             if entry.name.isdigit() and _parent(entry) == self.process.pid
         ]
 
-    def wait_until(self, holds: Callable[[], object], timeout: float = 30.0) -> None:
+    def wait_until(self, holds: Callable[[], object], timeout: float = 60.0) -> None:
         until = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < until, self.said
             time.sleep(0.03)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         return self.process.wait(timeout)
 
 

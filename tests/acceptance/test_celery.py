@@ -105,13 +105,14 @@ def test_what_is_delivered_twice_is_done_once(fleet: Celery, site: Target) -> No
     urls = pages(site, 8)
     session = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
     broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])
-    until(lambda: broker.llen("shoal") == 8, 20, "the queue")
+    until(lambda: broker.llen("shoal") >= 8, 20, "the queue")
     for message in broker.lrange("shoal", 0, -1):
         broker.rpush("shoal", message)
     fleet.control("add_consumer", "shoal")
     fleet.api.wait(session)
     check_log(fleet, session, urls)
-    until(lambda: sum(worker.said().count("'state': 'stale'") for worker in fleet.workers) == 8, 20, "the copies")
+    # More of them when a lease ended meanwhile: its page is sent again then.
+    until(lambda: sum(worker.said().count("'state': 'stale'") for worker in fleet.workers) >= 8, 20, "the copies")
     assert sum(seen(site).values()) == 8
 
 

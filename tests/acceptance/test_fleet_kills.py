@@ -422,7 +422,7 @@ class Listener:
         self._connections: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def requests(self, count: int, *, timeout: float = 30.0) -> list[socket.socket]:
+    def requests(self, count: int, *, timeout: float = 60.0) -> list[socket.socket]:
         """The next connections on which something is asked."""
         self._socket.settimeout(timeout)
         found = [self._socket.accept()[0] for _ in range(count)]

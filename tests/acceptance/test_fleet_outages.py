@@ -6,29 +6,25 @@ What was fetched when is measured at the target, by its own clock.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from shoal.cli.main import main
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run
 from shoal.runs.starting import RunSettings
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
-from tests.acceptance.fleets import KINDS, Fleet, frontier_url
+from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.target import Target, closest, host_of, most_at_once, target
 from tests.databases import PostgresServer, RedisServer
 
@@ -70,21 +66,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer | PostgresSer
     made.close()
 
 
-class QuickFleet(Fleet):
-    """Its commands run in this process: that a command starts as one of its own is shown elsewhere."""
-
-    def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        out, err, code = io.StringIO(), io.StringIO(), 0
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["shoal", *arguments, "--frontier", self.frontier])
-            patch.setattr(sys, "path", [*sys.path])
-            patch.chdir(self.folder)
-            try:
-                main()
-            except SystemExit as end:
-                code = int(end.code or 0)
-        assert not check or code == 0, f"{arguments}: {out.getvalue()}\n{err.getvalue()}"
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+class QuickFleet(InProcessFleet):
+    """One that tells how far it got when it takes too long."""
 
     def wait(self, timeout: float = 60.0) -> None:
         try:
@@ -111,7 +94,7 @@ def log_of(fleet: Fleet, number: int) -> str:
     return (fleet.folder / f"worker-{number}.log").read_text()
 
 
-def wait_until(holds: Callable[[], object], what: str, timeout: float = 30.0) -> None:
+def wait_until(holds: Callable[[], object], what: str, timeout: float = 60.0) -> None:
     until = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < until, f"{what}: not within {timeout:g} s"

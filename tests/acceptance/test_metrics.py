@@ -51,8 +51,14 @@ def test_a_worker_tells_what_the_ledger_says(site: Target, tmp_path: Path) -> No
         worker = fleet.worker("--metrics-port", "0", "--keep-alive")
         (url,) = addresses(log_of(fleet))
 
-        shown = scrape_until(url, lambda shown: shown.all("shoal_requests", state="done") == [20])
-        assert shown("shoal_pages_in_flight", **run) == shown("shoal_requests", state="leased", **run) == 2
+        settled = {"done": 20, "dead": 3, "leased": 2}
+        shown = scrape_until(
+            url,
+            lambda shown: (
+                all(shown.all("shoal_requests", state=state) == [count] for state, count in settled.items())
+                and shown("shoal_pages_in_flight", **run) == 2
+            ),
+        )
         assert shown("shoal_host_requests_in_flight", host=host_of(site.url), **run) == 2
         assert shown("shoal_errors_total", kind="http 404", **run) == 3
         assert time.time() - shown("shoal_worker_heartbeat_timestamp_seconds", **run) < 20

