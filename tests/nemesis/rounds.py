@@ -34,10 +34,10 @@ class Verdict:
 
     @property
     def lost_seconds(self) -> float:
-        return sum(now - then for then, now in self.rewinds)
+        return sum(killed - then for then, killed in self.rewinds)
 
     def __str__(self) -> str:
-        back = ", ".join(f"{now - then:.1f} s" for then, now in self.rewinds) or "never"
+        back = ", ".join(f"{killed - then:.1f} s" for then, killed in self.rewinds) or "never"
         head = f"seed {self.seed}: set back {back}; {self.requests} requests in {self.seconds:.1f} s"
         return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
 
@@ -82,8 +82,7 @@ def play(
         for moment in moments:
             if not wait_for_progress(target, fleet, moment):
                 break
-            then = server.set_back(dice.uniform(*back))
-            verdict.rewinds.append((then, time.monotonic()))
+            verdict.rewinds.append(server.set_back(dice.uniform(*back)))
             fleet.seed_again()
         target.let_go()
         ended = fleet.wait(_END_SECONDS, restarts=5)
@@ -108,7 +107,7 @@ def look(
         *judge.judge_visits(target, visits, once=once),
         *judge.judge_outputs(target, outputs),
         *judge.judge_gaps(target, visits, lost=lost, unjudged=unjudged),
-        *judge.judge_audit(fleet.audit(), rewinds=len(lost)),
+        *judge.judge_audit(fleet.audit(), judge.expectation(visits, lost)),
     ]
 
 
