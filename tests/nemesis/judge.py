@@ -129,11 +129,12 @@ def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
 
 
 def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
-    """Whether `shoal audit` has to say that the store went back. A rewind that took no completed page away does no harm,
-    and nobody may have noticed it."""
+    """Whether `shoal audit` has to say that the store went back. A rewind that took no completed page away does no harm:
+    perhaps nobody noticed it."""
     if not lost:
         return "never"
-    harmed = any(then <= visit.end <= killed - _COMPLETED_AFTER for then, killed in lost for visit in visits)
+    pages = [visit.end for visit in visits if visit.path != ROBOTS]
+    harmed = any(then <= end <= killed - _COMPLETED_AFTER for then, killed in lost for end in pages)
     return "went back" if harmed else "maybe"
 
 

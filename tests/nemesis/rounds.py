@@ -17,7 +17,7 @@ from tests.nemesis.judge import Span
 from tests.nemesis.servers import Rewindable
 from tests.nemesis.site import Plan, Site, site
 
-_END_SECONDS = 75.0
+_END_SECONDS = 120.0
 _CREATED_SECONDS = 30.0
 
 

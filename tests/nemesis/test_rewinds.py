@@ -11,6 +11,8 @@ from tests.nemesis.rounds import play
 from tests.nemesis.servers import KINDS
 from tests.nemesis.site import Plan
 
+pytestmark = pytest.mark.timeout(240)
+
 PLAN = Plan(pages=600, starts=1400)
 
 
