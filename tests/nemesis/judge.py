@@ -129,8 +129,8 @@ def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
 
 
 def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
-    """Whether `shoal audit` has to say that the store went back. A rewind that took no completed page away does no harm:
-    perhaps nobody noticed it."""
+    """Whether `shoal audit` has to say that the store went back. One that took no completed page away may pass unnoticed:
+    it does no harm."""
     if not lost:
         return "never"
     pages = [visit.end for visit in visits if visit.path != ROBOTS]

@@ -32,6 +32,11 @@ class Rewindable(ABC):
     """How often it can be set back."""
 
     @property
+    def port(self) -> int | None:
+        """The one port that clients connect to; None if they learn it from somewhere else."""
+        return None
+
+    @property
     @abstractmethod
     def url(self) -> str:
         """Of an empty frontier on it."""
