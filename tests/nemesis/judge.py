@@ -7,7 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import asyncpg
 
@@ -20,7 +20,11 @@ ROBOTS = "/robots.txt"
 _STORED_AFTER = 0.5
 """Seconds in which a worker stores what it read in a robots.txt."""
 
+_COMPLETED_AFTER = 1.0
+"""Seconds after its answer in which a page is completed, also on a busy machine."""
+
 Span: TypeAlias = tuple[float, float]
+Expectation = Literal["went back", "maybe", "never"]
 
 
 class Item(NamedTuple):
@@ -120,19 +124,29 @@ def _within(moment: float, spans: Iterable[Span]) -> bool:
 
 def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
     """Whether the store had seen the host's robots.txt before, and has not forgotten it."""
-    forgotten = [(then - _STORED_AFTER, now) for then, now in lost]
+    forgotten = [(then - _STORED_AFTER, killed) for then, killed in lost]
     return any(each.path == ROBOTS and each.end < at.start and not _within(each.end, forgotten) for each in visits)
 
 
-def judge_audit(text: str, *, rewinds: int) -> list[str]:
+def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
+    """Whether `shoal audit` has to say that the store went back. One that took no completed page away may pass unnoticed:
+    it does no harm."""
+    if not lost:
+        return "never"
+    pages = [visit.end for visit in visits if visit.path != ROBOTS]
+    harmed = any(then <= end <= killed - _COMPLETED_AFTER for then, killed in lost for end in pages)
+    return "went back" if harmed else "maybe"
+
+
+def judge_audit(text: str, expected: Expectation) -> list[str]:
     """The run is finished. After a rewind `shoal audit` says so, and never that nothing was lost without saying so."""
     if ": finished" not in text.partition("\n")[0]:
         return [f"the run is not finished: {text.strip()[:300]!r}"]
     says_so = "went back" in text.lower()
-    if rewinds and not says_so:
+    if expected == "went back" and not says_so:
         claim = ', and claims "nothing lost"' if "nothing lost" in text else ""
         return [f"audit does not say that the store went back{claim}: {text.strip()[-300:]!r}"]
-    if not rewinds and says_so:
+    if expected == "never" and says_so:
         return [f"audit says that the store went back, but it did not: {text.strip()[-300:]!r}"]
     return ["the ledger does not balance: " + text.strip()[-300:]] if "NOT BALANCED" in text else []
 

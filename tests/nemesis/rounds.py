@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from shoal.frontier import open_store
 from tests.nemesis import judge
 from tests.nemesis.fleet import Fleet
 from tests.nemesis.judge import Span
+from tests.nemesis.proxy import lossy
 from tests.nemesis.servers import Rewindable
 from tests.nemesis.site import Plan, Site, site
 
-_END_SECONDS = 75.0
+_END_SECONDS = 120.0
 _CREATED_SECONDS = 30.0
 
 
@@ -34,10 +36,10 @@ class Verdict:
 
     @property
     def lost_seconds(self) -> float:
-        return sum(now - then for then, now in self.rewinds)
+        return sum(killed - then for then, killed in self.rewinds)
 
     def __str__(self) -> str:
-        back = ", ".join(f"{now - then:.1f} s" for then, now in self.rewinds) or "never"
+        back = ", ".join(f"{killed - then:.1f} s" for then, killed in self.rewinds) or "never"
         head = f"seed {self.seed}: set back {back}; {self.requests} requests in {self.seconds:.1f} s"
         return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
 
@@ -65,14 +67,20 @@ def wait_for_run(frontier: str, run_id: str) -> None:
 
 def play(
     server: Rewindable, folder: Path, seed: int, *, rewinds: int, plan: Plan | None = None,
-    back: tuple[float, float] = (0.5, 3.0), workers: int = 3,
+    back: tuple[float, float] = (0.5, 3.0), workers: int = 3, losses: float = 0.0,
 ) -> Verdict:  # fmt: skip
-    """Crawl the site to its end and set the store back so many times on the way, by ``back`` seconds."""
+    """Crawl the site to its end and set the store back so many times on the way, by ``back`` seconds.
+
+    ``losses`` is the probability that the answer of a call gets lost on the way.
+    """
     dice = random.Random(seed)
     plan = plan or Plan()
     verdict = Verdict(seed)
     began = time.monotonic()
-    with site(folder, plan) as target, Fleet(folder, server.url, target, workers=workers) as fleet:
+    with ExitStack() as stack:
+        target = stack.enter_context(site(folder, plan))
+        frontier = stack.enter_context(_losing(server, dice.getrandbits(32), losses)) if losses else server.url
+        fleet = stack.enter_context(Fleet(folder, frontier, target, workers=workers))
         target.hold()
         moments = sorted(dice.uniform(0.05, 0.8) for _ in range(rewinds))
         fleet.start()
@@ -82,11 +90,11 @@ def play(
         for moment in moments:
             if not wait_for_progress(target, fleet, moment):
                 break
-            then = server.set_back(dice.uniform(*back))
-            verdict.rewinds.append((then, time.monotonic()))
+            verdict.rewinds.append(server.set_back(dice.uniform(*back)))
             fleet.seed_again()
         target.let_go()
-        ended = fleet.wait(_END_SECONDS, restarts=5)
+        ended = fleet.wait(_END_SECONDS, restarts=40 if losses else 5)
+        fleet.frontier = server.url
         verdict.seconds = time.monotonic() - began
         verdict.requests = target.requests_so_far()
         if not ended:
@@ -95,6 +103,16 @@ def play(
             verdict.problems.append(f"the run ended after {len(verdict.rewinds)} of {rewinds} rewinds")
         verdict.problems += look(target, fleet, lost=verdict.rewinds)
     return verdict
+
+
+@contextmanager
+def _losing(server: Rewindable, seed: int, losses: float) -> Iterator[str]:
+    """The URL of the server behind a proxy that loses answers."""
+    dice = random.Random(seed)
+    assert server.port is not None, "clients find this server by themselves: there can't be a proxy before it"
+    kind = "redis" if server.url.startswith("redis") else "postgres"
+    with lossy(kind, server.port, lambda call, number: "cut" if dice.random() < losses else None) as proxy:
+        yield server.url.replace(f":{server.port}/", f":{proxy.port}/")
 
 
 def look(
@@ -108,7 +126,7 @@ def look(
         *judge.judge_visits(target, visits, once=once),
         *judge.judge_outputs(target, outputs),
         *judge.judge_gaps(target, visits, lost=lost, unjudged=unjudged),
-        *judge.judge_audit(fleet.audit(), rewinds=len(lost)),
+        *judge.judge_audit(fleet.audit(), judge.expectation(visits, lost)),
     ]
 
 

@@ -1,7 +1,7 @@
 """Servers that can be set back in time while clients use them.
 
 Each has a ``url`` for a frontier and ``set_back(seconds)``. That returns once the server answers again and has
-forgotten about that much, and says to which moment it went back, by the monotonic clock.
+forgotten about that much. It returns the lost time: the moment to which it went back and that of its death.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 
 from tests.acceptance.faults import Wire
 from tests.databases import DatabaseServer, PostgresServer, RedisServer
+from tests.nemesis.judge import Span
 
 _SAMPLE_EVERY = 0.05
+_QUIET_SECONDS = 20.0
 _FAILOVER_SECONDS = 30.0
 
 
@@ -30,12 +32,17 @@ class Rewindable(ABC):
     """How often it can be set back."""
 
     @property
+    def port(self) -> int | None:
+        """The one port that clients connect to; None if they learn it from somewhere else."""
+        return None
+
+    @property
     @abstractmethod
     def url(self) -> str:
         """Of an empty frontier on it."""
 
     @abstractmethod
-    def set_back(self, seconds: float) -> float:
+    def set_back(self, seconds: float) -> Span:
         """Kill the server, and start it as it was so many seconds ago. It may block for that long first."""
 
     def keep(self) -> None:  # noqa: B027 (not all have to)
@@ -95,19 +102,31 @@ class AofRedis(Rewindable):
             self._sizes.clear()
             self._server.start()
 
-    def set_back(self, seconds: float) -> float:
+    def set_back(self, seconds: float) -> Span:
+        until = time.monotonic() + _QUIET_SECONDS
+        while self._file.stat().st_size == self._size_at(time.monotonic() - seconds)[0]:
+            assert time.monotonic() < until, f"nothing was written for {_QUIET_SECONDS:g} s: there is nothing to lose"
+            time.sleep(_SAMPLE_EVERY)
         with self._lock:
             self._server.kill()
-            index = max(0, bisect_right(self._times, time.monotonic() - seconds) - 1)
-            while self._sizes[index] < self._floor:
-                index += 1
-            size, then = self._sizes[index], self._times[index]
-            lost = self._file.stat().st_size - size
+            killed = time.monotonic()
+            size, then = self._size_at(killed - seconds)
             os.truncate(self._file, size)
-            del self._times[index + 1 :], self._sizes[index + 1 :]
+            self._forget_after(then)
             self._server.start()
-        assert lost > 0, f"the store has not changed for {seconds:g} s: there was nothing to lose"
-        return then
+        return then, killed
+
+    def _forget_after(self, moment: float) -> None:
+        """What was written later is not in the file any more."""
+        last = bisect_right(self._times, moment)
+        del self._times[last:], self._sizes[last:]
+
+    def _size_at(self, moment: float) -> tuple[int, float]:
+        """How long the file was then, but never before ``keep``; and when that was."""
+        index = max(0, bisect_right(self._times, moment) - 1)
+        while self._sizes[index] < self._floor:
+            index += 1
+        return self._sizes[index], self._times[index]
 
     def close(self) -> None:
         self._closed.set()
@@ -178,17 +197,18 @@ class SentinelRedis(Rewindable):
     def url(self) -> str:
         return f"{self._sentinel.url}?prefix=nemesis"
 
-    def set_back(self, seconds: float) -> float:
+    def set_back(self, seconds: float) -> Span:
         self._wire.fall_silent()
         then = time.monotonic()
         time.sleep(seconds)
+        killed = time.monotonic()
         self._master.kill()
         self._wait_for(lambda: b"role:master" in ask_redis(self._replica.port, "INFO", "replication"))
         promoted = b"%d" % self._replica.port
         self._wait_for(
             lambda: promoted in ask_redis(self._sentinel.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
         )
-        return then
+        return then, killed
 
     def close(self) -> None:
         for each in (self._sentinel, self._replica, self._wire, self._master):
@@ -225,12 +245,13 @@ class BackupPostgres(Rewindable):
         (self._server.folder / "backup").rename(self._server.folder / "data")
         self._server.start()
 
-    def set_back(self, seconds: float) -> float:
+    def set_back(self, seconds: float) -> Span:
         self.mark()
         then = time.monotonic()
         time.sleep(seconds)
+        killed = time.monotonic()
         self.back_to_mark()
-        return then
+        return then, killed
 
     def close(self) -> None:
         self._server.close()

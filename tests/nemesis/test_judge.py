@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemesis.judge import Item, judge_audit, judge_gaps, judge_outputs, judge_visits
+from tests.nemesis.judge import Item, expectation, judge_audit, judge_gaps, judge_outputs, judge_visits
 from tests.nemesis.site import Plan, Site, Visit, graph_links, record_count
 
 PLAN = Plan(pages=9, starts=3, slow_hosts=1, slow_pages=3, crawl_delay=1.0)
@@ -42,8 +42,8 @@ def test_a_flawless_crawl(site: Site) -> None:
     assert not judge_gaps(site, visits)
     assert not verdict(site, items_of(site), items_of(site)[::-1])
     assert not verdict(site, items_of(site, 2), items_of(site, 2))
-    assert not judge_audit(f"{DONE}balanced: nothing lost", rewinds=0)
-    assert not judge_audit(f"{DONE}the store went back twice; balanced", rewinds=2)
+    assert not judge_audit(f"{DONE}balanced: nothing lost", "never")
+    assert not judge_audit(f"{DONE}the store went back twice; balanced", "went back")
 
 
 def test_pages_that_were_never_fetched(site: Site) -> None:
@@ -90,11 +90,20 @@ def test_a_delay_that_the_store_forgot(site: Site) -> None:
 
 
 def test_what_audit_says() -> None:
-    assert 'claims "nothing lost"' in judge_audit(f"{DONE}balanced: nothing lost", rewinds=1)[0]
-    assert judge_audit(DONE, rewinds=1)
-    assert judge_audit(f"{DONE}the store went back", rewinds=0)
-    assert judge_audit(f"{DONE}NOT BALANCED: the store went back", rewinds=1)
-    assert judge_audit("run x of y: queued\nthe store went back", rewinds=1)
+    assert 'claims "nothing lost"' in judge_audit(f"{DONE}balanced: nothing lost", "went back")[0]
+    assert judge_audit(DONE, "went back")
+    assert judge_audit(f"{DONE}the store went back", "never")
+    assert judge_audit(f"{DONE}NOT BALANCED: the store went back", "went back")
+    assert not judge_audit(f"{DONE}balanced: nothing lost", "maybe")
+    assert judge_audit("run x of y: queued\nthe store went back", "went back")
+
+
+def test_what_audit_has_to_say(site: Site) -> None:
+    visits = visits_of(site)  # that end at 0.1, 2.1, 4.1 ... s
+    assert expectation(visits, []) == "never"
+    assert expectation(visits, [(3.0, 3.9)]) == "maybe"
+    assert expectation(visits, [(3.0, 5.0)]) == "maybe"
+    assert expectation(visits, [(0.2, 0.3), (3.0, 5.2)]) == "went back"
 
 
 def test_every_page_has_a_way_to_it() -> None:

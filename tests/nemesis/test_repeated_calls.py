@@ -234,7 +234,7 @@ async def test_recover(kind: str) -> None:
             server.back_to_mark()
             with pytest.raises(StoreRewoundError):
                 await persistently(lambda: bench.lossy.lease(1, 300))
-            assert await bench.twice(bench.lossy.recover, "recover")
+            assert await bench.twice(bench.lossy.recover, "recover", "record_rewind")
             assert len(await bench.direct.rewinds()) == 1
             assert not (await bench.lossy.lease(1, 300)).leases
             assert [item.payload for item in await bench.lossy.read_items(0, 10)] == [b"before"]

@@ -9,6 +9,11 @@ import pytest
 
 from tests.nemesis.rounds import play
 from tests.nemesis.servers import KINDS
+from tests.nemesis.site import Plan
+
+pytestmark = pytest.mark.timeout(240)
+
+PLAN = Plan(pages=600, starts=1400)
 
 
 @pytest.mark.parametrize(("kind", "rewinds"), [("redis", 2), ("sentinel", 1), ("postgres", 2)])
@@ -16,7 +21,7 @@ def test_the_store_goes_back(kind: str, rewinds: int, tmp_path: Path) -> None:
     seed = secrets.randbits(32)
     server = KINDS[kind]()
     try:
-        verdict = play(server, tmp_path, seed, rewinds=rewinds)
+        verdict = play(server, tmp_path, seed, rewinds=rewinds, plan=PLAN)
     finally:
         server.close()
     print(verdict)
