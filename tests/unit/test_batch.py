@@ -31,7 +31,7 @@ from shoal.batch.turns import Taker, TakingTurns, Turns
 from shoal.batch.webhook import sign
 from shoal.config import Config, Serve
 from shoal.config import Scope as ScopeConfig
-from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError
+from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
 from shoal.frontier.memory.store import MemoryStore
 from shoal.handling import redirected_request
 from shoal.http import Request, Response
@@ -360,6 +360,7 @@ def test_secrets_are_not_sent_unencrypted_if_they_were_encrypted() -> None:
     [
         (FetchError("no", kind="http 404", retryable=False, status=404), "http 404", 404),
         (FetchError("no", kind="dns", retryable=True), "dns", None),
+        (TooComplexError("no"), "too complex", None),
         (SpiderError("the page can't be read"), "content", None),
     ],
 )

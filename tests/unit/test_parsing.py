@@ -8,13 +8,14 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal import parsing
-from shoal.errors import FetchError, TooComplexError
+from shoal.errors import FetchError, SelectorError, TooComplexError
 from shoal.http import Response
 from shoal.selector import Selector
 from tests.hostile_pages import PAGES, fill, unclosed
@@ -125,6 +126,27 @@ def test_text_that_is_given_to_a_selector_is_bounded_too() -> None:
 )
 def test_cdata_in_xml_is_text(text: str, found: list[str]) -> None:
     assert Selector(text, type="xml").xpath("//a//text()").getall() == found
+
+
+@pytest.mark.parametrize(
+    "entities",
+    [
+        "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12)),
+        '<!ENTITY e0 "' + "x" * 100_000 + '">',
+        "".join(f'<!ENTITY % p{n} "%p{n - 1};%p{n - 1};">' for n in range(1, 30)),
+        '<!ENTITY e11 SYSTEM "file:///etc/passwd">',
+    ],
+)
+def test_xml_entities_do_not_explode_and_read_no_files(entities: str) -> None:
+    text = f'<!DOCTYPE a [<!ENTITY e0 "x">{entities}]><a>&e11;{"&e0;" * 1000}</a>'
+    began = time.process_time()
+    try:
+        found = Selector(text, type="xml").get()
+    except SelectorError:
+        found = ""
+    assert len(found) < 1_000_000
+    assert "root:" not in found
+    assert time.process_time() - began < 2
 
 
 def test_a_large_page_that_is_nested_deeply_has_all_its_text() -> None:
