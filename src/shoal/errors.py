@@ -8,6 +8,7 @@
     ├── RequestError         a request that can't be made: bad URL, method or callback
     ├── SelectorError        a CSS or XPath query that can't be read
     ├── FetchError           a page that could not be had; says whether a retry can help
+    │   └── TooComplexError  a page that takes too much memory or time to parse
     ├── ItemError            an item that can't be stored
     │   └── DropItem         raised by a pipeline to drop an item on purpose
     ├── SinkError            an output that can't be opened or written
@@ -77,6 +78,13 @@ class FetchError(ShoalError):
         self.status = status
         self.retry_after = retry_after
         self.contacted = contacted
+
+
+class TooComplexError(FetchError):
+    """A page is built so that parsing or converting it would take far more memory or time than its size explains."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind="too complex", retryable=False)
 
 
 class ItemError(ShoalError):

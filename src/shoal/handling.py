@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from shoal.callbacks import Callbacks, Found, describe
 from shoal.config import Config
-from shoal.errors import FetchError, RequestError, ShoalError, SpiderError
+from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, TooComplexError
 from shoal.events import Counters
 from shoal.http import Request, Response
 from shoal.links import host_of, join_url
@@ -88,6 +88,9 @@ class Handler:
             return await self._redirected(lease, response)
         try:
             return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
+        except TooComplexError as error:
+            error.status = status
+            return await self._failed(lease, error)
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -6,6 +6,7 @@ import json as jsonlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -27,6 +28,7 @@ _COOKIE_NAME = re.compile("[^\0-\x20\x7f;=\ud800-\udfff]+")
 _UNSAFE_IN_COOKIE = re.compile("[\0-\x1f\x7f;\ud800-\udfff]")
 _LARGEST = 1e300
 _LONGEST = 1e9
+_LONGEST_TYPE = 1000  # characters of a Content-Type that are read
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -220,16 +222,11 @@ class Response:
 
     @property
     def document(self) -> turbohtml.Document:
-        """The parsed page, as turbohtml gives it."""
+        """The parsed page, as turbohtml gives it. TooComplexError for one that would take too much memory."""
         if self._document is None:
-            import turbohtml
+            from shoal import parsing
 
-            try:
-                self._document = turbohtml.parse(
-                    self.body, encoding=self._declared_charset(), detect_encoding=True, positions=False
-                )
-            except (LookupError, UnicodeError):  # the header names a charset that does not exist
-                self._document = turbohtml.parse(self.body, detect_encoding=True, positions=False)
+            self._document = parsing.parse(self.body, _charset_in(self.headers.get("Content-Type", "")))
         return self._document
 
     @property
@@ -244,11 +241,6 @@ class Response:
 
             self._text = self.body.decode("whatwg-" + self.encoding.lower(), "replace").removeprefix("\ufeff")
         return self._text
-
-    def _declared_charset(self) -> str | None:
-        match = _CHARSET.search(self.headers.get("Content-Type", ""))
-        # A page in ASCII is one in anything else, and what is said to be ASCII but is not needs a closer look.
-        return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
 
     def json(self) -> Any:
         """The body as JSON. ValueError says where it is not."""
@@ -296,7 +288,15 @@ class Response:
 
     def to_markdown(self) -> str:
         """The page as Markdown."""
-        return self.document.to_markdown()
+        from shoal import parsing
+
+        return parsing.to_markdown(self.document, len(self.body))
+
+    def main_text(self) -> str:
+        """The text of the page's main content, without navigation and the like; all its text if none is found."""
+        from shoal import parsing
+
+        return parsing.main_text(self.document, len(self.body))
 
     def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
         """A request for a link: a URL, relative or not, or a selected element or attribute."""
@@ -336,6 +336,13 @@ class Response:
         if None not in hrefs:
             return cast(list[str], hrefs)
         return [href for element in elements if (href := _first_href(element)) is not None]
+
+
+@lru_cache(maxsize=256)
+def _charset_in(content_type: str) -> str | None:
+    match = _CHARSET.search(content_type[:_LONGEST_TYPE])
+    # A page in ASCII is one in anything else, and what is said to be ASCII but is not needs a closer look.
+    return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
 
 
 def _first_href(element: turbohtml.Element) -> str | None:

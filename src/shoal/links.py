@@ -14,6 +14,7 @@ from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 from yarl import URL
 
 from shoal.errors import RequestError
+from shoal.hostnames import MOST_OF_A_PAGE, ascii_host, foreign_host
 
 # Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
 # the start of a dot segment, so it takes the slow path, as do a default port and a host that ends like an odd address.
@@ -34,7 +35,6 @@ _AROUND = "".join(map(chr, range(33)))
 # What a stranger's page may cost.
 _LONGEST = 65536
 _LONGEST_HOST = 261  # 255 and a port
-_MOST_FOREIGN = 1000  # links of one page that may have a host outside ASCII: each takes milliseconds
 _LONGEST_KNOWN = 500
 
 
@@ -78,6 +78,9 @@ def _normalize(url: str) -> str:
     if authority is None or not 0 < len(authority[1]) <= _LONGEST_HOST:
         raise RequestError(f"not a URL: {url[:200]!r} has no host, or one that is too long")
     try:
+        if not authority[1].isascii():
+            name, colon, number = authority[1].partition(":")
+            url = url[: authority.start(1)] + ascii_host(name) + colon + number + url[authority.end(1) :]
         parsed = URL(url)
         host, port = parsed.raw_host or "", parsed.port
         if ":" in host:
@@ -89,6 +92,8 @@ def _normalize(url: str) -> str:
     if not port or not (":" in host or _ANY_NAME.fullmatch(host)):
         raise RequestError(f"not a URL: {url[:200]!r} has a host or a port that can't be")
     text = str(parsed)
+    if len(text) > _LONGEST:  # it was quoted, which makes it up to nine times as long
+        raise RequestError(f"not a URL: {url[:100]!r}... is longer than {_LONGEST} characters")
     if bare := _NO_PATH.fullmatch(text):
         return f"{bare[1]}/{bare[2] or ''}"
     return text
@@ -157,15 +162,15 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
     origin = origin_of(base)
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
-    foreign = 0
+    foreign: set[str] = set()
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
-            if not href.isascii() and not href.partition("//")[2].partition("/")[0].isascii():
-                foreign += 1
-                if foreign > _MOST_FOREIGN:
+            if not href.isascii() and (host := foreign_host(href)) and host not in foreign:
+                if len(foreign) >= MOST_OF_A_PAGE:
                     continue
+                foreign.add(host)
             try:
                 found[join_url(base, href)] = None
             except RequestError:

@@ -39,7 +39,7 @@ class PageSpider(Spider):
 
     def _whole(self, response: Response) -> dict[str, Any]:
         title = response.css("title::text").get()
-        text = response.to_markdown() if self.markdown else response.document.main_text()
+        text = response.to_markdown() if self.markdown else response.main_text()
         return {"title": title.strip() if title else None, "text": text}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 import turbohtml
 from turbohtml import Document, Element, Node, XPath
 
+from shoal import parsing
 from shoal.errors import SelectorError
 
 __all__ = ["Selector", "SelectorList"]
@@ -49,7 +50,7 @@ class Selector:
         elif text is None:
             raise TypeError("Selector needs a text or a root")
         else:
-            self.root = _parse_xml(text) if type == "xml" else turbohtml.parse(text, positions=False)
+            self.root = _parse_xml(text) if type == "xml" else parsing.parse(text)
 
     def css(self, query: str) -> SelectorList:
         """What matches, in document order: elements, or strings by a final ``::text`` or ``::attr(name)``.
@@ -199,16 +200,24 @@ class SelectorList(Sequence[Selector]):
         return f"SelectorList({list(self)!r})"
 
 
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
-
-
 def _parse_xml(text: str) -> Document:
-    # A CDATA section is no text() for turbohtml's XPath, so the text in it is written as text before it is parsed.
-    plain = _CDATA.sub(lambda section: escape(section[1], quote=False), text.removeprefix("\ufeff"))
     try:
-        return turbohtml.parse_xml(plain)
+        return parsing.parse_xml(_without_cdata(text.removeprefix("\ufeff")))
     except turbohtml.HTMLParseError as exc:
         raise SelectorError(f"this is not XML: {exc}") from exc
+
+
+def _without_cdata(text: str) -> str:
+    """A CDATA section is no text() for turbohtml's XPath, so the text in it is written as text before it is parsed.
+
+    Linear: after a section that does not end nothing is searched any more.
+    """
+    parts: list[str] = []
+    position = 0
+    while (start := text.find("<![CDATA[", position)) >= 0 and (end := text.find("]]>", start + 9)) >= 0:
+        parts += text[position:start], escape(text[start + 9 : end], quote=False)
+        position = end + 3
+    return "".join((*parts, text[position:])) if parts else text
 
 
 def _top(root: Root) -> Root:

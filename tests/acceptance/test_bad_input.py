@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from shoal import DropItem, Request, Response, Spider, crawl
-from shoal.errors import ConfigError, SinkError, StoreError
+from shoal.errors import ConfigError, FetchError, SinkError, StoreError
 from tests.acceptance.crawls import QUICK, Pages, crawl_beside, ended
-from tests.servers import CHARSETS, HUGE, ODD_HREFS, MisbehavingServer
+from tests.hostile_pages import fill, unclosed
+from tests.servers import CHARSETS, HUGE, ODD_HREFS, MisbehavingServer, answer
 
 
 @pytest.fixture
@@ -153,6 +154,27 @@ async def test_a_charset(bad: MisbehavingServer, name: str) -> None:
     items, _ = await crawl_beside(bad, f"/charset/{name}", spider=Texts)
     assert items[0]["h1"] == CHARSETS[name].text
     assert CHARSETS[name].text in items[0]["text"]
+
+
+async def test_a_page_that_is_too_complex_costs_only_itself(caplog: Any) -> None:
+    class Bombs(MisbehavingServer):
+        def _answer(self, name: str, request: Any) -> bytes:
+            return answer(fill("<p>x", unclosed(500), 246_000)) if name == "bomb" else super()._answer(name, request)
+
+    class Errbacks(Pages):
+        def start(self) -> Any:
+            for url in self.start_urls:
+                yield Request(url, callback=self.parse, errback=self.failed)
+
+        def failed(self, request: Request, error: FetchError) -> Any:
+            yield {"url": request.url, "kind": error.kind, "status": error.status}
+
+    async with Bombs() as server:
+        items, summary = await crawl_beside(server, "/bomb", spider=Errbacks, **{"retry.max_attempts": 3})
+    assert items == [{"url": server.url + "/bomb", "kind": "too complex", "status": 200}]
+    assert summary.dead_kinds == {"too complex": 1}
+    assert summary.counters.errors == {"too complex": 1}  # it is not tried again
+    assert "the page is too complex: parsing of its" in caplog.text
 
 
 async def test_broken_html_is_read_as_far_as_it_goes(bad: MisbehavingServer) -> None:

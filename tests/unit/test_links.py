@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from yarl import URL
 
 from shoal import links
 from shoal.errors import RequestError
+from shoal.hostnames import MOST_OF_A_BATCH, MOST_OF_A_PAGE, ascii_host, prepare_hosts
 from shoal.http import LinkBatch
 from shoal.links import (
     KnownLinks,
@@ -84,11 +87,11 @@ def test_normal_form(url: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "", " ", "ex.com", "/x", "//ex.com/", "mailto:a@b", "ftp://ex.com/", "javascript:x", "http:", "http:x", "http://",
-        "http:///x", "http://?q", "http://@/", "http://:80/", "http://ex.com:0/", "http://ex.com:65536/",
+        "", " ", "ex.com", "/x", "//ex.com/", "mailto:a@b", "ftp://ex.com/", "javascript:x", "http:", "http:x",
+        "http://", "http:///x", "http://?q", "http://@/", "http://:80/", "http://ex.com:0/", "http://ex.com:65536/",
         "http://ex.com:99999/", "http://ex.com:-1/", "http://ex.com:x/", "http://ex com/", "http://ex<b>.com/",
-        "http://ex%41.com/", "http://ex\0.com/", "http://ex..\ud800/", "http://[::g]/", "http://[:8080]", "http://[bad/",
-        "http://[fe80::1%25eth0]/", "http://1.2.3.4.5/", "http://999.1.1.1/", "http://ex.0x/",
+        "http://ex%41.com/", "http://ex\0.com/", "http://ex..\ud800/", "http://[::g]/", "http://[:8080]",
+        "http://[bad/", "http://[fe80::1%25eth0]/", "http://1.2.3.4.5/", "http://999.1.1.1/", "http://ex.0x/",
     ],
 )  # fmt: skip
 def test_what_is_no_url(url: str) -> None:
@@ -260,6 +263,8 @@ def test_a_huge_href_costs_little(href: str) -> None:
 def test_what_is_too_long_is_no_url() -> None:
     with pytest.raises(RequestError, match="longer than 65536"):
         join_url(BASE, "a b" * 30_000)
+    with pytest.raises(RequestError, match="longer than"):
+        join_url(BASE, "ü" * 30_000)  # quoted it is too long
     with pytest.raises(RequestError, match="too long"):
         join_url(BASE, "http://" + "ü" * 300)
     assert join_url(BASE, "http://" + "u" * 300 + "@ex.com/") == "http://" + "u" * 300 + "@ex.com/"
@@ -268,8 +273,80 @@ def test_what_is_too_long_is_no_url() -> None:
 def test_many_hosts_outside_ascii_cost_little() -> None:
     hrefs = [f"http://{'ü' * 50}{number}.de/" for number in range(20_000)]
     started = time.process_time()
-    assert len(resolve(BASE, [*hrefs, "/last"])) == links._MOST_FOREIGN + 1
+    assert len(resolve(BASE, [*hrefs, "/last"])) == MOST_OF_A_PAGE + 1
+    assert len(resolve(BASE, [*hrefs, "/last"])) == MOST_OF_A_PAGE + 1
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("start", ["http://", "//", "https:", "\\\\", " HTTPS:/", "ht\ntp://", "http:///", "//a@"])
+def test_hosts_outside_ascii_are_counted_however_they_are_written(start: str) -> None:
+    hrefs = [f"{start}ü{number}.de/" for number in range(MOST_OF_A_PAGE + 50)]
+    assert len(resolve(BASE, hrefs)) == MOST_OF_A_PAGE
+
+
+def test_paths_outside_ascii_are_not_counted_and_a_host_is_counted_once() -> None:
+    hrefs = [f"{start}ü{number}" for number in range(500) for start in ("", "/", "?", "x/", "http://ü.de/")]
+    assert len(resolve(BASE, hrefs)) == len(hrefs)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "字" * 250,
+        ".".join("字" * 60 for _ in range(4)),
+        ".".join("字" * 126),
+        "\ufdfa" * 63,
+        "ü" * 60,
+        ".".join(["ü" * 15] * 15),
+    ],
+)
+def test_a_name_that_no_dns_could_hold_is_refused_before_it_is_encoded(host: str) -> None:
+    started = time.process_time()
+    for number in range(200):
+        with pytest.raises(ValueError, match="a host name has 253 characters at most"):
+            ascii_host(f"{host}{number}")
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("bücher.example", "xn--bcher-kva.example"), ("BÜCHER。example", "xn--bcher-kva.example"),
+        ("faß.de", "xn--fa-hia.de"), ("例え.テスト", "xn--r8jz45g.xn--zckzah"), ("é" * 30 + ".de",
+        "xn--" + "9caaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" + ".de"),
+    ],
+)  # fmt: skip
+def test_internationalized_hosts(host: str, expected: str) -> None:
+    assert ascii_host(host) == expected
+    assert normalize_url(f"http://{host}:81/x") == f"http://{expected}:81/x"
+    assert normalize_url(f"http://u:p@{host}/") == f"http://u:p@{expected}/"
+
+
+@given(st.text(st.characters(min_codepoint=0x21, blacklist_characters="/?#\\@:[]%"), min_size=1, max_size=30))
+def test_a_host_is_encoded_as_before(host: str) -> None:
+    try:
+        expected = URL(f"http://{host}/").raw_host
+    except ValueError:
+        expected = None
+    try:
+        assert ascii_host(host) == expected
+    except ValueError as exc:
+        assert expected is None or (len(expected) > 253 or "at most" in str(exc))  # noqa: PT017
+
+
+async def test_many_hosts_are_prepared_without_stopping_the_others() -> None:
+    urls = [f"http://{'ü' * 40}{number}.{'é' * 40}.de/{page}" for number in range(MOST_OF_A_BATCH) for page in range(3)]
+    turns, done = 0, asyncio.ensure_future(prepare_hosts(urls))
+    while not done.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await done
+    assert turns > 20
+    started = time.process_time()
+    assert len({normalize_url(url) for url in urls}) == len(urls)
+    assert time.process_time() - started < 5  # encoded here, they would take as long again
+    with pytest.raises(RequestError, match="too many for one batch"):
+        await prepare_hosts([*urls, "http://one-too-mäny/"])
 
 
 # -- parts and names

@@ -37,7 +37,7 @@ def content_of(response: Response, options: BatchOptions) -> Any:
         case "fields":
             return fields_of(response, options.fields)
         case "text" if _is_html(response):
-            return response.document.main_text() or response.document.to_text().strip()
+            return response.main_text()
         case "markdown" if _is_html(response):
             return response.to_markdown()
     return response.text

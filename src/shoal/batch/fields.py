@@ -14,7 +14,7 @@ from shoal.batch.options import FieldQuery
 from shoal.errors import SelectorError
 from shoal.http import Response
 
-_MOST_TAGS = 100_000
+_MOST_ELEMENTS = 100_000
 _DEEPEST = 128
 _MOST_SIBLINGS = 2500
 _TOO_DEEP = "/*" * (_DEEPEST + 1)
@@ -26,14 +26,19 @@ Found: TypeAlias = str | list[str] | None
 
 def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str, Found]:
     """SelectorError for a page on which it would take too long."""
-    if response.text.count("<") > _MOST_TAGS:
-        raise SelectorError(f"the page has more than {_MOST_TAGS} tags, which is too much for fields")
+    if not _count(response) <= _MOST_ELEMENTS:
+        raise SelectorError(f"the page has more than {_MOST_ELEMENTS} elements, which is too much for fields")
     if response.xpath(_TOO_DEEP):
         raise SelectorError(f"the page is nested more than {_DEEPEST} deep, which is too much for fields")
     if response.xpath(_TOO_WIDE):
         raise SelectorError(f"an element has more than {_MOST_SIBLINGS} elements in it, which is too much for fields")
     end = time.monotonic() + _TIME
     return {name: _field(response, query, end) for name, query in fields.items()}
+
+
+def _count(response: Response) -> int:
+    """Elements of the tree: a page may have many more than it has tags."""
+    return int(response.xpath("count(//*)").get("0").partition(".")[0])
 
 
 def _field(response: Response, query: FieldQuery, end: float) -> Found:

@@ -1,0 +1,1 @@
+"""Searches for inputs that cost too much: `bench/fuzz`."""

@@ -1,0 +1,1 @@
+"""Each module is one part of `bench/fuzz`; see `fuzzing.part`."""

@@ -1,0 +1,148 @@
+"""Parsing within a budget: no page takes more than its share of memory, however it is built.
+
+HTML's rules let a small page grow into a huge tree: every paragraph repeats all formatting tags that were left open,
+and 246 KB become 4 GB. Which pages do so can't be seen without doing most of the parser's work, so the parser is
+stopped when it has used its budget: for the time of the call the system refuses this process more memory than that, and
+the parser gives up cleanly. It keeps at most 512 elements open, so its time is bounded together with the memory.
+
+A page of a few kilobytes can't become large enough to matter, and skips even that.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from resource import RLIMIT_DATA, setrlimit
+from typing import Any, TypeVar
+
+import turbohtml
+from turbohtml import Document
+
+from shoal.errors import TooComplexError
+
+T = TypeVar("T")
+
+_SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
+_TREE = (96 << 20, 44)  # bytes, or so many times the size of the page if that is more
+_CONVERSION = (64 << 20, 18)
+_LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
+_DEEPEST = "/*" * 129
+_STALE = 0.25  # seconds
+_UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def parse(body: bytes | str, charset: str | None = None) -> Document:
+    """The tree of a page. TooComplexError for a page that needs more memory than its size can explain.
+
+    ``charset`` is what a header says of the bytes; one that does not exist is ignored.
+    """
+    if len(body) <= _SMALL:
+        return _parse(body, charset)
+    return _bounded(_parse, (body, charset), len(body), _TREE, "parsing")
+
+
+def _parse(body: bytes | str, charset: str | None) -> Document:
+    if isinstance(body, str):
+        return turbohtml.parse(body, positions=False)
+    try:
+        return turbohtml.parse(body, encoding=charset, detect_encoding=True, positions=False)
+    except (LookupError, UnicodeError):
+        return turbohtml.parse(body, detect_encoding=True, positions=False)
+
+
+def parse_xml(text: str) -> Document:
+    """The tree of an XML document, with the same limits. HTMLParseError for what is not well-formed."""
+    return _bounded(turbohtml.parse_xml, (text,), len(text), _TREE, "parsing")
+
+
+def to_markdown(document: Document, size: int) -> str:
+    """``size`` is that of the page."""
+    return _bounded(document.to_markdown, (), size, _CONVERSION, "Markdown")
+
+
+def main_text(document: Document, size: int) -> str:
+    """The text of the page's main content; all its text if none is found.
+
+    Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
+    """
+    return _bounded(_main_text, (document, size), size, _CONVERSION, "text")
+
+
+def _main_text(document: Document, size: int) -> str:
+    deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
+    return ("" if deep else document.main_text()) or document.to_text().strip()
+
+
+def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int, budget: tuple[int, int], what: str) -> T:
+    least, times = budget
+    most = max(least, times * size)
+    try:
+        return _memory.limit(work, arguments, most)
+    except MemoryError:
+        raise TooComplexError(
+            f"the page is too complex: {what} of its {size} bytes takes more than {most >> 20} MB of memory"
+        ) from None
+
+
+class _Memory:
+    """The memory that this process may take while something is done.
+
+    The limit is the system's, and so it holds for all threads. Python code of others does not run meanwhile, and the
+    rest has the room that the work does not use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        self._open()
+        os.register_at_fork(after_in_child=self._open)
+
+    def _open(self) -> None:
+        """A file of /proc/self is that of the process that opened it: a fork needs its own."""
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
+        self._measured = 0.0
+        self._used = 0
+
+    def limit(self, work: Callable[..., T], arguments: tuple[Any, ...], most: int) -> T:
+        """MemoryError when the work needs more than ``most`` bytes. Where the system can't tell, there is no limit.
+
+        This is on the way of every page, so what the process uses is not measured each time. It never gets more than
+        ``most`` above what it had within the last moment.
+        """
+        if self._statm is None:
+            return work(*arguments)
+        with self._lock:
+            now = time.monotonic()
+            fresh = now - self._measured > _STALE
+            if fresh:
+                self._measure(now)
+            try:
+                return self._run(work, arguments, self._used + most)
+            except MemoryError:
+                if fresh:
+                    raise
+            # Others may have taken memory since it was measured.
+            self._measure(now)
+            return self._run(work, arguments, self._used + most)
+
+    def _measure(self, now: float) -> None:
+        assert self._statm is not None
+        pages = os.pread(self._statm, 256, 0).split()[5]
+        self._used, self._measured = int(pages) * resource.getpagesize(), now
+
+    def _run(self, work: Callable[..., T], arguments: tuple[Any, ...], limit: int) -> T:
+        before = self._before
+        if before != _UNLIMITED:
+            limit = min(limit, *(each for each in before if each != resource.RLIM_INFINITY))
+        setrlimit(RLIMIT_DATA, (limit, before[1]))
+        try:
+            return work(*arguments)
+        finally:
+            setrlimit(RLIMIT_DATA, before)
+
+
+_memory = _Memory()

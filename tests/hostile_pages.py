@@ -1,0 +1,119 @@
+"""Pages that are built to be expensive, and what each of them costs in a process of its own.
+
+``python -m tests.hostile_pages`` prints one line of JSON for each page: CPU seconds for each way to read it, the peak
+of memory in MB, and how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+
+from shoal.batch.content import content_of, title_of
+from shoal.batch.options import BatchOptions
+from shoal.errors import ShoalError
+from shoal.http import Response
+from shoal.pages import PageSpider
+from shoal.selector import Selector
+
+SIZE = 2_000_000
+FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
+
+
+def fill(unit: str, start: str = "", size: int = SIZE) -> bytes:
+    return (start + unit * ((size - len(start)) // len(unit))).encode()
+
+
+def unclosed(count: int, attributes: str = "") -> str:
+    """Formatting tags that are left open, no two alike: each paragraph after them repeats all."""
+    return "<p>" + "".join(f"<{FORMATTING[n % 12 + 1]} {n}{attributes}>" for n in range(count))
+
+
+PAGES: dict[str, Callable[[], bytes]] = {
+    "600 open tags": lambda: fill("<p>x", "<p>" + "".join(f"<b id={n}>" for n in range(600)), 246_000),
+    "500 open tags in 14 KB": lambda: fill("<p>x", unclosed(500), 14_000),
+    "500 open tags in 20 KB": lambda: fill("<p>x", unclosed(500), 20_000),
+    "open tags with attributes": lambda: fill("<p>x", unclosed(300, " a b c d e f g h"), 40_000),
+    "12 open tags": lambda: fill("<p>x", unclosed(12)),
+    "three of each open tag": lambda: fill("<p>x", "<p>" + "".join(f"<{name}>" * 3 for name in FORMATTING)),
+    "open tags in each paragraph": lambda: "".join(f"<p><b id={n}>" for n in range(120_000)).encode(),
+    "open tags in a table": lambda: fill("<tr>x", "<table>" + unclosed(400)),
+    "open tags in cells": lambda: fill("<td>x<p>x", "<table><tr><td>" + unclosed(400)),
+    "open tags in headings": lambda: fill("<h1>x</h1>", unclosed(300)),
+    "open tags, in UTF-16": lambda: b"\xff\xfe" + fill("<p>x", unclosed(400), SIZE // 2).decode().encode("utf-16-le"),
+    "open tags after a late charset": lambda: fill("<p>x", f"{' ' * 2000}<meta charset=koi8-r>" + unclosed(400)),
+    "bodies with new attributes": lambda: "".join(f"<body a{n}>" for n in range(150_000)).encode(),
+    "html with new attributes": lambda: "".join(f"<html a{n}=1>" for n in range(120_000)).encode(),
+    "a million attributes": lambda: f"<p {' '.join(f'{n:x}' for n in range(330_000))}>".encode(),
+    "CDATA": lambda: fill("<![CDATA["),
+    "CDATA in SVG": lambda: fill("<![CDATA[", "<svg>"),
+    "a huge title": lambda: fill("x", "<title>"),
+    "a deep page": lambda: fill("<div>"),
+    "a deep page of pre": lambda: fill("<hr>", "<pre>" * 505),
+    "pre in pre": lambda: fill("<pre>"),
+    "tables in tables": lambda: fill("<td><table>"),
+    "a wide and long table": lambda: fill("<tr>", "<table><tr>" + "<td>x" * 200_000),
+    "wide cells": lambda: fill("<tr><td colspan=1000 rowspan=65534>x", "<table>"),
+    "forms": lambda: fill("<form><div></form>"),
+    "links around blocks": lambda: fill("<a><b><div></a>"),
+    "end tags without starts in SVG": lambda: fill("</x>", "<svg>" + "<g>" * 600),
+    "headings that do not end": lambda: fill("</h1>", "<span>" * 600),
+    "bytes of no encoding": lambda: bytes(range(128, 256)) * (SIZE // 128),
+    "only open brackets": lambda: fill("<"),
+}
+
+
+def read(mode: str, response: Response) -> None:
+    if mode == "spider":
+        list(PageSpider().parse(response))
+    elif mode == "text":
+        assert response.text is not None
+    elif mode == "xml":
+        Selector(response.body.decode("latin-1"), type="xml")
+    else:
+        fields = {"a": "p b::text", "b": {"xpath": "//div//a/@href", "all": True}} if mode == "fields" else {}
+        title_of(response)
+        content_of(response, BatchOptions.model_validate({"format": mode, "fields": fields}))
+
+
+def cost(body: bytes) -> dict[str, object]:
+    response = Response("http://example.com/", headers={"Content-Type": "text/html"}, body=body)
+    seconds, ended = {}, {}
+    for mode in ("links", "spider", "text", "markdown", "fields", "xml"):
+        began = time.process_time()
+        try:
+            read(mode, response)
+            ended[mode] = "read"
+        except ShoalError as error:
+            ended[mode] = f"{type(error).__name__}: {error}"
+        seconds[mode] = round(time.process_time() - began, 3)
+    return {"seconds": seconds, "ended": ended}
+
+
+def peak() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
+
+
+def main() -> None:
+    Response("http://example.com/", body=b"<p>x").to_markdown()
+    for name, make in PAGES.items():
+        body = make()
+        child = os.fork()
+        if child == 0:
+            resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+            with open("/proc/self/clear_refs", "w") as refs:
+                refs.write("5")
+            before = peak()
+            print(
+                json.dumps({"name": name, "bytes": len(body), **cost(body), "megabytes": peak() - before}), flush=True
+            )
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()

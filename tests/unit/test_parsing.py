@@ -1,0 +1,156 @@
+"""What a page may cost: memory and time are bounded, and an ordinary page does not notice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import parsing
+from shoal.errors import FetchError, SelectorError, TooComplexError
+from shoal.http import Response
+from shoal.selector import Selector
+from tests.hostile_pages import PAGES, fill, unclosed
+
+ROOT = Path(__file__).parents[2]
+BOMB = fill("<p>x", unclosed(500), 246_000)
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_pages"], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_hostile_page_is_cheap_in_every_mode(costs: dict[str, Any], name: str) -> None:
+    cost = costs[name]
+    assert cost["bytes"] <= 2_000_000
+    assert cost["megabytes"] <= 256  # of all modes together
+    assert max(cost["seconds"].values()) <= 4  # 2 are promised; neighbours on the machine take their share
+
+
+@pytest.mark.parametrize("name", ["600 open tags", "500 open tags in 20 KB", "bodies with new attributes"])
+def test_a_page_that_explodes_is_refused_with_a_reason(costs: dict[str, Any], name: str) -> None:
+    for mode in ("links", "spider", "text", "markdown", "fields"):
+        assert "the page is too complex: parsing of its" in costs[name]["ended"][mode]
+
+
+@pytest.mark.parametrize("name", ["a deep page", "a huge title", "CDATA", "a million attributes", "forms"])
+def test_a_page_that_is_only_odd_is_read(costs: dict[str, Any], name: str) -> None:
+    for mode in ("links", "spider", "text", "markdown"):
+        assert costs[name]["ended"][mode] == "read"
+
+
+def test_the_process_is_as_before_after_a_page_that_is_too_complex() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(TooComplexError) as caught:
+        Response("http://x/", body=BOMB).css("p")
+    assert isinstance(caught.value, FetchError)
+    assert (caught.value.kind, caught.value.retryable) == ("too complex", False)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(200 << 20)) == 200 << 20  # nothing is withheld from others
+    assert Response("http://x/", body=b"<p>x").css("p::text").get() == "x"
+
+
+def test_memory_that_others_took_meanwhile_is_not_the_pages_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = fill("<p>x", size=500_000)
+    monkeypatch.setattr(parsing, "_STALE", 3600)
+    parsing.parse(page)
+    taken = bytearray(300 << 20)
+    assert parsing.parse(page).root is not None
+    assert len(taken) == 300 << 20
+
+
+def test_threads_share_the_limit() -> None:
+    outcomes: list[str] = []
+
+    def work(body: bytes) -> None:
+        for _ in range(5):
+            try:
+                parsing.parse(body)
+                outcomes.append("read")
+            except TooComplexError:
+                outcomes.append("refused")
+
+    threads = [threading.Thread(target=work, args=(body,)) for body in (BOMB, fill("<p>x", size=50_000)) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["read"] * 10 + ["refused"] * 10
+
+
+def _in_a_fork(pipe: Any) -> None:
+    kept = bytearray(400 << 20)  # more than the budget, and unknown to the parent
+    try:
+        parsing.parse(BOMB)
+    except TooComplexError:
+        pipe.send(("refused", parsing.parse(fill("<p>x", size=500_000)).root is not None, len(kept) > 0))
+
+
+def test_a_fork_measures_its_own_memory() -> None:
+    """Celery's workers are forks."""
+    parsing.parse(fill("<p>x", size=50_000))
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=(there,))
+    process.start()
+    there.close()
+    assert here.recv() == ("refused", True, True)
+    process.join()
+
+
+def test_text_that_is_given_to_a_selector_is_bounded_too() -> None:
+    with pytest.raises(TooComplexError):
+        Selector(BOMB.decode())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<a><![CDATA[x<y]]></a>", ["x<y"]),
+        ("<a>1<![CDATA[2]]>3<![CDATA[&amp;]]></a>", ["123&amp;"]),
+        ("<a><![CDATA[]]></a>", []),
+    ],
+)
+def test_cdata_in_xml_is_text(text: str, found: list[str]) -> None:
+    assert Selector(text, type="xml").xpath("//a//text()").getall() == found
+
+
+@pytest.mark.parametrize(
+    "entities",
+    [
+        "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12)),
+        '<!ENTITY e0 "' + "x" * 100_000 + '">',
+        "".join(f'<!ENTITY % p{n} "%p{n - 1};%p{n - 1};">' for n in range(1, 30)),
+        '<!ENTITY e11 SYSTEM "file:///etc/passwd">',
+    ],
+)
+def test_xml_entities_do_not_explode_and_read_no_files(entities: str) -> None:
+    text = f'<!DOCTYPE a [<!ENTITY e0 "x">{entities}]><a>&e11;{"&e0;" * 1000}</a>'
+    began = time.process_time()
+    try:
+        found = Selector(text, type="xml").get()
+    except SelectorError:
+        found = ""
+    assert len(found) < 1_000_000
+    assert "root:" not in found
+    assert time.process_time() - began < 2
+
+
+def test_a_large_page_that_is_nested_deeply_has_all_its_text() -> None:
+    article = "<p>" + "Some words of text, with a comma. " * 40
+    for depth, begins in ((200, "menu"), (20, "Some words")):
+        body = fill(article, "<nav><a href=/>menu</a></nav>" + "<div>" * depth + "<article>", 600_000)
+        assert Response("http://x/", body=body).main_text().startswith(begins)
