@@ -159,9 +159,6 @@ class _Pages:
             return {**answer, "state": "refused"}
         except RunError:
             return {**answer, "state": "gone"}
-        except StoreRewoundError:  # the page is leased again from what the store has
-            await self._persist(opened.frontier.recover)
-            return {**answer, "state": "lost"}
         finally:
             opened.users -= 1
 
