@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
-from hashlib import blake2b
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,37 +17,31 @@ import msgspec
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreRewoundError
 from shoal.frontier.redis.endings import FOREVER, Endings
+from shoal.frontier.redis.grants import read_leases, tokens_of
+from shoal.frontier.redis.lanes import Lanes
 from shoal.frontier.redis.ledger import Ledger
 from shoal.frontier.redis.receipts import Receipts
 from shoal.frontier.redis.records import (
-    UNREADABLE,
     Parcel,
-    UnreadableError,
     pack_leases,
     pack_options,
     pack_token,
-    pack_update,
-    read_head,
     read_learned,
-    read_record,
     read_rewind,
     storable,
 )
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import (
-    DEAD,
     MOST_LEASES,
     check_nonce,
     claim_token,
     new_nonce,
     push_fingerprint,
     reissued_token,
-    token_base,
 )
 from shoal.frontier.servertime import ServerTime
 from shoal.frontier.unheard import heard
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import (
     Claim,
     Completion,
@@ -69,8 +61,6 @@ from shoal.ports import (
     Stats,
 )
 
-_RUNS_AT_ONCE = 200
-
 
 class RedisFrontier:
     """See `shoal.ports.Frontier`. Only what proves that the store did not go back in time is kept in the process."""
@@ -88,6 +78,7 @@ class RedisFrontier:
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
         self._ledger = Ledger(self._run, self._moved)
+        self._lanes = Lanes(self._run, server, self._options)
         self._endings = Endings(self._proven, self._receipts)
         self._time = ServerTime(server.address.timeout)
         self._joined = False
@@ -149,12 +140,12 @@ class RedisFrontier:
             self._misplaced = bool(await self._run("join")) or self._misplaced
             self._joined = True
         if self._misplaced:
-            await self._place(self._run_key)
+            await self._lanes.place(self._run_key)
             self._misplaced = False
         limit, part = min(max(0, limit), MOST_LEASES), 0
         while True:
             # A later part of a call has tokens of its own, and a repeat of the call gets what its last part leased.
-            call = _tokens_of(nonce or new_nonce(), part)
+            call = tokens_of(nonce or new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
@@ -166,21 +157,12 @@ class RedisFrontier:
                 continue
             learned, fingerprints, records, buried, poll_after = taken
             deadline = sent + ttl
-            leases, unreadable = _read_leases(fingerprints, records, read_learned(learned), deadline)
+            leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
                 await self._proven("settle", *unreadable.arguments())
             if leases or not (records or buried):  # else there may be more behind those that were no good
                 return Leased(leases, float(wait) if wait else None, float(poll_after))
             part += 1
-
-    async def _place(self, run: bytes) -> None:
-        """Put the lanes of a run where they belong, after what they go by has changed. Some at a time: Redis does
-        nothing else meanwhile."""
-        cursor = b"0"
-        while True:
-            cursor = await self._server.run("place", run, self._options, cursor)
-            if cursor == b"0":
-                return
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:
@@ -283,17 +265,7 @@ class RedisFrontier:
     # -- hosts and facts
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
-        number = await self._run("host", storable(host), pack_update(update), storable(update.block_reason))
-        if number < 0:
-            return
-        runs = await self._run("numbers")
-        if number:
-            for first in range(0, len(runs), _RUNS_AT_ONCE):
-                await self._run("place_host", number, *runs[first : first + _RUNS_AT_ONCE])
-            return
-        for run in runs:
-            with suppress(RunError):  # which was deleted meanwhile
-                await self._place(run)
+        await self._lanes.update_host(host, update)
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return await self._ledger.host_states(limit)
@@ -328,30 +300,3 @@ class RedisFrontier:
 
     async def close(self) -> None:
         """Nothing: the connections belong to the store."""
-
-
-def _tokens_of(nonce: bytes, part: int) -> bytes:
-    """What the tokens of one part of a call have in common: all but their first two bytes."""
-    if part:
-        nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
-    return pack_token(token_base(nonce))[2:]
-
-
-def _read_leases(
-    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
-) -> tuple[list[Lease], Parcel]:
-    """What was leased, and the end of those leases whose requests can't be read."""
-    leases, unreadable = [], Parcel()
-    for index, record in enumerate(records):
-        fingerprint = fingerprints[16 * index : 16 * index + 16]
-        try:
-            head, request = read_record(record)
-        except UnreadableError as exc:
-            head = read_head(record)
-            lost = Lease(Request("http://unreadable/"), fingerprint, head.token, head.attempts, "", deadline)
-            unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
-        else:
-            learned = delays.get(head.host, 0.0)
-            host = host_of(request.url)
-            leases.append(Lease(request, fingerprint, head.token, head.attempts, host, deadline, learned))
-    return leases, unreadable

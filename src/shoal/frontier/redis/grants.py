@@ -1,0 +1,39 @@
+"""What a call of ``lease`` sends and gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from shoal.frontier.redis.records import UNREADABLE, Parcel, UnreadableError, pack_token, read_head, read_record
+from shoal.frontier.rules import DEAD, token_base
+from shoal.http import Request
+from shoal.links import host_of
+from shoal.ports import Lease
+
+
+def tokens_of(nonce: bytes, part: int) -> bytes:
+    """What the tokens of one part of a call have in common: all but their first two bytes."""
+    if part:
+        nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
+    return pack_token(token_base(nonce))[2:]
+
+
+def read_leases(
+    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
+) -> tuple[list[Lease], Parcel]:
+    """What was leased, and the end of those leases whose requests can't be read."""
+    leases, unreadable = [], Parcel()
+    for index, record in enumerate(records):
+        fingerprint = fingerprints[16 * index : 16 * index + 16]
+        try:
+            head, request = read_record(record)
+        except UnreadableError as exc:
+            head = read_head(record)
+            lost = Lease(Request("http://unreadable/"), fingerprint, head.token, head.attempts, "", deadline)
+            unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
+        else:
+            learned = delays.get(head.host, 0.0)
+            host = host_of(request.url)
+            leases.append(Lease(request, fingerprint, head.token, head.attempts, host, deadline, learned))
+    return leases, unreadable
