@@ -425,7 +425,7 @@ class Engine:
         completions = [each.completion for each in parsed]
         results = await self._persist(lambda: self._frontier.complete(completions))
         for each, pushed in zip(parsed, results, strict=True):
-            if pushed is not None:
+            if pushed is not None and pushed.added + pushed.duplicates:  # else it has no links, or is a repeat
                 self._scheduler.learn(each.admitted)
         self._count_items(completions, results)
 

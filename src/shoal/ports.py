@@ -283,7 +283,8 @@ class Frontier(Protocol):
         """What became of the children of each; None where the lease was lost, and then nothing was changed.
 
         A completion that is repeated under the token that made its request done changes nothing. It returns
-        ``Pushed(0, 0)``, or None where no answer can be lost on the way (in one process)."""
+        ``Pushed(0, 0)``, or None where no answer can be lost on the way (in one process). Remember nothing of it: it is
+        no proof against a rewind."""
         ...
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
