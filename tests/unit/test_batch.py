@@ -572,7 +572,8 @@ def test_bodies_that_are_taken(model: type[BaseModel], body: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("model", "body"),
     [
-        (StartRun, {"spider": "a", "urls": []}), (StartRun, {"spider": "a", "arguments": {str(n): 1 for n in range(101)}}),
+        (StartRun, {"spider": "a", "urls": []}),
+        (StartRun, {"spider": "a", "arguments": {str(n): 1 for n in range(101)}}),
         (RetryFailed, {"kinds": []}), (RetryFailed, {"kinds": ["x"] * 101}), (BatchRequest, {"urls": []}),
         (BatchRequest, {"urls": ["x"], "options": {str(n): 1 for n in range(41)}}),
     ],
