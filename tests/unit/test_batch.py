@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from shoal.batch.content import content_of, content_type, title_of
@@ -42,6 +42,9 @@ from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, Run
 from shoal.scope import Scope as UrlScope
 from shoal.server.access import Gate, check_binding
+from shoal.server.bodies import read_body
+from shoal.server.models import BatchRequest
+from shoal.server.run_models import RetryFailed, ScaleCluster, SetHost, StartRun
 
 URL = "http://example.com/"
 LARGE = 1 << 20
@@ -589,6 +592,38 @@ async def test_the_networks_of_the_server_are_kept_with_a_session() -> None:
     found = await Session.find(store, made.id)
     assert found is not None
     assert found.settings.networks == ("10.0.0.0/8",)
+
+
+# -- bodies
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (StartRun, {"spider": "a", "urls": None}), (StartRun, {"spider": "a", "urls": ["x"], "arguments": {"b": None}}),
+        (RetryFailed, {"kinds": None}), (RetryFailed, {"kinds": ["x"]}), (SetHost, {"delay": None}),
+        (ScaleCluster, {"runner": 1, "backup": None}), (BatchRequest, {"urls": ["x"], "webhook": None}),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_taken(model: type[BaseModel], body: dict[str, Any]) -> None:
+    read = read_body(json.dumps(body).encode(), model, 10)
+    assert read == body
+    model.model_validate(read)
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (StartRun, {"spider": "a", "urls": []}),
+        (StartRun, {"spider": "a", "arguments": {str(n): 1 for n in range(101)}}),
+        (RetryFailed, {"kinds": []}), (RetryFailed, {"kinds": ["x"] * 101}), (BatchRequest, {"urls": []}),
+        (BatchRequest, {"urls": ["x"], "options": {str(n): 1 for n in range(41)}}),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_not(model: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(read_body(json.dumps(body).encode(), model, 10))
+    assert refused.value.error_count() == 1
 
 
 # -- what a session holds

@@ -14,7 +14,8 @@ _MOST_KEYS = 40  # more than any model has, so that a slip is still reported by 
 
 
 def at_most(count: int) -> BeforeValidator:
-    """For a field that holds a list or an object: no more than so many elements."""
+    """For a field that holds a list or an object: no more than so many elements. Behind ``Field`` in an annotation:
+    constraints that follow it would be checked on None too."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > count:

@@ -68,8 +68,8 @@ class StartRun(StrictModel):
     ] = None
     arguments: Annotated[
         dict[Word, Scalar],
-        at_most(100),
         Field(max_length=100, description="What the spider is made with, on top of what the registry says."),
+        at_most(100),
     ] = {}
     mode: Annotated[
         Literal["single", "distributed"] | None,
@@ -160,8 +160,8 @@ class RetryFailed(StrictModel):
 
     kinds: Annotated[
         list[Word] | None,
-        at_most(100),
         Field(min_length=1, max_length=100, description="Without it all but what robots.txt forbade."),
+        at_most(100),
     ] = None
 
 
