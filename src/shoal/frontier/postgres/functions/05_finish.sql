@@ -39,13 +39,13 @@ BEGIN
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state IN (3, 4) THEN e.id ELSE -1 END) AS parents,
         array_agg(e.id) AS ids, array_agg(e.host) AS hosts, array_agg(e.attempts) AS attempts,
-        array_agg(e.items) AS items
+        array_agg(e.items) AS items, array_agg(e.lane) AS lanes
         INTO _h
         FROM (
             SELECT CASE WHEN h.id IS NULL THEN 0 WHEN u.kind IS NULL THEN 3
                     WHEN u.retry_in IS NOT NULL AND h.attempts < _most THEN 1 ELSE 4 END AS state,
                 coalesce(h.id, -1) AS id, coalesce(h.host, -1) AS host, coalesce(h.attempts, 0) AS attempts,
-                coalesce(h.items, 0) AS items
+                coalesce(h.items, 0) AS items, h.lane
             FROM unnest(_token, _fingerprint, _kind, _retry_in) WITH ORDINALITY
                 u(token, fingerprint, kind, retry_in, nth)
             LEFT JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
@@ -75,7 +75,9 @@ BEGIN
             _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
     END IF;
     PERFORM lock_hosts(_h.hosts);
-    _full := full_lanes(_h.hosts);
+    _full := full_lanes(_h.hosts) || ARRAY(  -- the run's own lanes first of all
+        SELECT l.id FROM (SELECT DISTINCT u.lane FROM unnest(_h.lanes) u(lane)) u
+        CROSS JOIN LATERAL (SELECT l.id, l.place FROM lane l WHERE l.id = u.lane LIMIT 1) l WHERE l.place = 3);
     PERFORM lock_lanes(_new.lanes || _full);
     _now := clock(_offset);
 
