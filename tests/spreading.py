@@ -10,8 +10,14 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     import pytest
 
-TOGETHER = ("acceptance/test_api.py", "acceptance/test_celery.py")
-"""Files whose tests share servers that take long to start, or a place that only one may use."""
+TOGETHER = (
+    "acceptance/test_clusters.py",
+    "acceptance/test_cluster_outages.py",
+    "acceptance/test_api.py",
+    "acceptance/test_celery.py",
+)
+"""Files whose tests share servers that take long to start, or of which many at once would starve each other: five nodes
+with short sessions."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
 """Tests that look at what was done once for each backend, the last of their parameters."""
 ALONE = ("acceptance/", "contracts/test_frontier.py::test_random_steps")

@@ -13,7 +13,10 @@ import pytest_asyncio
 from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
 
-TTL = 1.0
+TTL = 2.0
+"""Seconds of a session whose end is waited for. A busy machine may let a client wait for one of them."""
+LASTING = 20.0
+"""Of all others: they do not end, however long the steps of a test take."""
 COUNTS = Counts(2, 1)
 
 
@@ -31,13 +34,13 @@ class CoordinatorHarness(ABC):
     async def abandon(self, coordinator: Coordinator) -> None:
         """The client is not heard of any more, as if its process had been killed. It may be closed all the same."""
 
-    async def open(self, cluster: str = "cluster", ttl: float = TTL) -> Coordinator:
+    async def open(self, cluster: str = "cluster", ttl: float = LASTING) -> Coordinator:
         made = await self.connect(cluster, ttl)
         self.opened.append(made)
         return made
 
-    async def member(self, name: str, counts: Counts = COUNTS) -> Coordinator:
-        made = await self.open()
+    async def member(self, name: str, counts: Counts = COUNTS, ttl: float = LASTING) -> Coordinator:
+        made = await self.open(ttl=ttl)
         await made.join(name, counts)
         return made
 
@@ -88,7 +91,7 @@ class CoordinatorContract:
         assert holders(view) == {}
         member = next(member for member in view.members if member.name == "crawler_2")
         assert (member.doing, member.fit) == ("crawls 3 pages", False)
-        assert 0 <= member.age < TTL
+        assert 0 <= member.age < LASTING
 
     async def test_a_member_says_where_it_is(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.open()
@@ -106,7 +109,7 @@ class CoordinatorContract:
         assert holders(await member.beat()) == {0: name}
 
     async def test_a_name_is_refused_while_its_member_lives(self, coordination: CoordinatorHarness) -> None:
-        first, twin = await coordination.member("crawler_1"), await coordination.open()
+        first, twin = await coordination.member("crawler_1", ttl=TTL), await coordination.open(ttl=TTL)
         with pytest.raises(NameTakenError, match="crawler_1"):
             await twin.join("crawler_1", COUNTS)
         await stay(first, seconds=1.5 * TTL)
@@ -123,11 +126,13 @@ class CoordinatorContract:
         assert all(isinstance(result, NameTakenError) for result in joined if result is not None)
 
     async def test_a_member_that_is_not_heard_of_is_lost(self, coordination: CoordinatorHarness) -> None:
-        dead, living = await coordination.member("dead"), await coordination.member("living")
+        dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         epoch = await dead.take(0)
+        heard = time.monotonic()
+        await dead.beat()
         await coordination.abandon(dead)
         await stay(living, seconds=0.5 * TTL)
-        assert names(await living.beat()) == ["dead", "living"]
+        assert names(await living.beat()) == ["dead", "living"] or time.monotonic() - heard > TTL
         await self._until_lost(living, "dead")
         view = await living.beat()
         assert holders(view) == {}
@@ -143,10 +148,10 @@ class CoordinatorContract:
         return time.monotonic() - started
 
     async def test_a_lost_member_joins_again(self, coordination: CoordinatorHarness) -> None:
-        dead, living = await coordination.member("dead"), await coordination.member("living")
+        dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         await coordination.abandon(dead)
         await self._until_lost(living, "dead")
-        await coordination.member("dead")
+        await coordination.member("dead", ttl=TTL)
         assert names(await living.beat()) == ["dead", "living"]
 
     async def test_a_member_that_was_lost_is_told_so(self, coordination: CoordinatorHarness) -> None:
@@ -220,7 +225,7 @@ class CoordinatorContract:
         assert (await again.take(0) or 0) > max(epochs[0], epochs[2], epochs[3])
 
     async def test_the_successor_is_told_from_whom_it_took_over(self, coordination: CoordinatorHarness) -> None:
-        dead, heir = await coordination.member("dead"), await coordination.member("heir")
+        dead, heir = await coordination.member("dead", ttl=TTL), await coordination.member("heir", ttl=TTL)
         before = await dead.take(0)
         await coordination.abandon(dead)
         await self._until_lost(heir, "dead")
@@ -329,7 +334,7 @@ class CoordinatorContract:
         await asyncio.sleep(0.1)
         await other.retire()
         await waiting
-        assert time.monotonic() - started < 0.6 * TTL
+        assert time.monotonic() - started < 4.0  # it was woken; 5 seconds would have passed else
 
     async def _until_free(self, member: Coordinator) -> None:
         while holders(await member.beat()):
