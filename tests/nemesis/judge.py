@@ -129,7 +129,7 @@ def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
 
 
 def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
-    """Whether `shoal audit` has to say that the store went back. One that took no completed page away may pass unnoticed:
+    """Whether `shoal audit` has to say that the store went back. If no completed page was lost, that may pass unnoticed:
     it does no harm."""
     if not lost:
         return "never"
