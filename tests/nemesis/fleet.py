@@ -40,9 +40,12 @@ SETTINGS: dict[str, Any] = {
 
 
 class Fleet:
-    """The processes of a run. One that ends with an error is started again if ``restarts``, as a supervisor would."""
+    """The processes of a run. One that fails before it has begun is started again, as a supervisor would: ``restarts``
+    times in all."""
 
-    def __init__(self, folder: Path, frontier: str, site: Site, *, workers: int = 3, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, frontier: str, site: Site, *, workers: int = 3, restarts: int = 5, **settings: Any
+    ) -> None:
         self.folder = folder
         self.frontier = frontier
         self.run_id = "n" + secrets.token_hex(4)
@@ -60,6 +63,7 @@ class Fleet:
         (folder / "spider.py").write_text(SPIDER)
         (folder / "starts.txt").write_text("\n".join(site.start_urls))
         self._site = site
+        self._restarts = restarts
         self._workers = workers
 
     # -- processes
@@ -101,18 +105,18 @@ class Fleet:
         if self._processes["start"].poll() is not None:
             self._spawn("start")
 
-    def wait(self, timeout: float, *, restarts: int = 0) -> bool:
+    def wait(self, timeout: float) -> bool:
         """Until all processes have left by themselves; False if some have not by then, and those are killed."""
         until = time.monotonic() + timeout
-        while self.look(restarts=restarts):
+        while self.look():
             if time.monotonic() > until:
                 self.close()
                 return False
             time.sleep(0.05)
         return True
 
-    def look(self, *, restarts: int = 0) -> bool:
-        """Whether a process is still at work. One that fails before it has begun is started again, so many times."""
+    def look(self) -> bool:
+        """Whether a process is still at work. One that fails before it has begun is started again."""
         working = False
         for name, process in list(self._processes.items()):
             code = process.poll()
@@ -122,7 +126,7 @@ class Fleet:
                 del self._processes[name]
                 words = f"{name} ended with {code}: {self.words_of(name)[-1500:]}"
                 begun = self._agents[name] in self._site.agents()
-                (self.exits if begun or len(self.false_starts) >= restarts else self.false_starts).append(words)
+                (self.exits if begun or len(self.false_starts) >= self._restarts else self.false_starts).append(words)
                 if not begun and words not in self.exits:
                     self._spawn(name)
                     working = True

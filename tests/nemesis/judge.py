@@ -129,8 +129,8 @@ def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
 
 
 def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
-    """Whether `shoal audit` has to say that the store went back. One that took no completed page away may pass unnoticed:
-    it does no harm."""
+    """Whether `shoal audit` has to say that the store went back. If no completed page was lost, it does no harm, and
+    perhaps nobody notices it."""
     if not lost:
         return "never"
     pages = [visit.end for visit in visits if visit.path != ROBOTS]

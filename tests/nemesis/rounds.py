@@ -80,7 +80,7 @@ def play(
     with ExitStack() as stack:
         target = stack.enter_context(site(folder, plan))
         frontier = stack.enter_context(_losing(server, dice.getrandbits(32), losses)) if losses else server.url
-        fleet = stack.enter_context(Fleet(folder, frontier, target, workers=workers))
+        fleet = stack.enter_context(Fleet(folder, frontier, target, workers=workers, restarts=40 if losses else 5))
         target.hold()
         moments = sorted(dice.uniform(0.05, 0.8) for _ in range(rewinds))
         fleet.start()
@@ -93,7 +93,7 @@ def play(
             verdict.rewinds.append(server.set_back(dice.uniform(*back)))
             fleet.seed_again()
         target.let_go()
-        ended = fleet.wait(_END_SECONDS, restarts=40 if losses else 5)
+        ended = fleet.wait(_END_SECONDS)
         fleet.frontier = server.url
         verdict.seconds = time.monotonic() - began
         verdict.requests = target.requests_so_far()

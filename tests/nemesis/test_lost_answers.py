@@ -53,11 +53,13 @@ def test_no_answer_is_needed(kind: str, tmp_path: Path) -> None:
     with lossy(kind, server.port, losses(seed)) as proxy, site(tmp_path, PLAN) as target:
         place = "prefix" if kind == "redis" else "schema"
         frontier = f"{server.url.replace(str(server.port), str(proxy.port))}?{place}=n{secrets.token_hex(4)}&timeout=1"
-        with Fleet(tmp_path, frontier, target, workers=2, **{"retry.max_attempts": 1, "lease.ttl": 20}) as fleet:
+        with Fleet(
+            tmp_path, frontier, target, workers=2, restarts=12, **{"retry.max_attempts": 1, "lease.ttl": 20}
+        ) as fleet:
             fleet.start()
             wait_for_run(frontier, fleet.run_id)
             fleet.work()
-            ended = fleet.wait(120, restarts=12)
+            ended = fleet.wait(120)
             print(f"seed {seed}\ncalls {dict(proxy.calls)}\nlost {dict(proxy.lost)}", *fleet.false_starts, sep="\n")
             proxy.loses = lambda call, number: None
             problems = look(target, fleet, once=True)
