@@ -34,35 +34,24 @@ def unclosed(count: int, attributes: str = "") -> str:
 
 PAGES: dict[str, Callable[[], bytes]] = {
     "600 open tags": lambda: fill("<p>x", "<p>" + "".join(f"<b id={n}>" for n in range(600)), 246_000),
-    "500 open tags in 14 KB": lambda: fill("<p>x", unclosed(500), 14_000),
     "500 open tags in 20 KB": lambda: fill("<p>x", unclosed(500), 20_000),
     "open tags with attributes": lambda: fill("<p>x", unclosed(300, " a b c d e f g h"), 40_000),
-    "12 open tags": lambda: fill("<p>x", unclosed(12)),
     "three of each open tag": lambda: fill("<p>x", "<p>" + "".join(f"<{name}>" * 3 for name in FORMATTING)),
     "open tags in each paragraph": lambda: "".join(f"<p><b id={n}>" for n in range(120_000)).encode(),
-    "open tags in a table": lambda: fill("<tr>x", "<table>" + unclosed(400)),
     "open tags in cells": lambda: fill("<td>x<p>x", "<table><tr><td>" + unclosed(400)),
-    "open tags in headings": lambda: fill("<h1>x</h1>", unclosed(300)),
     "open tags, in UTF-16": lambda: b"\xff\xfe" + fill("<p>x", unclosed(400), SIZE // 2).decode().encode("utf-16-le"),
-    "open tags after a late charset": lambda: fill("<p>x", f"{' ' * 2000}<meta charset=koi8-r>" + unclosed(400)),
     "bodies with new attributes": lambda: "".join(f"<body a{n}>" for n in range(150_000)).encode(),
-    "html with new attributes": lambda: "".join(f"<html a{n}=1>" for n in range(120_000)).encode(),
     "a million attributes": lambda: f"<p {' '.join(f'{n:x}' for n in range(330_000))}>".encode(),
     "CDATA": lambda: fill("<![CDATA["),
-    "CDATA in SVG": lambda: fill("<![CDATA[", "<svg>"),
     "a huge title": lambda: fill("x", "<title>"),
     "a deep page": lambda: fill("<div>"),
     "a deep page of pre": lambda: fill("<hr>", "<pre>" * 505),
-    "pre in pre": lambda: fill("<pre>"),
     "tables in tables": lambda: fill("<td><table>"),
     "a wide and long table": lambda: fill("<tr>", "<table><tr>" + "<td>x" * 200_000),
     "wide cells": lambda: fill("<tr><td colspan=1000 rowspan=65534>x", "<table>"),
     "forms": lambda: fill("<form><div></form>"),
     "links around blocks": lambda: fill("<a><b><div></a>"),
     "end tags without starts in SVG": lambda: fill("</x>", "<svg>" + "<g>" * 600),
-    "headings that do not end": lambda: fill("</h1>", "<span>" * 600),
-    "bytes of no encoding": lambda: bytes(range(128, 256)) * (SIZE // 128),
-    "only open brackets": lambda: fill("<"),
 }
 
 
@@ -89,6 +78,8 @@ def cost(body: bytes) -> dict[str, object]:
             ended[mode] = "read"
         except ShoalError as error:
             ended[mode] = f"{type(error).__name__}: {error}"
+            if "parsing of its" in str(error) and len(ended) > 1:
+                break  # the other modes parse it in the same way
         seconds[mode] = round(time.process_time() - began, 3)
     return {"seconds": seconds, "ended": ended}
 

@@ -6,6 +6,7 @@ expression and one concatenation, and only the rest goes through yarl.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -15,6 +16,8 @@ from yarl import URL
 
 from shoal.errors import RequestError
 from shoal.hostnames import MOST_OF_A_PAGE, ascii_host, foreign_host
+
+log = logging.getLogger("shoal.links")
 
 # Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
 # the start of a dot segment, so it takes the slow path, as do a default port and a host that ends like an odd address.
@@ -36,6 +39,7 @@ _AROUND = "".join(map(chr, range(33)))
 _LONGEST = 65536
 _LONGEST_HOST = 261  # 255 and a port
 _LONGEST_KNOWN = 500
+_MOST_CHARACTERS = 48 << 20  # of the URLs of one page that are longer than the links to them
 
 
 def normalize_url(url: str) -> str:
@@ -110,7 +114,28 @@ def join_url(base: str, href: str) -> str:
     except TypeError:
         raise RequestError(f"not a URL: {href!r:.200} is no text") from None
     url = _join(base, _clean(href))
-    return url if _NORMAL_URL.fullmatch(url) and "/." not in url else _normalize(url)
+    if not _NORMAL_URL.fullmatch(url):
+        return _normalize(url)
+    if "/." not in url:
+        return url
+    short = _without_dots(url)
+    return short if _NORMAL_URL.fullmatch(short) else _normalize(url)
+
+
+def _without_dots(url: str) -> str:
+    """A URL that is normal but for the segments ``.`` and ``..`` of its path, without them."""
+    start = url.index("/", 8)
+    path, mark, query = url[start + 1 :].partition("?")
+    segments = path.split("/")
+    kept: list[str] = []
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in (".", ".."):
+        kept.append("")
+    return f"{url[:start]}/{'/'.join(kept)}{mark}{query}"
 
 
 def _join(base: str, href: str) -> str:
@@ -158,11 +183,15 @@ def derived_fingerprint(fingerprint: bytes, *parts: bytes) -> bytes:
 
 
 def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
-    """The URLs in normal form, each once, in order; what can't be followed (``mailto:``, ``#top``) is left out."""
+    """The URLs in normal form, each once, in order; what can't be followed (``mailto:``, ``#top``) is left out.
+
+    The URLs of one page together have a limit: a page may name a base of 60,000 characters for 100,000 short links.
+    """
     origin = origin_of(base)
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
     foreign: set[str] = set()
+    room = _MOST_CHARACTERS
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
@@ -172,9 +201,14 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
                     continue
                 foreign.add(host)
             try:
-                found[join_url(base, href)] = None
+                url = join_url(base, href)
             except RequestError:
                 continue
+            found[url] = None
+            room -= len(url)
+            if room < 0:
+                log.warning("links left out url=%s: those before have %d characters", base[:200], _MOST_CHARACTERS)
+                break
     return list(found)
 
 

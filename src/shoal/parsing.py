@@ -27,8 +27,8 @@ from shoal.errors import TooComplexError
 T = TypeVar("T")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
-_TREE = (96 << 20, 44)  # bytes, or so many times the size of the page if that is more
-_CONVERSION = (64 << 20, 18)
+_TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
+_CONVERSION = (64 << 20, 16)
 _LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
 _DEEPEST = "/*" * 129
 _STALE = 0.25  # seconds
@@ -69,12 +69,16 @@ def main_text(document: Document, size: int) -> str:
 
     Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
     """
-    return _bounded(_main_text, (document, size), size, _CONVERSION, "text")
+    try:
+        text = _bounded(_main_text, (document, size), size, _CONVERSION, "text")
+    except TooComplexError:  # a huge table, for example; without the search for the main content it may be possible
+        text = ""
+    return text or _bounded(document.to_text, (), size, _CONVERSION, "text").strip()
 
 
 def _main_text(document: Document, size: int) -> str:
     deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
-    return ("" if deep else document.main_text()) or document.to_text().strip()
+    return "" if deep else document.main_text()
 
 
 def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int, budget: tuple[int, int], what: str) -> T:

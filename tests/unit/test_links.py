@@ -278,6 +278,13 @@ def test_many_hosts_outside_ascii_cost_little() -> None:
     assert time.process_time() - started < 10
 
 
+def test_short_links_below_a_long_base_do_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    found = resolve("http://ex.com/" + "a" * 60_000 + "/", (f"x{number}" for number in range(100_000)))
+    assert 500 < len(found) < 1000
+    assert "links left out" in caplog.text
+    assert len(caplog.text) < 1000
+
+
 @pytest.mark.parametrize("start", ["http://", "//", "https:", "\\\\", " HTTPS:/", "ht\ntp://", "http:///", "//a@"])
 def test_hosts_outside_ascii_are_counted_however_they_are_written(start: str) -> None:
     hrefs = [f"{start}ü{number}.de/" for number in range(MOST_OF_A_PAGE + 50)]
