@@ -35,6 +35,7 @@ log = logging.getLogger("shoal.engine")
 
 _LINGER = 0.02  # seconds that a settlement waits for others, while there is enough to do
 _POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
+_SELDOM = 4  # polls between two checks whether the run is over, where many idle workers poll
 _ROUND = 15.0  # seconds in which the loop goes round at least once: also an idle one is seen to live
 _LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
 
@@ -101,6 +102,9 @@ class Engine:
         self._careful = False
         """The last chance of a request that lost its workers is waiting: nothing else may be in flight beside it."""
         self._poll = _POLL[0]
+        self.poll_after = 0.0
+        """Seconds between polls that the store asks for, as many workers are idle; 0: no more than usual."""
+        self._check_again = 0.0
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -198,6 +202,9 @@ class Engine:
     async def _is_over(self) -> bool:
         if self.stopping or self._scheduler.limit_reached:
             return True
+        if self.poll_after and time.monotonic() < self._check_again:
+            return False
+        self._check_again = time.monotonic() + _SELDOM * self.poll_after
         if not self._stay and await self._persist(self._frontier.is_finished):
             return True
         if self._seeder.failure is None:
@@ -230,6 +237,8 @@ class Engine:
         if self.stopping:  # asked to while the frontier was
             self._settled.extend(Released(lease, contacted=False) for lease in leases)
             return None
+        if leases:
+            self._log.expect_items()
         for lease in leases:
             self._on_lease(lease)
             self._leases.add(lease)
@@ -262,6 +271,7 @@ class Engine:
             return 0.0 if len(self._active) < self.concurrency else None
         wait = self._poll if wait is None else min(wait, self._poll)
         self._poll = _POLL[0]
+        self.poll_after = 0.0 if leased.leases else leased.poll_after
         if not leased.leases:
             wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
             self._poll = min(_POLL[1], 1.5 * wait)
@@ -439,6 +449,7 @@ class Engine:
                 count += len(each.items)
         if count:
             self.counters.items += count
+            self._log.expect_items()
             for drain in self._drains:
                 drain.nudge()
 

@@ -24,18 +24,26 @@ class ItemLogKeeper:
         self._persist = persist
         self._keep = keep
         self._every = every
+        self._expects = True
         self.far_behind = False
         """Some drainer that is at work is so far behind that nothing more should be leased."""
+
+    def expect_items(self) -> None:
+        """This process crawls: its pages may have items."""
+        self._expects = True
 
     async def run(self) -> None:
         trimmed, pause, before = 0, self._every, None
         while True:
             await asyncio.sleep(pause)
+            if not self._expects:  # an idle process leaves it to the others
+                continue
             roles = [role for role in await self._persist(self._frontier.roles) if role.role.startswith("sink:")]
             logged = (await self._persist(self._frontier.stats)).items if roles else 0
             now = (roles, logged)
             pause = min(_SELDOM * self._every, 2 * pause) if now == before and not self.far_behind else self._every
             before = now
+            self._expects = any(position_of(role.cursor) < logged for role in roles)
             if not roles:
                 continue
             self._judge(logged, [position_of(role.cursor) for role in roles if role.held])

@@ -204,7 +204,8 @@ class Worker:
         """See what others do to the run. A halted one gives no leases anyway: what was leased ahead goes back."""
         state, looks = "running", 0
         while True:
-            await asyncio.sleep(_WATCH_PAUSED if state == "paused" else _WATCH_EVERY)
+            seldom = 0.0 if self._engine is None else 4 * self._engine.poll_after  # many idle workers
+            await asyncio.sleep(max(seldom, _WATCH_PAUSED if state == "paused" else _WATCH_EVERY))
             try:
                 found = await store.run_state(self.run_id)
                 if found is None or found == "cancelled":

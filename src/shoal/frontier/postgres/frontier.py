@@ -221,10 +221,10 @@ class PostgresFrontier:
                 "finish", self._run, self._offset(), *self._receipts.last, *endings.as_arguments()
             )
         result: dict[int, tuple[int, int]] = {}
-        for nth, state, added, number, _ in rows:
+        for nth, state, added, number, _, order in rows:
             result[endings.places[nth - 1]] = (state, added)
-            if state in (_DONE, _DONE_ALREADY):
-                self._receipts.acknowledged(generation, number, endings.tokens[nth - 1])
+            if state == _DONE:
+                self._receipts.acknowledged(generation, order, number, endings.tokens[nth - 1])
         for place, ended in endings.staged.items():
             state, _ = result.get(place, (0, 0))
             if state > 1:  # done or dead

@@ -16,6 +16,8 @@ _MOST = 600
 class Receipt(NamedTuple):
     """A completion that the store acknowledged: the number of the request, and the token under which it is done."""
 
+    order: int
+    """Of two completions of a run, the later one has the higher number."""
     id: int
     token: int
     at: float
@@ -44,11 +46,12 @@ class Receipts:
         if self.rewound:
             raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
 
-    def acknowledged(self, generation: int, number: int, token: int) -> None:
-        """The store said that this request is done under this token."""
-        if generation != self.generation:
+    def acknowledged(self, generation: int, order: int, number: int, token: int) -> None:
+        """The store said that this request is done under this token. Answers may overtake each other, so the order is
+        the store's."""
+        if generation != self.generation or (self._last is not None and order <= self._last.order):
             return
-        self._last = Receipt(number, token, clock.now())
+        self._last = Receipt(order, number, token, clock.now())
         if not self._older or self._last.at - self._older[-1].at >= _EVERY:
             self._older.append(self._last)
 

@@ -2,9 +2,9 @@
 
 -- A lease without _kind is done, and its _reason is a note. Each may have items and children; those of a request that
 -- waits don't count. So many _chunks of further children were uploaded before, with so many _staged links, if _uploads.
--- Returns the new
--- state of each whose lease was good, counted from 1, how many children were new, its number, and how many links of the run
--- are in stages. State 5: it was done under this token already.
+-- Returns the new state of each whose lease was good, counted from 1, how many children were new, its number, how many
+-- links of the run are in stages, and how many requests of the run are done: of two calls the later has the higher number.
+-- State 5: it was done under this token already.
 CREATE OR REPLACE FUNCTION finish(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _duplicates bigint[],
@@ -12,7 +12,8 @@ CREATE OR REPLACE FUNCTION finish(
     _items integer[], _chunks integer[], _staged integer[], _uploads boolean, _item_of integer[], _item_at integer[], _item bytea[],
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
     _child_payload bytea[]
-) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint, done bigint)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision;
@@ -26,6 +27,7 @@ DECLARE
     _total record;
     _last bigint;
     _incoming bigint := 0;
+    _done bigint;
 BEGIN
     SELECT r.max_attempts, _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3)
@@ -127,7 +129,7 @@ BEGIN
         leased = g.leased - _total.waiting - _total.done - _total.dead, done = g.done + _total.done,
         dead = g.dead + _total.dead, duplicates = g.duplicates + _total.duplicates, items = g.items + _total.items,
         incoming = g.incoming + _incoming
-        WHERE g.run = _run RETURNING g.items, g.incoming INTO _last, _incoming;
+        WHERE g.run = _run RETURNING g.items, g.incoming, g.done INTO _last, _incoming, _done;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
@@ -139,7 +141,7 @@ BEGIN
             WHERE _h.states[u.owner] IN (3, 4);
     END IF;
     RETURN QUERY
-        SELECT u.nth, u.state::smallint, u.added, u.id, _incoming
+        SELECT u.nth, u.state::smallint, u.added, u.id, _incoming, _done
         FROM unnest(_h.states, _added, _h.ids) WITH ORDINALITY u(state, added, id, nth)
         WHERE u.state > 0;
 END
