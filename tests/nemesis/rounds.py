@@ -20,7 +20,8 @@ from tests.nemesis.servers import Rewindable
 from tests.nemesis.site import Plan, Site, site
 
 _END_SECONDS = 120.0
-_CREATED_SECONDS = 30.0
+_CREATED_SECONDS = 60.0
+_LONG_AGO = 3600.0
 
 
 @dataclass
@@ -67,11 +68,12 @@ def wait_for_run(frontier: str, run_id: str) -> None:
 
 def play(
     server: Rewindable, folder: Path, seed: int, *, rewinds: int, plan: Plan | None = None,
-    back: tuple[float, float] = (0.5, 3.0), workers: int = 3, losses: float = 0.0,
+    back: tuple[float, float] = (0.5, 3.0), workers: int = 3, losses: float = 0.0, to_creation: bool = False,
 ) -> Verdict:  # fmt: skip
     """Crawl the site to its end and set the store back so many times on the way, by ``back`` seconds.
 
-    ``losses`` is the probability that the answer of a call gets lost on the way.
+    ``losses`` is the probability that the answer of a call gets lost on the way. ``to_creation``: the first time, the
+    store forgets all that happened since the run was created, if the server can do that.
     """
     dice = random.Random(seed)
     plan = plan or Plan()
@@ -90,7 +92,9 @@ def play(
         for moment in moments:
             if not wait_for_progress(target, fleet, moment):
                 break
-            verdict.rewinds.append(server.set_back(dice.uniform(*back)))
+            seconds = dice.uniform(*back)
+            everything = to_creation and not verdict.rewinds
+            verdict.rewinds.append(server.set_back(_LONG_AGO if everything else seconds))
             fleet.seed_again()
         target.let_go()
         ended = fleet.wait(_END_SECONDS)
