@@ -20,7 +20,7 @@ from resource import RLIMIT_DATA, setrlimit
 from typing import Any, TypeVar, cast
 
 import turbohtml
-from turbohtml import Document
+from turbohtml import Document, Element, Node
 
 from shoal.errors import TooComplexError
 
@@ -62,8 +62,14 @@ def parse_xml(text: str) -> Document:
 
 
 def to_markdown(document: Document, size: int) -> str:
-    """``size`` is that of the page. TooComplexError for tables that would be huge."""
-    _check_tables(document, size)
+    """``size`` is that of the page. TooComplexError for tables that would be huge.
+
+    The limit on memory is not used here: where none is left, turbohtml's parser gives up, but its writers crash.
+    """
+    if size > _SMALL and _has_huge_table(document):
+        raise TooComplexError(
+            f"the page is too complex: laid out, a table of it has more than {_MOST_CELLS} cells, empty ones included"
+        )
     return document.to_markdown()
 
 
@@ -72,31 +78,35 @@ def main_text(document: Document, size: int) -> str:
 
     Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
     """
-    _check_tables(document, size)
     deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
     return ("" if deep else document.main_text()) or _whole_text(document, size)
 
 
 def _whole_text(document: Document, size: int) -> str:
     """With the layout of its tables, unless they are so large that this would take a kilobyte for each cell."""
-    if size <= _SMALL or cast(float, turbohtml.XPath("count(//td | //th)")(document)) <= _MOST_CELLS_IN_LAYOUT:
+    cells = 0.0 if size <= _SMALL else cast(float, turbohtml.XPath("count(//td | //th)")(document))
+    if cells <= _MOST_CELLS_IN_LAYOUT and not (cells and _has_huge_table(document)):
         return document.to_text().strip()
     texts = cast("list[str]", turbohtml.XPath(_TEXTS)(document))
     return "\n".join(stripped for text in texts if (stripped := text.strip()))
 
 
-def _check_tables(document: Document, size: int) -> None:
-    """Written as text, every row of a table is as wide as the widest: 1,000 rows and one of 1,000 cells are a million.
-
-    The limit on memory is not used here: where it has none left, turbohtml's parser gives up, but its writers crash.
-    """
-    if size <= _SMALL:
-        return
+def _has_huge_table(document: Document) -> bool:
+    """Laid out, every row is as wide as the widest one: 1,000 rows, of which one has 1,000 cells, are a million."""
     rows = int(cast(float, turbohtml.XPath("count(//tr)")(document)))
-    if rows and turbohtml.XPath(f"boolean(//tr/*[{_MOST_CELLS // rows + 1}])")(document):
-        raise TooComplexError(
-            f"the page is too complex: as text, its tables have more than {_MOST_CELLS} cells, empty ones included"
-        )
+    if not rows:
+        return False
+    wide = cast("list[Element]", turbohtml.XPath(f"//tr[*[{_MOST_CELLS // rows + 1}]]")(document))
+    tables: dict[Node | None, int] = {}
+    for row in wide:
+        table = row.parent
+        while isinstance(table, Element) and table.tag != "table":
+            table = table.parent
+        tables[table] = max(tables.get(table, 0), sum(1 for _ in row.children))
+    return any(
+        width * cast(float, turbohtml.XPath("count(tr | */tr)")(table if table is not None else document)) > _MOST_CELLS
+        for table, width in tables.items()
+    )
 
 
 def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T:
