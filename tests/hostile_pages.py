@@ -48,6 +48,8 @@ PAGES: dict[str, Callable[[], bytes]] = {
     "a deep page of pre": lambda: fill("<hr>", "<pre>" * 505),
     "tables in tables": lambda: fill("<td><table>"),
     "a wide and long table": lambda: fill("<tr>", "<table><tr>" + "<td>x" * 200_000),
+    "a long table": lambda: fill("<tr><td>1<td>2", "<table>"),
+    "line ends and open tags": lambda: fill("\\n<i>"),
     "wide cells": lambda: fill("<tr><td colspan=1000 rowspan=65534>x", "<table>"),
     "forms": lambda: fill("<form><div></form>"),
     "links around blocks": lambda: fill("<a><b><div></a>"),

@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable
 from resource import RLIMIT_DATA, setrlimit
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import turbohtml
-from turbohtml import Document
+from turbohtml import Document, Element, Node
 
 from shoal.errors import TooComplexError
 
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
-_CONVERSION = (64 << 20, 16)
+_MOST_CELLS = 2_000_000
+_MOST_CELLS_IN_LAYOUT = 50_000
+_TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
 _LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
 _DEEPEST = "/*" * 129
 _STALE = 0.25  # seconds
@@ -42,7 +44,7 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
     """
     if len(body) <= _SMALL:
         return _parse(body, charset)
-    return _bounded(_parse, (body, charset), len(body), _TREE, "parsing")
+    return _bounded(_parse, (body, charset), len(body))
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:
@@ -56,12 +58,19 @@ def _parse(body: bytes | str, charset: str | None) -> Document:
 
 def parse_xml(text: str) -> Document:
     """The tree of an XML document, with the same limits. HTMLParseError for what is not well-formed."""
-    return _bounded(turbohtml.parse_xml, (text,), len(text), _TREE, "parsing")
+    return _bounded(turbohtml.parse_xml, (text,), len(text))
 
 
 def to_markdown(document: Document, size: int) -> str:
-    """``size`` is that of the page."""
-    return _bounded(document.to_markdown, (), size, _CONVERSION, "Markdown")
+    """``size`` is that of the page. TooComplexError for tables that would be huge.
+
+    The limit on memory is not used here: where none is left, turbohtml's parser gives up, but its writers crash.
+    """
+    if size > _SMALL and _has_huge_table(document):
+        raise TooComplexError(
+            f"the page is too complex: laid out, a table of it has more than {_MOST_CELLS} cells, empty ones included"
+        )
+    return document.to_markdown()
 
 
 def main_text(document: Document, size: int) -> str:
@@ -69,26 +78,45 @@ def main_text(document: Document, size: int) -> str:
 
     Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
     """
-    try:
-        text = _bounded(_main_text, (document, size), size, _CONVERSION, "text")
-    except TooComplexError:  # a huge table, for example; without the search for the main content it may be possible
-        text = ""
-    return text or _bounded(document.to_text, (), size, _CONVERSION, "text").strip()
-
-
-def _main_text(document: Document, size: int) -> str:
     deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
-    return "" if deep else document.main_text()
+    return ("" if deep else document.main_text()) or _whole_text(document, size)
 
 
-def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int, budget: tuple[int, int], what: str) -> T:
-    least, times = budget
+def _whole_text(document: Document, size: int) -> str:
+    """With the layout of its tables, unless they are so large that this would take a kilobyte for each cell."""
+    cells = 0.0 if size <= _SMALL else cast(float, turbohtml.XPath("count(//td | //th)")(document))
+    if cells <= _MOST_CELLS_IN_LAYOUT and not (cells and _has_huge_table(document)):
+        return document.to_text().strip()
+    texts = cast("list[str]", turbohtml.XPath(_TEXTS)(document))
+    return "\n".join(stripped for text in texts if (stripped := text.strip()))
+
+
+def _has_huge_table(document: Document) -> bool:
+    """Laid out, every row is as wide as the widest one: 1,000 rows, of which one has 1,000 cells, are a million."""
+    rows = int(cast(float, turbohtml.XPath("count(//tr)")(document)))
+    if not rows:
+        return False
+    wide = cast("list[Element]", turbohtml.XPath(f"//tr[*[{_MOST_CELLS // rows + 1}]]")(document))
+    tables: dict[Node | None, int] = {}
+    for row in wide:
+        table = row.parent
+        while isinstance(table, Element) and table.tag != "table":
+            table = table.parent
+        tables[table] = max(tables.get(table, 0), sum(1 for _ in row.children))
+    return any(
+        width * cast(float, turbohtml.XPath("count(tr | */tr)")(table if table is not None else document)) > _MOST_CELLS
+        for table, width in tables.items()
+    )
+
+
+def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T:
+    least, times = _TREE
     most = max(least, times * size)
     try:
         return _memory.limit(work, arguments, most)
     except MemoryError:
         raise TooComplexError(
-            f"the page is too complex: {what} of its {size} bytes takes more than {most >> 20} MB of memory"
+            f"the page is too complex: parsing of its {size} bytes takes more than {most >> 20} MB of memory"
         ) from None
 
 

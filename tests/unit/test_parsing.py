@@ -54,8 +54,6 @@ def test_a_page_that_is_only_odd_is_read(costs: dict[str, Any], name: str) -> No
 
 
 def test_a_larger_page_takes_at_most_64_times_its_size() -> None:
-    assert parsing._TREE[0] + parsing._CONVERSION[0] < 256 << 20
-    assert parsing._TREE[1] + parsing._CONVERSION[1] < 64
     with pytest.raises(TooComplexError, match=r"5000000 bytes takes more than 219 MB"):
         parsing.parse(fill("<p>x", unclosed(500), 5_000_000 // 4 * 4).ljust(5_000_000))
 
@@ -154,6 +152,22 @@ def test_xml_entities_do_not_explode_and_read_no_files(entities: str) -> None:
     assert len(found) < 1_000_000
     assert "root:" not in found
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("size", [20_000, 200_000])
+def test_a_table_that_would_be_huge_as_text_is_refused(size: int) -> None:
+    response = Response("http://x/", body=fill("<tr>", "<table><tr>" + "<td>x" * (size // 10), size))
+    with pytest.raises(TooComplexError, match="a table of it has more than"):
+        response.to_markdown()
+    assert set(response.main_text().split()) == {"x"}
+    assert "|" in Response("http://x/", body=fill("<tr><td>a<td>b", "<table>", size)).to_markdown()
+
+
+def test_a_large_table_has_its_text_without_a_layout() -> None:
+    body = fill("<tr><td>one <script>no</script><td> two", "<table>", 2_000_000)
+    lines = Response("http://x/", body=body).main_text().splitlines()
+    assert set(lines) == {"one", "two"}
+    assert len(lines) > 50_000
 
 
 def test_a_large_page_that_is_nested_deeply_has_all_its_text() -> None:
