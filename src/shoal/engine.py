@@ -37,6 +37,7 @@ _LINGER = 0.02  # seconds that a settlement waits for others, while there is eno
 _POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
 _SELDOM = 4  # polls between two checks whether the run is over, where many idle workers poll
 _ROUND = 15.0  # seconds in which the loop goes round at least once: also an idle one is seen to live
+_RECENT = 1000  # settled leases that are released once more if the store goes back in time
 _LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
 
 
@@ -50,6 +51,10 @@ class Drain(Protocol):
     async def start_over(self) -> None:
         """The store went back in time: continue from the cursor that it has now. ``run`` is not running."""
         ...
+
+
+def _lease_of(settlement: Settlement) -> Lease:
+    return settlement.completion.lease if isinstance(settlement, Parsed) else settlement.lease
 
 
 class Engine:
@@ -96,6 +101,8 @@ class Engine:
         self._active: dict[asyncio.Task[None], Lease] = {}
         self._ahead: deque[Lease] = deque()
         self._settled: list[Settlement] = []
+        self._recent: deque[Lease] = deque(maxlen=_RECENT)
+        """Leases that were settled last."""
         self._settled_since = 0.0
         self._lease_again = 0.0
         """Not before this moment, unless something was settled."""
@@ -157,7 +164,10 @@ class Engine:
     async def start_over(self) -> None:
         """Drop all work and all knowledge of a store that went back in time, and record that it did. Then ``run`` may
         be called again: it continues from what the store has, as a new process would."""
-        leases = [each.completion.lease if isinstance(each, Parsed) else each.lease for each in self._settled]
+        leases = [_lease_of(each) for each in self._settled]
+        # In the store as it is now, those that were settled last may be leased still, and nobody would end them.
+        leases += self._recent
+        self._recent.clear()
         self._settled = []
         self._rewound = False
         self._leases.clear()
@@ -414,6 +424,8 @@ class Engine:
             raise
 
     async def _settle_batch(self, batch: list[Settlement]) -> None:
+        if self._shared:
+            self._recent.extend(map(_lease_of, batch))
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
         if parsed:

@@ -58,7 +58,7 @@ _SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {
 
 @cache
 def _names() -> dict[bytes, str]:
-    """Names of scripts by their SHA."""
+    """Names of scripts by their SHA. That of `lease` is another one in each store, so it is not among them."""
     folder = files(_FRONTIER.package) / "lua"
     names = [each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")]
     return {_script(_FRONTIER, name).sha.encode(): name for name in names}
@@ -74,7 +74,7 @@ class RedisCalls(Calls):
             verb = command[0].upper()
             if verb in (b"EVAL", b"EVALSHA"):
                 sha = sha1(command[1], usedforsecurity=False).hexdigest().encode() if verb == b"EVAL" else command[1]
-                yield self._call(_names().get(sha, "?"), command)
+                yield self._call(_names().get(sha, "lease"), command)
 
     @staticmethod
     def _call(name: str, command: list[bytes]) -> Call:

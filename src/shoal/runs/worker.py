@@ -211,6 +211,9 @@ class Worker:
                 if found is None or found == "cancelled":
                     log.warning("run %s was %s", self.run_id, found or "removed")
                     return self.stop()
+                if found == "queued":  # the store went back in time to before somebody began
+                    await self._leave_queued(store)
+                    found = "running"
                 if found != state:
                     log.warning("run %s is %s", self.run_id, found)
                     state = found
@@ -223,6 +226,11 @@ class Worker:
                     await self._show_state(store, state, finished=await frontier.is_finished())
             except FrontierError as exc:
                 log.debug("could not look at the run: %s", exc)
+
+    async def _leave_queued(self, store: Store) -> None:
+        """Somebody works on the run."""
+        if await store.run_state(self.run_id) == "queued":
+            await store.transition(self.run_id, "running")
 
     async def _is_unseeded(self, frontier: Frontier) -> bool:
         if not (await frontier.stats()).seeding:
@@ -266,6 +274,7 @@ class Worker:
             await drain.finish(finished=ended)
         if ended:
             with suppress(RunError):
+                await persist(partial(self._leave_queued, store))
                 await persist(lambda: store.transition(self.run_id, "finished"))
             try:
                 await persist(lambda: frontier.lease(0, self.config.lease.ttl))

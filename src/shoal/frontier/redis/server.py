@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
@@ -56,10 +56,13 @@ class Script(NamedTuple):
 
 
 @cache
-def _script(scripts: Scripts, name: str) -> Script:
-    """The file of that name, with what all scripts share in front of it."""
+def _script(scripts: Scripts, name: str, store: str = "") -> Script:
+    """The file of that name, with what all scripts share in front of it. With ``store`` it is that store's alone: a
+    server that knows it has leased for this store since it was started."""
     folder = files(scripts.package) / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*scripts.library, name))
+    if store:
+        text += f"\n-- {store}"
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -187,17 +190,33 @@ class Server:
 
     async def run(self, name: str, run: bytes, options: bytes, *arguments: Any) -> Any:
         """Take a frontier's step of that name as a whole. ``run``: its number, perhaps with its name, or nothing."""
-        return await self.run_script(_FRONTIER, name, repr(self._offset()), run, options, *arguments)
+        words = (repr(self._offset()), run, options, *arguments)
+        if name != "lease":
+            return await self.run_script(_FRONTIER, name, *words)
+        store = f"{self.address.db} {self.address.prefix!r}"
+        return await self.run_script(
+            _FRONTIER, name, *words, store=store, before_loading=lambda: self.run("restarted", b"", options)
+        )
 
-    async def run_script(self, scripts: Scripts, name: str, *arguments: Any) -> Any:
-        """Take the step of that name as a whole. It is given the prefix of the keys, then the arguments."""
-        text, sha = _script(scripts, name)
+    async def run_script(
+        self,
+        scripts: Scripts,
+        name: str,
+        *arguments: Any,
+        store: str = "",
+        before_loading: Callable[[], Awaitable[Any]] | None = None,
+    ) -> Any:
+        """Take the step of that name as a whole. It is given the prefix of the keys, then the arguments.
+        ``before_loading`` is done first if the server does not know the script."""
+        text, sha = _script(scripts, name, store)
         prefix = self.address.prefix
         keys = (f"{prefix}store", f"{prefix}{_NO_KEY}") if self.address.kind == "cluster" else (f"{prefix}store",)
         given = (len(keys), *keys, prefix, *arguments)
         try:
             return await self._ask("EVALSHA", sha, *given)
         except NoScriptError:  # it is new, was restarted, or took over
+            if before_loading is not None:
+                await before_loading()
             return await self._ask("EVAL", text, *given)
 
     async def follow(self, stream: str, after: str) -> str:

@@ -95,16 +95,34 @@ BEGIN
     PERFORM 1 FROM host h WHERE h.id = 0 FOR NO KEY UPDATE;  -- one at a time
     PERFORM hold_run(_run);
     _now := clock(_offset);
+    -- Also for a client that notices later: what it had in flight ended just now, and the store knows nothing of it.
+    UPDATE host h SET ended_at = greatest(h.ended_at, _now) WHERE h.id = 0;
     SELECT r.id, r.noticed INTO _last FROM rewind r WHERE r.run = _run ORDER BY r.run DESC, r.id DESC LIMIT 1;
     IF _last.noticed >= _now - _known_for THEN
         RETURN QUERY
             UPDATE rewind r SET lost_seconds = greatest(r.lost_seconds, _lost_seconds)
                 WHERE r.id = _last.id RETURNING r.at, r.lost_seconds;
     ELSE
-        UPDATE host h SET ended_at = greatest(h.ended_at, _now) WHERE h.id = 0;
         RETURN QUERY
             INSERT INTO rewind AS r (run, noticed, at, lost_seconds)
                 VALUES (_run, _now, real_clock(_offset), _lost_seconds) RETURNING r.at, r.lost_seconds;
+    END IF;
+END
+$$;
+
+-- The server was restarted, or another one took over, and may have lost its last moments. Nobody can tell when each host was
+-- fetched from, so all of them wait one delay from now. Called before anything else is locked.
+CREATE OR REPLACE FUNCTION note_restart(_offset double precision) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _boot timestamptz;
+BEGIN
+    PERFORM 1 FROM host h WHERE h.id = 0 FOR NO KEY UPDATE;
+    SELECT c.boot INTO _boot FROM clock_state c WHERE c.id = 1 FOR NO KEY UPDATE;
+    IF _boot IS DISTINCT FROM pg_postmaster_start_time() THEN
+        UPDATE clock_state c SET boot = pg_postmaster_start_time() WHERE c.id = 1;
+        IF _boot IS NOT NULL THEN             -- else nobody has leased yet
+            UPDATE host h SET ended_at = greatest(h.ended_at, clock(_offset)) WHERE h.id = 0;
+        END IF;
     END IF;
 END
 $$;

@@ -134,6 +134,7 @@ DECLARE
     _gives boolean;
     _has_open boolean;
     _knows boolean;
+    _restarted boolean;
     _late boolean;
     _overdue bigint[];
     _overdue_hosts integer[];
@@ -153,13 +154,17 @@ BEGIN
     SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled'),
         EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1),
         _receipt IS NULL OR EXISTS (
-            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3)
-        INTO _gives, _has_open, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
+            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3),
+        (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
+        INTO _gives, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
     IF NOT _knows THEN
         PERFORM check_receipt(_run, _receipt, _receipt_token);
+    END IF;
+    IF _restarted AND current_setting('transaction_read_only') = 'off' THEN
+        PERFORM note_restart(_offset);
     END IF;
     _now := clock(_offset);
     _ahead := _now - real_clock(_offset);

@@ -26,9 +26,10 @@ else
   call('RPUSH', key, pack(REWIND, now - ago, real - ago, lost or NONE))
   call('LTRIM', key, -KEPT, -1)
   own.rewinds, own.is_changed = own.rewinds + 1, true
-  load_hosts({})
-  hosts[0].ended_at = now
-  change(hosts[0])
-  finish()
 end
+-- Also for a client that notices later: what it had in flight ended just now, and the store knows nothing of it.
+load_hosts({})
+hosts[0].ended_at = now
+change(hosts[0])
+finish()
 return call('LINDEX', key, -1)
