@@ -158,7 +158,7 @@ def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
 
 def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Target) -> None:
     """Nobody waits for a heartbeat: a session lasts for 20 seconds here."""
-    pages = urls(site, 400, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     cluster.start(*pages)
     for name in ("crawler_1", "crawler_2"):
         cluster.node(name, runner=1, backup=1, session=20.0)
@@ -182,7 +182,7 @@ def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Targ
 
 
 def test_names_of_all_kinds_have_their_own_places(redis: Cluster, site: Target) -> None:
-    pages = urls(site, 300, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     redis.start(*pages)
     names = ["crawler_a_1", "crawler_b_1", "crawler_01", "worker without a number", "crawler_1"]
     for name in names:
@@ -195,7 +195,7 @@ def test_names_of_all_kinds_have_their_own_places(redis: Cluster, site: Target) 
 
 
 def test_the_same_name_twice_is_refused_while_the_other_lives(cluster: Cluster, site: Target) -> None:
-    pages = urls(site, 300, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     cluster.start(*pages)
     first = cluster.node("crawler_1", runner=1, backup=1)
     cluster.until_complete(1, 0)
@@ -239,7 +239,7 @@ def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> No
 
 
 def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
-    cluster.start(*urls(site, 200, wait=0.3))
+    cluster.start(*urls(site, 2000, wait=0.3))
     for number in (1, 2, 3):
         cluster.node(f"crawler_{number}", runner=2, backup=2)
     cluster.until_complete(2, 1)
@@ -259,7 +259,7 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
 
 
 def test_what_a_dead_runner_had_is_given_back_though_its_slot_is_gone(redis: Cluster, site: Target) -> None:
-    pages = urls(site, 400, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     redis.start(*pages)
     for number in (1, 2, 3):
         redis.node(f"crawler_{number}", runner=2, backup=1)
@@ -274,7 +274,7 @@ def test_what_a_dead_runner_had_is_given_back_though_its_slot_is_gone(redis: Clu
 
 def test_another_cluster_on_the_same_run_is_told_from_a_successor(redis: Cluster, site: Target) -> None:
     """Two coordinators know nothing of each other: one node ends with an error, and no page dies of it."""
-    pages = urls(site, 300, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     redis.start(*pages)
     first = redis.node("crawler_1", runner=1, backup=0)
     redis.until_complete(1, 0)
@@ -330,7 +330,7 @@ def test_a_runner_without_a_successor_is_mourned_at_once(redis: Cluster, site: T
 
 
 def test_a_restart_of_all_keeps_the_work_and_doubles_nobody(redis: Cluster, site: Target) -> None:
-    pages = urls(site, 300, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     redis.start(*pages)
     for _ in range(2):
         for number in (1, 2, 3):
@@ -365,7 +365,7 @@ def test_failover_works_again_after_a_dead_one_is_back(redis: Cluster, site: Tar
 
 
 def test_a_dead_backup_is_noticed_and_the_next_one_takes_over(cluster: Cluster, site: Target) -> None:
-    pages = urls(site, 400, wait=0.2)
+    pages = urls(site, 1000, wait=0.2)
     cluster.start(*pages)
     for number in (1, 2, 3, 4):
         cluster.node(f"crawler_{number}", runner=1, backup=1)
@@ -440,7 +440,7 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
 
 def test_a_second_runner_stands_by_though_there_is_a_slot(tmp_path: Path, site: Target) -> None:
     with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
-        spider, pages = cluster.folder / cluster.name, urls(site, 100, wait=0.2)
+        spider, pages = cluster.folder / cluster.name, urls(site, 1000, wait=0.2)
         spider.write_text(spider.read_text().replace('name = "pages"', f'name = "pages"\n    start_urls = {pages!r}'))
         for number in (1, 2):
             cluster.node(f"crawler_{number}", runner=1, backup=1)
