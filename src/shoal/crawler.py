@@ -268,7 +268,11 @@ class Crawl:
                     rewound = not await self._finish_run(store, frontier, run.run_id)
                 if not rewound or self.error is not None or engine.stopping:
                     break
-                await engine.start_over()
+                try:
+                    await engine.start_over()
+                except ShoalError as exc:
+                    self.error = exc
+                    break
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
             return await self._summarize(run, frontier, scheduler, started)

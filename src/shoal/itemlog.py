@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from shoal.persistence import Persistence
 from shoal.ports import Frontier, RoleState
@@ -49,7 +50,8 @@ class ItemLogKeeper:
             self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
             passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
             if not self._keep and passed > trimmed:
-                await self._persist(lambda through=passed: self._frontier.trim_items(through))  # type: ignore[misc]
+                cursors = {role.role: role.cursor for role in roles}
+                await self._persist(partial(self._frontier.trim_items, passed, cursors=cursors))
                 trimmed = passed
 
     def _judge(self, logged: int, positions: list[int]) -> None:

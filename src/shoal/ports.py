@@ -305,11 +305,12 @@ class Frontier(Protocol):
         random bytes), it returns the claim that the first call took, if that is still good."""
         ...
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         """Move the cursor and keep the role; False when the role was lost.
 
         A compare-and-set: the stored cursor must be ``claim.cursor``, or already ``cursor`` (a repeat). With the right
-        token and another cursor the store was rewound: StoreRewoundError, and nothing was changed."""
+        token and another cursor the store was rewound: StoreRewoundError, and nothing was changed. So it is if the item
+        log does not have ``last`` any more, the last item that the cursor covers: see ``read_items``."""
         ...
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -321,15 +322,16 @@ class Frontier(Protocol):
         """All roles that were ever claimed in this run."""
         ...
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         """The item log in order, behind ``after``.
 
-        ``token``: that of the item ``after``, as the caller read it. StoreRewoundError if the log ends before that
-        item, or has another one in its place. 0: not checked. An item that was trimmed is not checked."""
+        ``last``: the item ``after``, as the caller read it. StoreRewoundError if the log ends before it, or has another
+        one in its place. An item that was trimmed is not checked."""
         ...
 
-    async def trim_items(self, through: int) -> None:
-        """Forget the log through this sequence number; the count stays."""
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        """Forget the log through this sequence number; the count stays. With ``cursors`` only if these roles have these
+        cursors: else nothing is forgotten, as the caller's view is not current."""
         ...
 
     async def update_host(self, host: str, update: HostUpdate) -> None:

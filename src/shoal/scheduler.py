@@ -56,6 +56,8 @@ class Scheduler:
         """How many pages may still be leased; None: not counted yet, or without a limit."""
         self._pending = False
         """Whether pages were missing when they were last counted."""
+        self._nonce, self._asked = b"", 0
+        """Of the last lease under a page limit: its nonce, and how many it asked for."""
         self._known = KnownLinks()
         self._out: dict[int, Lease] = {}
 
@@ -128,6 +130,8 @@ class Scheduler:
         ``begun=False``: they are sent to others, who have them reissued. ``nonce``: see ``Frontier.lease``."""
         if self._max_pages is None:
             return await self.frontier.lease(limit, self._ttl, begun=begun, nonce=nonce)
+        if nonce and nonce == self._nonce:  # a repeat: what it leased before is not to be counted as others' work
+            return await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
@@ -136,7 +140,8 @@ class Scheduler:
             if self._pending and self._shared:
                 await self.frontier.lease(0, self._ttl)  # what ran out comes back, and may be had here
             return Leased([], None)
-        leased = await self.frontier.lease(min(limit, self._left), self._ttl, begun=begun, nonce=nonce)
+        self._nonce, self._asked = nonce, min(limit, self._left)
+        leased = await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
         self._left -= len(leased.leases)
         return leased
 

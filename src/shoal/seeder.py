@@ -18,7 +18,7 @@ from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderErro
 from shoal.events import Counters
 from shoal.http import Request
 from shoal.persistence import Persistence
-from shoal.ports import Claim
+from shoal.ports import Claim, Pushed
 from shoal.scheduler import Scheduler
 from shoal.spider import Spider
 
@@ -139,11 +139,14 @@ class Seeder:
         except SpiderError as error:
             self.failure = error
         except asyncio.CancelledError:
+            timer.cancel()  # so that it pushes nothing more once the role is released
+            await asyncio.gather(timer, return_exceptions=True)
             await self._leave()
             raise
         finally:
             ended.set()
-            await timer
+            if not timer.cancelled():
+                await timer
         await self._flush()
         if self.failure is None and not (await self._persist(self._frontier.stats)).pushed:
             why = "none of the start requests is in scope" if self._position else "the spider has no start requests"
@@ -184,19 +187,13 @@ class Seeder:
     async def _flush(self) -> None:
         """Push what was collected, and wait for room if need be."""
         async with self._pushing:
-            claim, batch, self._batch = self._claim, self._batch, []
-            assert claim is not None
+            batch, self._batch = self._batch, []
             inside = [request for request in batch if self._scope.refuses(request.url) is None]
-            cursor = b"%d" % (self._position + len(batch))
-            while True:
-                try:
-                    pushed = await self._persist(lambda: self._frontier.push(inside, seed=claim, cursor=cursor))
-                    break
-                except QueueFullError:
-                    await asyncio.sleep(_FULL_WAIT)
-                    await self._renew_role()
-            self._claim = claim.moved_to(cursor)
-            await self._renew_role()  # which also says whether the role was lost, and nothing was pushed
+            try:
+                pushed = await self._push(inside, b"%d" % (self._position + len(batch)))
+            except BaseException:
+                self._batch[:0] = batch  # the next batch must not move the cursor over it
+                raise
             self._position += len(batch)
             self.added += pushed.added
             self.duplicates += pushed.duplicates
@@ -204,6 +201,20 @@ class Seeder:
             self._counters.out_of_scope += len(batch) - len(inside)
         self._pushed()
         await asyncio.sleep(0)  # a start() that never waits must not keep its own pages from being fetched
+
+    async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
+        claim = self._claim
+        assert claim is not None
+        while True:
+            try:
+                pushed = await self._persist(lambda: self._frontier.push(requests, seed=claim, cursor=cursor))
+                break
+            except QueueFullError:
+                await asyncio.sleep(_FULL_WAIT)
+                await self._renew_role()
+        self._claim = claim.moved_to(cursor)
+        await self._renew_role()  # which also says whether the role was lost, and nothing was pushed
+        return pushed
 
     async def _renew_role(self) -> None:
         claim = self._claim

@@ -237,19 +237,19 @@ async def test_an_item_log_that_was_rewound(server: PostgresServer, url: str) ->
         await work_off(frontier, 2)
         (kept,) = await frontier.read_items(1, 1)
         (lost,) = await frontier.read_items(3, 1)
-        assert await frontier.read_items(lost.seq, 9, token=lost.token) == []
+        assert await frontier.read_items(lost.seq, 9, last=lost) == []
         async with opened(url) as reader, opened(url) as shorter, opened(url) as trimmed:
             await rewind(server, reader, shorter, trimmed)
-            assert await shorter.read_items(kept.seq, 9, token=kept.token) == []
+            assert await shorter.read_items(kept.seq, 9, last=kept) == []
             with pytest.raises(StoreRewoundError):
-                await shorter.read_items(lost.seq, 9, token=lost.token)
+                await shorter.read_items(lost.seq, 9, last=lost)
             assert await reader.read_items(lost.seq, 9) == []
             await work_off(reader, 3)
             with pytest.raises(StoreRewoundError):
-                await reader.read_items(lost.seq, 9, token=lost.token)
-            assert await trimmed.read_items(kept.seq, 1, token=kept.token) != []
+                await reader.read_items(lost.seq, 9, last=lost)
+            assert await trimmed.read_items(kept.seq, 1, last=kept) != []
             await trimmed.trim_items(lost.seq)
-            assert [item.seq for item in await trimmed.read_items(lost.seq, 9, token=lost.token)] == [5]
+            assert [item.seq for item in await trimmed.read_items(lost.seq, 9, last=lost)] == [5]
 
 
 async def test_a_rewind_goes_with_its_run(server: PostgresServer, url: str) -> None:

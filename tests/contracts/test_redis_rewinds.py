@@ -341,23 +341,23 @@ async def test_items_that_are_gone_or_others_are_noticed(size: int, server: Rewi
     await rewind(server, frontier)
     reader = await _again(frontier)
     for item in log[:size]:
-        assert await reader.read_items(item.seq, 99, token=item.token) == log[item.seq : size]
+        assert await reader.read_items(item.seq, 99, last=item) == log[item.seq : size]
     for item in log[size:]:
         reader = await _again(frontier)
         assert await reader.read_items(item.seq, 99) == []  # it is not asked
         with pytest.raises(StoreRewoundError):
-            await reader.read_items(item.seq, 99, token=item.token)
+            await reader.read_items(item.seq, 99, last=item)
         with pytest.raises(StoreRewoundError):
             await reader.lease(1, TTL)
     writer = await _again(frontier)
     await complete(writer, third, items=[b"3"] * (size + 1))
     for item in log[size:]:
         with pytest.raises(StoreRewoundError):
-            await (await _again(frontier)).read_items(item.seq, 99, token=item.token)
+            await (await _again(frontier)).read_items(item.seq, 99, last=item)
     reader = await _again(frontier)
-    assert len(await reader.read_items(log[0].seq, 99, token=log[0].token)) == 2 * size
+    assert len(await reader.read_items(log[0].seq, 99, last=log[0])) == 2 * size
     await reader.trim_items(2 * size)
-    await reader.read_items(log[-1].seq, 99, token=log[-1].token)  # nobody knows any more
+    await reader.read_items(log[-1].seq, 99, last=log[-1])  # nobody knows any more
     with pytest.raises(StoreRewoundError):
         await reader.trim_items(99)
 
@@ -373,7 +373,7 @@ async def test_a_page_that_stands_elsewhere_in_the_log_is_noticed(server: Rewind
     await complete(await _again(frontier), first, items=[b"x"])
     await complete(await _again(frontier), second, items=[b"a", b"b", b"c"])  # its answer had been lost
     with pytest.raises(StoreRewoundError):
-        await reader.read_items(item.seq, 9, token=item.token)
+        await reader.read_items(item.seq, 9, last=item)
 
 
 async def _again(frontier: Frontier) -> Frontier:

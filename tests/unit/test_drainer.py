@@ -40,15 +40,15 @@ class FrontierWithFaults:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         self.fault("before advance")
-        held = await self.inner.advance(claim, cursor, ttl)
+        held = await self.inner.advance(claim, cursor, ttl, last=last)
         self.fault("after advance")
         return held
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         self.fault("before read")
-        return await self.inner.read_items(after, limit, token=token)
+        return await self.inner.read_items(after, limit, last=last)
 
 
 async def frontier_in_memory(clock: Callable[[], float] = time.time) -> FrontierWithFaults:

@@ -15,7 +15,7 @@ SOURCE = Path(shoal.__file__).parent
 
 # What each layer may import: itself and whatever stands before it.
 LAYERS = [
-    {"errors", "layers", "config", "garbage", "resolving", "printable", "parsing", "hostnames"},
+    {"errors", "clock", "layers", "config", "garbage", "resolving", "printable", "parsing", "hostnames"},
     {"links", "item", "selector"},
     {"http"},
     {"spider", "scope", "pages"},

@@ -253,9 +253,14 @@ class Desk:
         """Wait until its URLs are in the store. Whoever was to push them may have been killed: then its claim runs out,
         and they are pushed here. False if this process ends before, or another has taken over."""
         while not self._closing and session.id not in self._lost:
-            with suppress(StoreAwayError):
+            try:
                 if await session.seed() or await session.state() in OVER:
                     return session.id not in self._lost
+            except StoreAwayError:
+                pass
+            except StoreRewoundError:
+                with suppress(StoreAwayError):
+                    await session.frontier.recover()
             await asyncio.sleep(_SEED_AGAIN)
         return False
 

@@ -12,7 +12,7 @@ from shoal.batch.shares import shares
 from shoal.batch.turns import Taker, TakingTurns, Turns
 from shoal.config import Config
 from shoal.engine import Engine
-from shoal.errors import FrontierError, RunError
+from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.events import Counters
 from shoal.fetch.http import HttpFetcher
 from shoal.scope import Scope
@@ -70,15 +70,26 @@ class LocalWork:
             self._share_out()
             watch = asyncio.create_task(self._watch(session))
             try:
-                await engine.run()
+                await self._to_the_end(session, engine)
             finally:
                 watch.cancel()
                 self._turns.leave(taker)
                 del self._engines[session.id], self._callers[session.id]
                 self._ended.add(engine.counters)
                 self._share_out()
-            if await session.is_complete():
+
+    async def _to_the_end(self, session: Session, engine: Engine) -> None:
+        while True:
+            await engine.run()
+            if not await session.is_complete():
+                return
+            try:
                 await session.finish()
+                await session.frontier.lease(0, self._config.lease.ttl)
+                return
+            except StoreRewoundError:  # in this moment: there may be more to do
+                await engine.start_over()
+                await session.reopen()
 
     async def _watch(self, session: Session) -> None:
         """Another process may cancel a session."""

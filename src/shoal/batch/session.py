@@ -20,7 +20,7 @@ from shoal.batch.room import PER_ENTRY, Room, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, no_page, shortened, start_requests
 from shoal.config import Config
-from shoal.errors import RequestError, RunError, StoreRewoundError
+from shoal.errors import RequestError, RunError
 from shoal.item import decode_item
 from shoal.ports import Frontier, FrontierOptions, LoggedItem, Run, Stats, Store
 
@@ -152,14 +152,7 @@ class Session:
 
     async def seed(self) -> bool:
         """Push the URLs, or what an earlier attempt at it left. False while another process does, or was killed while
-        it did, and when the store went back in time: then it is tried again from what the store has."""
-        try:
-            return await self._seed()
-        except StoreRewoundError:
-            await self.frontier.recover()
-            return False
-
-    async def _seed(self) -> bool:
+        it did. StoreRewoundError: the caller has to recover, and drop what it knows, before it tries again."""
         claim = await self.frontier.claim("seed", _ROLE_TTL)
         if claim is None:
             return not (await self.frontier.stats()).seeding
@@ -195,6 +188,11 @@ class Session:
         with suppress(RunError):  # it was cancelled in this moment
             await self._store.transition(self.id, "finished")
         self.changed.set()
+
+    async def reopen(self) -> None:
+        """It was taken for finished, but the store went back in time."""
+        if await self._store.run_state(self.id) == "finished" and not await self.is_complete():
+            await self._store.transition(self.id, "running")
 
     async def cancel(self) -> None:
         """Nothing more of it is fetched; what is there can still be read."""

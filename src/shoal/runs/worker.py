@@ -174,7 +174,11 @@ class Worker:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
                     return until
-                await engine.start_over()
+                try:
+                    await engine.start_over()
+                except ShoalError as failure:
+                    self.error = failure
+                    return until
 
     async def _succeed(self, frontier: Frontier) -> None:
         """Take what the slot's last holder had: it may be dead, or believe that it still has it."""
@@ -270,6 +274,8 @@ class Worker:
     ) -> None:
         persist = Persistence(shared=store.shared)
         ended = not stopped and (await persist(frontier.is_finished) or await self._limit_is_kept(scheduler, persist))
+        if not stopped and not ended:  # the engine ended, so perhaps the store went back since: this call would notice
+            await persist(lambda: frontier.lease(0, self.config.lease.ttl))
         for drain in drains:
             await drain.finish(finished=ended)
         if ended:

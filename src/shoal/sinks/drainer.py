@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
-from shoal.ports import Claim, Frontier, Sink
+from shoal.ports import Claim, Frontier, LoggedItem, Sink
 
 T = TypeVar("T")
 
@@ -81,8 +81,8 @@ class Drainer:
         self._position = 0
         self._state = b""
         self._written = 0
-        self._token = 0
-        """Of the last item that was read: with its number it tells whether the log is still the same."""
+        self._last: LoggedItem | None = None
+        """The last item that was read: by it the store tells whether its log is still the same."""
         self._unconfirmed: tuple[int, bytes] | None = None
         """Where the cursor was moved to by a call whose answer did not come."""
         self._failures = 0
@@ -138,7 +138,7 @@ class Drainer:
         self._claim = claim
         try:
             self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
-            self._written, self._token = self._position, 0
+            self._written, self._last = self._position, None
             await self._sink.open(self._state)
         except BaseException as exc:
             await self._give_role_back()
@@ -151,7 +151,8 @@ class Drainer:
         told = False
         while True:
             self._renew_at = time.monotonic() + self._ttl / 3
-            claim = await self._frontier.claim(self._role, self._ttl)
+            claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
+            claim = await self._persist(claiming)
             if claim is not None:
                 return claim
             left = until - time.monotonic()
@@ -207,22 +208,19 @@ class Drainer:
         now = time.monotonic()
         if now >= self._renew_at:  # never write under a role that may have expired
             await self._renew()
-        items = await self._frontier.read_items(self._written, self._batch, token=self._token)
+        items = await self._frontier.read_items(self._written, self._batch, last=self._last)
         if items:
             await self._sink.write(items)
             if not self._unsaved:
                 self._flush_at = now + self._flush_every
-            self._written, self._token = items[-1].seq, items[-1].token
+            self._written, self._last = items[-1].seq, items[-1]
         return len(items)
 
     async def _save(self) -> None:
-        """Nothing is written between the flush and the move of the cursor. Before it moves, the log must still have the
-        last item that was written: a store that went back may have other items under the same numbers."""
+        """Nothing is written between the flush and the move of the cursor."""
         await self._confirm()
         if self._unsaved:
-            state = await self._sink.flush()
-            await self._frontier.read_items(self._written, 0, token=self._token)
-            await self._move(self._written, state)
+            await self._move(self._written, await self._sink.flush())
             self._failures = 0
 
     async def _renew(self) -> None:
@@ -242,19 +240,24 @@ class Drainer:
         renew_at = time.monotonic() + self._ttl / 3
         cursor = _encode_cursor((position, state))
         self._unconfirmed = (position, state)
-        kept = await self._frontier.advance(self._claim, cursor, self._ttl)
+        kept = await self._frontier.advance(self._claim, cursor, self._ttl, last=self._covered(position))
         self._unconfirmed = None
         if not kept:
             raise RoleTakenError(f"another process of this run writes to {self._name} now")
         self._claim = self._claim.moved_to(cursor)
         self._position, self._state, self._renew_at = position, state, renew_at
 
+    def _covered(self, position: int) -> LoggedItem | None:
+        """The item at this position, if it was read since the sink was opened. A store that went back in time may have
+        another one there: then the cursor must not move over it."""
+        return self._last if self._last is not None and self._last.seq == position else None
+
     async def _reopen(self) -> None:
         """Go back to the saved cursor."""
         await self._renew()
         await self._close_unfinished()
         await self._sink.open(self._state)
-        self._written, self._token, self._broken = self._position, 0, False
+        self._written, self._last, self._broken = self._position, None, False
         self.nudge()
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:

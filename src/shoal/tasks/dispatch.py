@@ -131,6 +131,7 @@ class _Dispatch:
                 self._sent.clear()
                 self._scheduler.forget()
                 await self._persist(self._frontier.recover)
+                await self._persist(self._session.reopen)
             await asyncio.sleep(self._pause)
         await self._take_back()
 
@@ -141,6 +142,7 @@ class _Dispatch:
             await self._persist(self._session.seed)
         if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
             await self._persist(self._session.finish)
+            await self._persist(lambda: self._frontier.lease(0, self._ttl))  # raises if the store went back meanwhile
             return True
         await self._step(stats)
         if time.monotonic() >= self._renew_at:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from ipaddress import ip_network
 from typing import Any, TypeVar
 
@@ -111,6 +112,8 @@ class _OpenSession:
         self.handler = Handler(spider, own, scheduler, onion.fetch, Counters())
         self.at_work: dict[int, asyncio.Task[Settlement]] = {}
         """By token."""
+        self.taken: dict[bytes, list[Lease]] = {}
+        """By fingerprint, the lease that a task was reissued."""
         self.leases = LeaseKeeper(session.frontier, lease_ttl(config), self._drop)
         self.keeping = asyncio.create_task(self.leases.run())
         self.users = 0
@@ -153,6 +156,8 @@ class _Pages:
         except StoreRewoundError as error:  # the page is leased again, as the store knows nothing of this attempt
             log.error("%s", error)
             await self._persist(opened.start_over)
+            for lease in opened.taken.pop(sent.fingerprint, ()):  # it may be leased still, and nobody would end it
+                await self._persist(partial(opened.frontier.release, [lease], contacted=True))
             return {**answer, "state": "lost"}
         except RequestError as exc:
             log.error("a task of session %s is refused: %s", session_id, exc)
@@ -160,12 +165,14 @@ class _Pages:
         except RunError:
             return {**answer, "state": "gone"}
         finally:
+            opened.taken.pop(sent.fingerprint, None)
             opened.users -= 1
 
     async def _handle(self, opened: _OpenSession, sent: Lease) -> str:
         frontier = opened.frontier
         nonce = os.urandom(16)  # of this delivery, however often it has to ask
         (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
+        opened.taken[sent.fingerprint] = [lease] if lease else []
         if lease is None:
             log.info("a task that came late or twice is left alone url=%s", sent.request.url)
             return "stale"

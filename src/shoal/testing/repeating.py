@@ -133,7 +133,7 @@ class RepeatingContract(ContractTests):
         await push(frontier, 1)
         await complete(frontier, await lease_one(frontier), items=[b"item"])
         (item,) = await all_items(frontier)
-        assert await frontier.read_items(item.seq, 9, token=item.token) == []
+        assert await frontier.read_items(item.seq, 9, last=item) == []
         assert await frontier.recover() is None
         assert await frontier.rewinds() == []
         assert (await frontier.stats()).rewinds == 0

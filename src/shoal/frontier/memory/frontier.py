@@ -509,7 +509,7 @@ class MemoryFrontier:
         self._check_holder(holder)
         return self._roles.claim(role, self._clock(), ttl, holder, claim_token(nonce or new_nonce()))
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         return self._roles.advance(claim, cursor, self._clock() + ttl)
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -518,10 +518,10 @@ class MemoryFrontier:
     async def roles(self) -> list[RoleState]:
         return self._roles.states(self._clock())
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         return self._log.read(after, limit)
 
-    async def trim_items(self, through: int) -> None:
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
         self._log.trim(through)
 
     # -- hosts

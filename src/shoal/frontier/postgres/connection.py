@@ -54,6 +54,8 @@ class Database:
         self._pooled: bool | None = None
         """Whether something between gives each transaction another connection, as pgbouncer does; None: not known yet.
         Then nothing may outlive a transaction: no settings, no prepared statements, no LISTEN."""
+        self._prepares: Callable[[Connection], Awaitable[str]] | None = None
+        """Installs what this version needs in the database."""
         self._closed = False
 
     # -- calling
@@ -85,10 +87,16 @@ class Database:
             marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
             statement = self._statements[function] = f'SELECT * FROM "{self._functions}".{function}({marks})'
         timeout = self.address.timeout * (_PATIENT if patient else 1)
+        restored = False
         for attempt in range(1, _TRIES + 1):
             try:
                 rows: list[asyncpg.Record] = await self._run(partial(self._fetch, statement, arguments), timeout)
                 return rows
+            except asyncpg.InvalidSchemaNameError as exc:
+                if restored or self._prepares is None:
+                    raise explained(exc, self.address) from exc
+                restored = True  # a backup from before this version was restored: the functions are installed again
+                await self._first(self._prepares)
             except asyncpg.PostgresError as exc:
                 if attempt == _TRIES or not may_try_again(exc):
                     raise explained(exc, self.address) from exc
@@ -200,6 +208,7 @@ class Database:
             raise
 
     async def _first(self, prepare: Callable[[Connection], Awaitable[str]]) -> None:
+        self._prepares = prepare
         try:
             await self._run(partial(self._prepare, prepare), self.address.timeout * _PATIENT)
         except ShoalError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -279,11 +279,12 @@ class PostgresFrontier:
         rows = await self._database.call("claim", self._run, self._offset(), storable(role), token, ttl, *self._holder)
         return Claim(role, token, rows[0][0]) if rows else None
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         with self._watched():
             kept: bool = await self._database.value(
-                "advance", self._run, self._offset(), storable(claim.role), claim.token, claim.cursor, cursor, ttl
-            )
+                "advance", self._run, self._offset(), storable(claim.role), claim.token, claim.cursor, cursor, ttl,
+                *_known(last),
+            )  # fmt: skip
         self._receipts.confirmed()
         return kept
 
@@ -298,15 +299,17 @@ class PostgresFrontier:
         rows = await self._database.call("roles", self._run, self._offset())
         return [RoleState(role=row[0], cursor=row[1], held=row[2], finished=row[3]) for row in rows]
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         with self._watched():
-            rows = await self._database.call("read_items", self._run, after, limit, token)
-        if token:
+            rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last))
+        if last is not None:
             self._receipts.confirmed()
         return [LoggedItem(*row) for row in rows]
 
-    async def trim_items(self, through: int) -> None:
-        await self._database.call("trim_items", self._run, through, patient=True)
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        seen = cursors or {}
+        roles = [storable(role) for role in seen]
+        await self._database.call("trim_items", self._run, through, roles, list(seen.values()), patient=True)
 
     # -- hosts
 
@@ -430,6 +433,11 @@ def _incoming(payload: bytes, above: bytes | None) -> History | None:
         url=request.url, state="ready", depth=request.depth, priority=request.priority, attempts=0, status=0, items=0,
         parent=parent.url if parent else None, reason="", events=(),
     )  # fmt: skip
+
+
+def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
+    """What the store checks of an item that a client has read."""
+    return (0, 0, b"", 0) if item is None else (item.seq, item.token, item.fingerprint, item.index)
 
 
 def _history(row: asyncpg.Record) -> History:

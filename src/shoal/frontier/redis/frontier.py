@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from shoal.frontier.redis.ledger import Ledger
 from shoal.frontier.redis.receipts import Receipts
 from shoal.frontier.redis.records import (
     Parcel,
+    known_item,
     pack_leases,
     pack_options,
     pack_token,
@@ -222,8 +223,10 @@ class RedisFrontier:
         answer = await self._moved(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
-        words = (storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor)
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
+        words = (
+            storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor, *known_item(last),
+        )  # fmt: skip
         return bool(await self._moved(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -239,11 +242,11 @@ class RedisFrontier:
 
     # -- the item log
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
-        return await self._ledger.read_items(after, limit, token)
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+        return await self._ledger.read_items(after, limit, last)
 
-    async def trim_items(self, through: int) -> None:
-        await self._ledger.trim_items(through)
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        await self._ledger.trim_items(through, cursors or {})
 
     # -- a store that went back in time
 
@@ -255,7 +258,6 @@ class RedisFrontier:
             age = "" if notice.age is None else clock.now() - notice.at + notice.age
             found = await self._run("recover", age, clock.now() - notice.at, *self._receipts.ages())
             self._receipts.clear()
-            self._ledger.forget()
             self._joined = False  # the options may have gone back too
             return read_rewind(found)
 

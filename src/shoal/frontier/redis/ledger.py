@@ -5,7 +5,7 @@ What may be long is read in portions, so that the server is never kept from the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -16,7 +16,7 @@ from shoal.frontier.redis.records import (
     Head,
     UnreadableError,
     host_state,
-    pack_token,
+    known_item,
     read_cause,
     read_events,
     read_head,
@@ -46,7 +46,6 @@ class Ledger:
     def __init__(self, run: Callable[..., Awaitable[Any]], go_on: Callable[..., Awaitable[Any]]) -> None:
         self._run = run
         self._go_on = go_on
-        self._last_item: LoggedItem | None = None
 
     # -- counters
 
@@ -70,31 +69,14 @@ class Ledger:
 
     # -- items
 
-    async def read_items(self, after: int, limit: int, token: int) -> list[LoggedItem]:
-        """``token`` of the item ``after``, or 0."""
-        if limit <= 0:
-            return []
-        begin, entries = await self._go_on(_ITEMS, "items", "read", after, limit, *self._expected(after, token))
-        items = [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
-        self._last_item = items[-1] if items else self._last_item
-        return items
+    async def read_items(self, after: int, limit: int, last: LoggedItem | None) -> list[LoggedItem]:
+        words = (after, max(0, limit), *known_item(last))
+        begin, entries = await self._go_on(_ITEMS, "items", "read", *words)
+        return [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
 
-    def _expected(self, after: int, token: int) -> tuple[bytes, bytes]:
-        """What the log has to have at ``after``. A page that was completed again under its token, after a rewind, may
-        stand a few places off: so this object's last item is known by its place on the page too."""
-        if not token:
-            return b"", b""
-        last = self._last_item
-        if last is None or (last.seq, last.token) != (after, token):
-            return pack_token(token), b""
-        return pack_token(token), last.fingerprint + last.index.to_bytes(4, "little")
-
-    def forget(self) -> None:
-        """The store was rewound: what was read of it may be otherwise now."""
-        self._last_item = None
-
-    async def trim_items(self, through: int) -> None:
-        await self._go_on(_ITEMS, "items", "trim", through)
+    async def trim_items(self, through: int, cursors: Mapping[str, bytes]) -> None:
+        seen = [word for role, cursor in cursors.items() for word in (storable(role), cursor)]
+        await self._go_on(_ITEMS, "items", "trim", through, *seen)
 
     # -- hosts
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.links import host_of
-from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, Rewind
+from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 
 _HEAD = Layout("<BHHIdQIQd16s")
 _OFFER = Layout("<I16sId16s")
@@ -133,6 +133,13 @@ class Parcel:
 def pack_token(token: int) -> bytes:
     """As the scripts have it: a string, as their numbers end at 53 bits."""
     return token.to_bytes(8, "little")
+
+
+def known_item(item: LoggedItem | None) -> tuple[int, bytes]:
+    """What the store checks of an item that a client has read: its number, and token, fingerprint and index."""
+    if item is None or not item.token:
+        return 0, b""
+    return item.seq, pack_token(item.token) + item.fingerprint + item.index.to_bytes(4, "little")
 
 
 def pack_leases(leases: Iterable[Lease]) -> bytes:

@@ -532,7 +532,7 @@ class SQLiteFrontier:
         token = claim_token(nonce or new_nonce())
         return await self._change(lambda _, now: self._records.claim(role, now, now + ttl, holder, token))
 
-    async def advance(self, claim: Claim, cursor: bytes, ttl: float) -> bool:
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         return await self._change(lambda _, now: self._records.advance(claim, cursor, now + ttl))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -541,10 +541,10 @@ class SQLiteFrontier:
     async def roles(self) -> list[RoleState]:
         return await self._file.read(lambda: self._records.roles(self._clock()))
 
-    async def read_items(self, after: int, limit: int, *, token: int = 0) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         return await self._file.read(lambda: self._records.read_items(after, limit))
 
-    async def trim_items(self, through: int) -> None:
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
         await self._file.write(lambda: self._records.trim_items(through))
 
     # -- hosts

@@ -24,14 +24,34 @@ BEGIN
 END
 $$;
 
+-- SH004 if the item log ends before the item _seq, or has another one there than the client has read. _item_token 0: it has
+-- read none. One that was trimmed is not checked.
+CREATE OR REPLACE FUNCTION check_item(_run integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _found record;
+    _last bigint;
+BEGIN
+    IF _item_token <> 0 THEN
+        SELECT i.token, i.fingerprint, i.position INTO _found FROM item i WHERE i.run = _run AND i.seq = _seq;
+        SELECT g.items INTO _last FROM ledger g WHERE g.run = _run;
+        IF _last < _seq OR (_found.token, _found.fingerprint, _found.position) <> (_item_token, _fingerprint, _position) THEN
+            PERFORM rewound('the item log is not as it was read');
+        END IF;
+    END IF;
+END
+$$;
+
+-- The item is the last one that the cursor covers.
 CREATE OR REPLACE FUNCTION advance(
     _run integer, _offset double precision, _role text, _token bigint, _known bytea, _cursor bytea,
-    _ttl double precision
+    _ttl double precision, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT lock_role(_run, _role, _token, _known, _cursor) THEN
         RETURN false;
     END IF;
+    PERFORM check_item(_run, _seq, _item_token, _fingerprint, _position);
     UPDATE role r SET cursor = _cursor, until = clock(_offset) + _ttl WHERE r.run = _run AND r.role = _role;
     RETURN true;
 END
@@ -56,28 +76,24 @@ RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE
     WHERE r.run = _run ORDER BY r.role
 $$;
 
--- SH004 if the log ends before the item _after, or has another one there than the client knows by its _token (0: it does
--- not know). One that was trimmed is not checked.
-CREATE OR REPLACE FUNCTION read_items(_run integer, _after bigint, _limit integer, _token bigint)
-RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea, token bigint) LANGUAGE plpgsql AS $$
+-- The last item that the client has read is checked first.
+CREATE OR REPLACE FUNCTION read_items(
+    _run integer, _after bigint, _limit integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer
+) RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea, token bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE
-    _last bigint;
-    _found bigint;
 BEGIN
-    IF _token <> 0 THEN
-        SELECT i.token INTO _found FROM item i WHERE i.run = _run AND i.seq = _after;
-        SELECT g.items INTO _last FROM ledger g WHERE g.run = _run;
-        IF _last < _after OR _found <> _token THEN
-            PERFORM rewound('the item log is not as it was read');
-        END IF;
-    END IF;
+    PERFORM check_item(_run, _seq, _item_token, _fingerprint, _position);
     RETURN QUERY
         SELECT i.seq, i.fingerprint, i.position, i.payload, i.token FROM item i
         WHERE i.run = _run AND i.seq > _after ORDER BY i.seq LIMIT _limit;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION trim_items(_run integer, _through bigint) RETURNS void LANGUAGE sql AS $$
-    DELETE FROM item i WHERE i.run = _run AND i.seq <= _through
+-- Only if the roles have these cursors: else the client's view is not current.
+CREATE OR REPLACE FUNCTION trim_items(_run integer, _through bigint, _roles text[], _cursors bytea[])
+RETURNS void LANGUAGE sql AS $$
+    DELETE FROM item i WHERE i.run = _run AND i.seq <= _through AND NOT EXISTS (
+        SELECT FROM unnest(_roles, _cursors) u(role, cursor)
+        LEFT JOIN role r ON r.run = _run AND r.role = u.role
+        WHERE r.cursor IS DISTINCT FROM u.cursor)
 $$;

@@ -1,6 +1,6 @@
 -- Roles of a run. ARGV: what to do, the role, then for
 --   claim: token, seconds, slot and epoch if any -> the cursor, or nothing
---   advance: token, stored cursor, seconds, cursor -> 1, or 0 when it was lost
+--   advance: token, stored cursor, seconds, cursor, the last item that it covers -> 1, or 0 when it was lost
 --   relinquish: token, stored cursor, 1 if finished -> 1, or 0 when it was lost
 --   list                                  -> name, 1 if held, 1 if finished, cursor, ...
 
@@ -37,7 +37,9 @@ end
 
 if token == NO_TOKEN or token ~= given then return 0 end
 if act == 'advance' then
-  if not is_movable(cursor, ARGV[8], ARGV[10]) then return redis.error_reply(REWOUND) end
+  if not is_movable(cursor, ARGV[8], ARGV[10]) or is_replaced(ARGV[11], ARGV[12]) then
+    return redis.error_reply(REWOUND)
+  end
   call('HSET', key, name, pack(ROLE, token, now + tonumber(ARGV[9]), 0) .. ARGV[10])
 else
   local is_finished = tonumber(ARGV[9])

@@ -35,3 +35,18 @@ end
 -- Whether a stored cursor may be moved: it is the one that its holder knows, or the new one already, in a repeated call.
 -- Otherwise the store was rewound.
 local function is_movable(stored, before, cursor) return stored == before or stored == cursor end
+
+-- Whether the item log has another item, or none, where a client has read one. It is known by its number, and by the token,
+-- fingerprint and index that it had. The items of a page are one entry, named by its last one. What was trimmed is not
+-- checked.
+local function is_replaced(number, known)
+  if known == '' then return false end
+  number = tonumber(number)
+  if number > own.items then return true end
+  if number <= (tonumber(call('HGET', own.key, 'trimmed')) or 0) then return false end
+  local entry = call('XRANGE', own.key .. ':items', number .. '-0', '+', 'COUNT', 1)[1]
+  if not entry then return false end
+  local fingerprint, index, token = read('<c16I4c8', entry[2][2])
+  local last, count = tonumber(string.match(entry[1], '^%d+')), #entry[2] / 2 - 1
+  return known ~= token .. fingerprint .. pack('<I4', index + count - 1 - (last - number))
+end
