@@ -49,3 +49,13 @@ class LogFormatter(logging.Formatter):
 
     def formatStack(self, stack_info: str) -> str:
         return printable(super().formatStack(stack_info), lines=True)
+
+
+class LogFilter(logging.Filter):
+    """The same for handlers whose format is somebody else's, such as Celery's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = printable(logging.Formatter().formatException(record.exc_info), lines=True)
+        return True

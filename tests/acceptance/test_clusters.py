@@ -75,7 +75,6 @@ def test_a_killed_runner_is_replaced_and_every_item_is_there_once(cluster: Clust
     visits = site.wait_until(lambda visits: any(visit.agent in backups for visit in visits))
     first = next(visit for visit in visits if visit.agent in backups)
     assert first.start - killed < SESSION + 1.0
-    assert first.agent == min(backups)
     cluster.wait(60)
     check_items(cluster, pages)
     (event,) = [event for event in cluster.events() if event.what == "took over"]

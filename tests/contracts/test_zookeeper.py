@@ -40,7 +40,7 @@ def running() -> Iterator[ZookeeperServer]:
 
 
 @asynccontextmanager
-async def opened(url: str, cluster: str = "cluster", ttl: float = TTL) -> AsyncIterator[ZookeeperCoordinator]:
+async def opened(url: str, cluster: str = "cluster", ttl: float = 10.0) -> AsyncIterator[ZookeeperCoordinator]:
     made = await ZookeeperCoordinator.open(url, cluster, ttl)
     try:
         yield made
@@ -139,7 +139,7 @@ async def test_one_of_several_hosts_is_silent(path: str) -> None:
         silent.fall_silent()
         places = f"127.0.0.1:{silent.port},127.0.0.1:{shared(ZookeeperServer).port}"
         for _ in range(4):  # each time in another order
-            async with opened(f"zookeeper://{places}{path}?timeout=3") as member:
+            async with opened(f"zookeeper://{places}{path}?timeout=3", ttl=TTL) as member:
                 assert member.ttl == TTL
 
 
@@ -226,7 +226,7 @@ async def test_behind_a_wire_that_is_mended_too_late(path: str) -> None:
     server = shared(ZookeeperServer)
     with closing(Wire(server.port)) as way:
         async with (
-            opened(f"zookeeper://127.0.0.1:{way.port}{path}") as cut,
+            opened(f"zookeeper://127.0.0.1:{way.port}{path}", ttl=TTL) as cut,
             opened(f"{server.url}{path}") as other,
         ):
             await cut.join("cut", COUNTS)
@@ -299,7 +299,7 @@ async def test_the_server_has_lost_its_data() -> None:
 async def test_the_server_is_frozen_for_longer_than_the_session() -> None:
     with running() as server:
         url = f"{server.url}?timeout=1"
-        async with opened(url) as first, opened(url) as second:
+        async with opened(url, ttl=TTL) as first, opened(url, ttl=TTL) as second:
             await first.join("a", Counts(1, 1))
             await second.join("b", COUNTS)
             epoch = await first.take(0) or 0
@@ -341,7 +341,7 @@ async def test_a_step_whose_answer_was_lost_is_done_once() -> None:
 
 async def test_a_member_that_hangs_is_lost(url: str) -> None:
     """Kazoo's threads go on when nothing else does."""
-    async with opened(url) as hangs, opened(url) as other:
+    async with opened(url, ttl=TTL) as hangs, opened(url) as other:
         await hangs.join("hangs", COUNTS)
         await hangs.beat()
         await other.join("other", COUNTS)
@@ -359,7 +359,7 @@ async def test_a_member_that_hangs_is_lost(url: str) -> None:
 
 
 async def test_one_that_only_looks_keeps_its_session(url: str) -> None:
-    async with opened(url) as member, opened(url, ttl=30) as other:
+    async with opened(url, ttl=TTL) as member, opened(url, ttl=30) as other:
         await other.join("other", COUNTS)
         await member.join("a", COUNTS)
         await member.leave()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from base64 import b64encode
 from typing import Any
 
@@ -124,3 +126,20 @@ def test_anything_else_is_refused(data: bytes) -> None:
 )
 def test_networks_are_those_that_both_allow(asked: list[str], own: list[str], both: list[str]) -> None:
     assert list(in_both(asked, own)) == both
+
+
+def test_text_of_strangers_is_printable_in_the_logs_of_celery() -> None:
+    code = (
+        "import logging, sys\n"
+        "from shoal.tasks.app import app\n"
+        "app.log.setup(loglevel='INFO')\n"
+        "log = logging.getLogger('shoal.tasks')\n"
+        "log.error('url=%s', 'http://a/\\x1b[31m\\n[2026] forged')\n"
+        "try:\n    raise ValueError('\\x1b]0;title\\x07')\nexcept ValueError:\n    log.exception('failed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = done.stdout + done.stderr
+    assert "forged" in said
+    assert not any(line.startswith("[2026] forged") for line in said.splitlines())
+    assert "\x1b]0;" not in said
+    assert "\x1b[31m\n" not in said

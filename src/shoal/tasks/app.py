@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import worker_process_init, worker_process_shutdown
+from celery.signals import (
+    after_setup_logger,
+    after_setup_task_logger,
+    worker_process_init,
+    worker_process_shutdown,
+)
 
 from shoal.garbage import collect_rarely
+from shoal.printable import LogFilter
 from shoal.tasks.settings import QUEUE, TASK, celery_settings
 from shoal.tasks.worker import PageWorker
 
@@ -47,6 +54,14 @@ app.conf.update(
 
 _worker: PageWorker | None = None
 _making = threading.Lock()
+
+
+@after_setup_logger.connect  # type: ignore[untyped-decorator]
+@after_setup_task_logger.connect  # type: ignore[untyped-decorator]
+def _keep_logs_printable(logger: logging.Logger, **_: Any) -> None:
+    """Text of pages can't control the terminal, nor forge lines."""
+    for handler in logger.handlers:
+        handler.addFilter(LogFilter())
 
 
 @app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]

@@ -42,7 +42,7 @@ class _Task(Struct, forbid_unknown_fields=True):
 
     session_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     lease: Annotated[str, Meta(max_length=LARGEST_TASK)]
-    store: Annotated[str, Meta(max_length=_LONGEST_STORE)]
+    store: Annotated[str, Meta(max_length=_LONGEST_STORE, pattern=r"^[\x20-\x7e]*$")]
 
 
 _encode = msgspec.msgpack.Encoder().encode
