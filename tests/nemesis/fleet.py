@@ -64,6 +64,7 @@ class Fleet:
         (folder / "starts.txt").write_text("\n".join(site.start_urls))
         self._site = site
         self._restarts = restarts
+        self._starts_again = False
         self._workers = workers
 
     # -- processes
@@ -101,9 +102,9 @@ class Fleet:
         return self._log_of(name).read_text(errors="replace")
 
     def seed_again(self) -> None:
-        """What an operator does after a restore: a start that has ended is repeated."""
-        if self._processes["start"].poll() is not None:
-            self._spawn("start")
+        """What an operator does after a restore: a start that has ended is repeated, now or when it ends. It may have had
+        its last answer before the restore."""
+        self._starts_again = True
 
     def wait(self, timeout: float) -> bool:
         """Until all processes have left by themselves; False if some have not by then, and those are killed."""
@@ -121,6 +122,10 @@ class Fleet:
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is None:
+                working = True
+            elif code == 0 and name == "start" and self._starts_again:
+                self._starts_again = False
+                self._spawn(name)
                 working = True
             elif code:
                 del self._processes[name]
