@@ -102,8 +102,8 @@ class Fleet:
         return self._log_of(name).read_text(errors="replace")
 
     def seed_again(self) -> None:
-        """What an operator does after a restore: a start that has ended is repeated, now or when it ends, as it may have
-        had its last answer before the restore."""
+        """What an operator does after a restore: a start is repeated when it has ended. Its last answer may have come
+        before the restore."""
         self._starts_again = True
 
     def wait(self, timeout: float) -> bool:
