@@ -382,3 +382,18 @@ async def test_whatever_is_committed_or_lost_every_link_gets_there(pages: list[t
     assert stats.pushed == len(pages) + len(expected)
     for url in expected:
         assert await queue.find(Request(url)) is not None
+
+
+async def test_a_repeated_lease_under_a_page_limit_returns_what_it_leased() -> None:
+    """Its answer was lost: its own leases must not count as those of others."""
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
+    frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
+    await frontier.push([Request(f"http://a.example/{number}") for number in range(9)])
+    scheduler = Scheduler(frontier, Scope(ScopeConfig()), max_pages=5, shared=True)
+    nonce = b"the nonce of a call"
+    first = await scheduler.next_requests(9, nonce=nonce)
+    again = await scheduler.next_requests(9, nonce=nonce)
+    assert len(first.leases) == 5
+    assert [lease.token for lease in again.leases] == [lease.token for lease in first.leases]
+    assert (await scheduler.next_requests(9, nonce=nonce[::-1])).leases == []

@@ -9,7 +9,7 @@ import pytest
 
 from shoal import seeder as seeding
 from shoal.config import Config
-from shoal.errors import RequestError, StoreRewoundError
+from shoal.errors import RequestError, StoreError, StoreRewoundError
 from shoal.events import Counters
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.memory.frontier import MemoryFrontier
@@ -99,3 +99,45 @@ async def test_a_seeder_that_is_done_sees_that_the_store_has_lost_start_requests
         task.cancel()
     for number in range(1200):
         assert await frontier.find(Request(f"http://a.example/{number}")) is not None
+
+
+async def test_a_seeder_that_is_cancelled_pushes_nothing_more() -> None:
+    frontier = await memory_frontier()
+
+    async def endless() -> AsyncIterator[Request | RequestError]:
+        number = 0
+        while True:
+            yield Request(f"http://a.example/{number}")
+            number += 1
+            await asyncio.sleep(0.005)
+
+    config = Config()
+    scheduler = Scheduler(frontier, Scope(config.scope))
+    seeder = Seeder(endless, scheduler, config, Counters(), Persistence(shared=True), shared=True)
+    task = asyncio.create_task(seeder.keep())
+    async with asyncio.timeout(20):
+        while (await frontier.stats()).pushed < 10:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    (role,) = await frontier.roles()
+    assert not role.held
+
+
+async def test_start_requests_whose_push_failed_are_pushed_with_the_next_ones() -> None:
+    frontier = await memory_frontier()
+    seeder = seeder_of(frontier, 1300)
+    push, failed = frontier.push, []
+
+    async def push_that_fails_once(*args: object, **options: object) -> object:
+        if options["cursor"] == b"1000" and not failed:
+            failed.append(True)
+            raise StoreError("no room")
+        return await push(*args, **options)  # type: ignore[arg-type]
+
+    frontier.push = push_that_fails_once  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreError):
+        await seeder.run()
+    await seeder._flush()
+    assert await frontier.find(Request("http://a.example/999")) is not None
