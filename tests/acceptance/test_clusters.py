@@ -134,7 +134,7 @@ def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target)
 def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
     async def compete() -> None:
         url = coordinator_url(kind)
-        first, second = [await open_coordinator(url, "c", ttl=10.0) for _ in range(2)]
+        first, second = [await open_coordinator(url, "c", ttl=60.0) for _ in range(2)]
         await first.join("backup_1", Counts(1, 2))
         await second.join("backup_2", Counts(1, 2))
         latest = 0
