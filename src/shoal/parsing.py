@@ -26,8 +26,12 @@ from shoal.errors import TooComplexError
 
 T = TypeVar("T")
 
+_count_elements = turbohtml.XPath("count(//*)")
+
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
+_ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page if that is more
+_FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
 _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
@@ -44,7 +48,33 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
     """
     if len(body) <= _SMALL:
         return _parse(body, charset)
-    return _bounded(_parse, (body, charset), len(body))
+    document = _bounded(_parse, (body, charset), len(body))
+    _check_attributes(document, len(body))
+    return document
+
+
+def _check_attributes(document: Document, size: int) -> None:
+    """Refuse a page whose formatting tags repeat long attributes.
+
+    The copies of a tag that was left open share its attributes, so the tree stays small. Whoever reads the attributes
+    makes a string for each copy. No other element is copied. Few elements can't matter, however long an attribute is.
+    """
+    least, times = _ATTRIBUTES
+    most = max(least, times * size)
+    if cast(float, _count_elements(document)) * size <= most:
+        return
+    elements = document.select(_FORMATTING)
+    if len(elements) * size <= most:
+        return
+    total = 0
+    for element in elements:
+        for value in element.attrs.values():
+            # A list holds the names of a class.
+            total += sum(map(len, value)) if isinstance(value, list) else len(value or "")
+        if total > most:
+            raise TooComplexError(
+                f"the page is too complex: the attributes of its {size} bytes repeat to more than {most} characters"
+            )
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:
