@@ -52,6 +52,15 @@ PAGES: dict[str, Callable[[], bytes]] = {
     "tables in tables": lambda: fill("<td><table>"),
     "a wide and long table": lambda: fill("<tr>", "<table><tr>" + "<td>x" * 200_000),
     "a long table": lambda: fill("<tr><td>1<td>2", "<table>"),
+    "a wide cell": lambda: fill("<tr><td>a<td>b", "<table><tr><td>" + "w" * 50_000 + "<td>x", 190_000),
+    "a wide cell in a deep page": lambda: fill(
+        "<tr><td>a<td>b", "<div>" * 135 + "</div>" * 135 + "<table><tr><td>" + "w" * 150_000 + "<td>x", 390_000
+    ),
+    "nested tables of many rows": lambda: fill("<tr><td>a<td>b", "<table><tr><td>" * 100 + "w" * 1000, 300_000),
+    "lines in nested lists": lambda: fill("\n", "<ol start=999999999999999999><li>" * 240 + "<pre>x"),
+    "paragraphs in nested lists": lambda: fill("<p>x", "<ol start=999999999999999999><li>" * 240),
+    "lines in nested quotes": lambda: fill("\n", "<blockquote>" * 400 + "<pre>x"),
+    "paragraphs in nested quotes": lambda: fill("<p>x", "<blockquote>" * 400),
     "line ends and open tags": lambda: fill("\\n<i>"),
     "wide cells": lambda: fill("<tr><td colspan=1000 rowspan=65534>x", "<table>"),
     "forms": lambda: fill("<form><div></form>"),

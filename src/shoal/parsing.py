@@ -34,6 +34,12 @@ _ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page
 _FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
+_MOST_CELLS_IN_NESTED = 1000
+_MOST_PADDED = 32 << 20  # characters of a table that is laid out
+_INDENTING = ":is(ol, ul, dl, blockquote) "
+_DEEPEST_INDENT = 17  # turbohtml indents no further
+_WIDEST_INDENT = 21  # characters: a list may begin at any number
+_MOST_INDENTED, _INDENTED_TIMES = 64 << 20, 16  # characters, or so many times the size of the page
 _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
 _LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
 _DEEPEST = "/*" * 129
@@ -92,7 +98,7 @@ def parse_xml(text: str) -> Document:
 
 
 def to_markdown(document: Document, size: int) -> str:
-    """``size`` is that of the page. TooComplexError for tables that would be huge.
+    """``size`` is that of the page. TooComplexError for tables and nested lists that would be huge.
 
     The limit on memory is not used here: where none is left, turbohtml's parser gives up, but its writers crash.
     """
@@ -100,6 +106,8 @@ def to_markdown(document: Document, size: int) -> str:
         raise TooComplexError(
             f"the page is too complex: laid out, a table of it has more than {_MOST_CELLS} cells, empty ones included"
         )
+    if _has_huge_indents(document, size):
+        raise TooComplexError("the page is too complex: its lists and quotes are nested, and indent too many lines")
     return document.to_markdown()
 
 
@@ -107,18 +115,44 @@ def main_text(document: Document, size: int) -> str:
     """The text of the page's main content; all its text if none is found.
 
     Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
+    A page whose layout would be huge has its text without one.
     """
+    if size > _SMALL and (_has_costly_tables(document) or _has_huge_indents(document, size)):
+        return _plain_text(document)
     deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
-    return ("" if deep else document.main_text()) or _whole_text(document, size)
+    return ("" if deep else document.main_text()) or document.to_text().strip()
 
 
-def _whole_text(document: Document, size: int) -> str:
-    """With the layout of its tables, unless they are so large that this would take a kilobyte for each cell."""
-    cells = 0.0 if size <= _SMALL else cast(float, turbohtml.XPath("count(//td | //th)")(document))
-    if cells <= _MOST_CELLS_IN_LAYOUT and not (cells and _has_huge_table(document)):
-        return document.to_text().strip()
+def _plain_text(document: Document) -> str:
     texts = cast("list[str]", turbohtml.XPath(_TEXTS)(document))
     return "\n".join(stripped for text in texts if (stripped := text.strip()))
+
+
+def _has_costly_tables(document: Document) -> bool:
+    """Laid out, every cell is as wide as the widest of its column, and a table in a cell is laid out once for each of
+    the tables around it."""
+    cells = document.select("td, th")
+    if not cells:
+        return False
+    if len(cells) > _MOST_CELLS_IN_LAYOUT or _has_huge_table(document):
+        return True
+    if len(cells) > _MOST_CELLS_IN_NESTED and document.select_one("table table table") is not None:
+        return True
+    rows = document.select("tr")
+    room = _MOST_PADDED // max((sum(1 for _ in row.children) for row in rows), default=1) // max(len(rows), 1)
+    return any(len(cell.text) > room for cell in cells)
+
+
+def _has_huge_indents(document: Document, size: int) -> bool:
+    """Each line is indented by all lists and quotes around it, the number of a list included."""
+    lines, most = size, max(_MOST_INDENTED, _INDENTED_TIMES * size)
+    if lines * _DEEPEST_INDENT * _WIDEST_INDENT <= most or document.select_one(_INDENTING * 3) is None:
+        return False
+    lines = document.text.count("\n") + int(cast(float, _count_elements(document)))
+    depth = 3
+    while depth < _DEEPEST_INDENT and document.select_one(_INDENTING * (depth + 1)) is not None:
+        depth += 1
+    return lines * depth * _WIDEST_INDENT > most
 
 
 def _has_huge_table(document: Document) -> bool:

@@ -191,3 +191,19 @@ def test_a_large_page_that_is_nested_deeply_has_all_its_text() -> None:
     for depth, begins in ((200, "menu"), (20, "Some words")):
         body = fill(article, "<nav><a href=/>menu</a></nav>" + "<div>" * depth + "<article>", 600_000)
         assert Response("http://x/", body=body).main_text().startswith(begins)
+
+
+def test_an_ordinary_large_page_keeps_its_layout() -> None:
+    table = "<table>" + "<tr><td>one<td>a longer cell" * 500 + "<tr><td>x<td>y</table>"
+    lists = "<ul><li>one<ul><li>two<ol><li>three</ol></ul></ul>" * 2000
+    for html, line in ((table, "one  a longer cell"), (lists, "three")):
+        response = Response("http://x/", body=("<p>Some words.</p>" + html).encode())
+        assert any(line in each for each in response.main_text().splitlines())
+        assert line.split()[0] in response.to_markdown()
+    assert "  " in Response("http://x/", body=lists.encode()).main_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if " in nested " in name])
+def test_lines_that_would_be_indented_too_much_are_plain_text(costs: dict[str, Any], name: str) -> None:
+    assert "indent too many lines" in costs[name]["ended"]["markdown"]
+    assert costs[name]["ended"]["spider"] == "read"
