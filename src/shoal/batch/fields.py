@@ -25,6 +25,7 @@ _TOO_WIDE = f"//*/*[{_MOST_SIBLINGS + 1}]"
 _FEW_NODES = 3000
 _MOST_REPEATED = 300_000  # pairs of a node and an ancestor: about a second
 _MOST_SORTED = 200_000_000  # pairs of siblings: about a second
+_MOST_CHARACTERS, _CHARACTERS_TIMES = 1 << 20, 4  # of all fields, or so many times the size of the page
 _TIME = 0.5  # seconds for all fields of a page: what is found may hold the same text many times
 
 Found: TypeAlias = str | list[str] | None
@@ -39,17 +40,25 @@ def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str,
     if response.xpath(_TOO_WIDE):
         raise SelectorError(f"an element has more than {_MOST_SIBLINGS} elements in it, which is too much for fields")
     end = time.monotonic() + _TIME
-    return {name: _field(response, query, end) for name, query in fields.items()}
+    most = max(_MOST_CHARACTERS, _CHARACTERS_TIMES * len(response.body))
+    found: dict[str, Found] = {}
+    total = 0
+    for name, query in fields.items():
+        texts: list[str] = []
+        for text in _texts(response, query, end):
+            total += len(text)
+            if total > most:
+                raise SelectorError(f"the fields of this page have more than {most} characters")
+            texts.append(text)
+            if not query.all:
+                break
+        found[name] = texts if query.all else next(iter(texts), None)
+    return found
 
 
 def _count(response: Response, nodes: str) -> int:
     """Of the tree: a page may have many more elements than it has tags."""
     return int(response.xpath(f"count({nodes})").get("0").partition(".")[0])
-
-
-def _field(response: Response, query: FieldQuery, end: float) -> Found:
-    texts = _texts(response, query, end)
-    return list(texts) if query.all else next(texts, None)
 
 
 def _texts(response: Response, query: FieldQuery, end: float) -> Iterator[str]:
