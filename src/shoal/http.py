@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from shoal.selector import Selector, SelectorList
 
+log = logging.getLogger("shoal.http")
+
+_MOST_CHARACTERS = 48 << 20  # of the links that one query finds
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
 _COOKIE_NAME = re.compile("[^\0-\x20\x7f;=\ud800-\udfff]+")
@@ -327,7 +331,7 @@ class Response:
 
     def _hrefs(self, query: str) -> list[str]:
         if "::" in query:
-            return [href for each in self.css(query) if (href := href_of(each)) is not None]
+            return _up_to_limit(href_of(each) for each in self.css(query))
         try:
             elements = self.document.select(query)
         except ValueError as exc:
@@ -335,7 +339,7 @@ class Response:
         hrefs = [element.attr("href") for element in elements]
         if None not in hrefs:
             return cast(list[str], hrefs)
-        return [href for element in elements if (href := _first_href(element)) is not None]
+        return _up_to_limit(map(_first_href, elements))
 
 
 @lru_cache(maxsize=256)
@@ -343,6 +347,20 @@ def _charset_in(content_type: str) -> str | None:
     match = _CHARSET.search(content_type[:_LONGEST_TYPE])
     # A page in ASCII is one in anything else, and what is said to be ASCII but is not needs a closer look.
     return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
+
+
+def _up_to_limit(found: Iterable[str | None]) -> list[str]:
+    """The links that there are, up to a total length: selected elements around one link all have that one."""
+    hrefs: list[str] = []
+    room = _MOST_CHARACTERS
+    for href in found:
+        if href is not None:
+            room -= len(href)
+            if room < 0:
+                log.warning("links left out: those before have %d characters", _MOST_CHARACTERS)
+                break
+            hrefs.append(href)
+    return hrefs
 
 
 def _first_href(element: turbohtml.Element) -> str | None:

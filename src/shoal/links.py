@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 
@@ -39,7 +40,8 @@ _AROUND = "".join(map(chr, range(33)))
 _LONGEST = 65536
 _LONGEST_HOST = 261  # 255 and a port
 _LONGEST_KNOWN = 500
-_MOST_CHARACTERS = 48 << 20  # of the URLs of one page that are longer than the links to them
+_MOST_CHARACTERS = 48 << 20  # of the links of one page that are joined, the base counted for each
+_MOST_SLOW = 20_000  # links of one page that need more than that: up to 60 microseconds each
 
 
 def normalize_url(url: str) -> str:
@@ -185,13 +187,15 @@ def derived_fingerprint(fingerprint: bytes, *parts: bytes) -> bytes:
 def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
     """The URLs in normal form, each once, in order; what can't be followed (``mailto:``, ``#top``) is left out.
 
-    The URLs of one page together have a limit: a page may name a base of 60,000 characters for 100,000 short links.
+    Links that need quoting or an odd host have a limit for each page, and all that are joined have one of characters:
+    a page may name a base of 60,000 characters for 100,000 short links. Links in normal form have none.
     """
     origin = origin_of(base)
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
     foreign: set[str] = set()
-    room = _MOST_CHARACTERS
+    plain_base = _NORMAL_URL.fullmatch(base) is not None
+    slow, room = 0, _MOST_CHARACTERS
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
@@ -200,15 +204,24 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
                 if len(foreign) >= MOST_OF_A_PAGE:
                     continue
                 foreign.add(host)
-            try:
-                url = join_url(base, href)
-            except RequestError:
+            if _NORMAL_URL.fullmatch(href) and "/." not in href:
+                found[href] = None
                 continue
-            found[url] = None
-            room -= len(url)
-            if room < 0:
-                log.warning("links left out url=%s: those before have %d characters", base[:200], _MOST_CHARACTERS)
-                break
+            # Those that fail and those that come twice cost the same.
+            if plain_base and ":" not in href and "/." not in (path := "/" + href) and match(path):
+                room -= len(base) + len(href)
+            else:
+                slow += 1
+                room -= 2 * (len(base) + len(href))
+            if slow > _MOST_SLOW or room < 0:
+                continue
+            with suppress(RequestError):
+                found[join_url(base, href)] = None
+    if slow > _MOST_SLOW or room < 0:
+        log.warning(
+            "links left out url=%s: more than %d that need quoting, or more than %d characters with their base",
+            base[:200], _MOST_SLOW, _MOST_CHARACTERS,
+        )  # fmt: skip
     return list(found)
 
 

@@ -26,10 +26,20 @@ from shoal.errors import TooComplexError
 
 T = TypeVar("T")
 
+_count_elements = turbohtml.XPath("count(//*)")
+
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
+_ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page if that is more
+_FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
+_MOST_CELLS_IN_NESTED = 1000
+_MOST_PADDED = 32 << 20  # characters of a table that is laid out
+_INDENTING = ":is(ol, ul, dl, blockquote) "
+_DEEPEST_INDENT = 17  # turbohtml indents no further
+_WIDEST_INDENT = 21  # characters: a list may begin at any number
+_MOST_INDENTED, _INDENTED_TIMES = 64 << 20, 16  # characters, or so many times the size of the page
 _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
 _LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
 _DEEPEST = "/*" * 129
@@ -44,7 +54,33 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
     """
     if len(body) <= _SMALL:
         return _parse(body, charset)
-    return _bounded(_parse, (body, charset), len(body))
+    document = _bounded(_parse, (body, charset), len(body))
+    _check_attributes(document, len(body))
+    return document
+
+
+def _check_attributes(document: Document, size: int) -> None:
+    """Refuse a page whose formatting tags repeat long attributes.
+
+    The copies of a tag that was left open share its attributes, so the tree stays small. Whoever reads the attributes
+    makes a string for each copy. No other element is copied. Few elements can't matter, however long an attribute is.
+    """
+    least, times = _ATTRIBUTES
+    most = max(least, times * size)
+    if cast(float, _count_elements(document)) * size <= most:
+        return
+    elements = document.select(_FORMATTING)
+    if len(elements) * size <= most:
+        return
+    total = 0
+    for element in elements:
+        for value in element.attrs.values():
+            # A list holds the names of a class.
+            total += sum(map(len, value)) if isinstance(value, list) else len(value or "")
+        if total > most:
+            raise TooComplexError(
+                f"the page is too complex: the attributes of its {size} bytes repeat to more than {most} characters"
+            )
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:
@@ -62,7 +98,7 @@ def parse_xml(text: str) -> Document:
 
 
 def to_markdown(document: Document, size: int) -> str:
-    """``size`` is that of the page. TooComplexError for tables that would be huge.
+    """``size`` is that of the page. TooComplexError for tables and nested lists that would be huge.
 
     The limit on memory is not used here: where none is left, turbohtml's parser gives up, but its writers crash.
     """
@@ -70,6 +106,8 @@ def to_markdown(document: Document, size: int) -> str:
         raise TooComplexError(
             f"the page is too complex: laid out, a table of it has more than {_MOST_CELLS} cells, empty ones included"
         )
+    if _has_huge_indents(document, size):
+        raise TooComplexError("the page is too complex: its lists and quotes are nested, and indent too many lines")
     return document.to_markdown()
 
 
@@ -77,18 +115,44 @@ def main_text(document: Document, size: int) -> str:
     """The text of the page's main content; all its text if none is found.
 
     Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
+    A page whose layout would be huge has its text without one.
     """
+    if size > _SMALL and (_has_costly_tables(document) or _has_huge_indents(document, size)):
+        return _plain_text(document)
     deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
-    return ("" if deep else document.main_text()) or _whole_text(document, size)
+    return ("" if deep else document.main_text()) or document.to_text().strip()
 
 
-def _whole_text(document: Document, size: int) -> str:
-    """With the layout of its tables, unless they are so large that this would take a kilobyte for each cell."""
-    cells = 0.0 if size <= _SMALL else cast(float, turbohtml.XPath("count(//td | //th)")(document))
-    if cells <= _MOST_CELLS_IN_LAYOUT and not (cells and _has_huge_table(document)):
-        return document.to_text().strip()
+def _plain_text(document: Document) -> str:
     texts = cast("list[str]", turbohtml.XPath(_TEXTS)(document))
     return "\n".join(stripped for text in texts if (stripped := text.strip()))
+
+
+def _has_costly_tables(document: Document) -> bool:
+    """Laid out, every cell is as wide as the widest of its column, and a table in a cell is laid out once for each of
+    the tables around it."""
+    cells = document.select("td, th")
+    if not cells:
+        return False
+    if len(cells) > _MOST_CELLS_IN_LAYOUT or _has_huge_table(document):
+        return True
+    if len(cells) > _MOST_CELLS_IN_NESTED and document.select_one("table table table") is not None:
+        return True
+    rows = document.select("tr")
+    room = _MOST_PADDED // max((sum(1 for _ in row.children) for row in rows), default=1) // max(len(rows), 1)
+    return any(len(cell.text) > room for cell in cells)
+
+
+def _has_huge_indents(document: Document, size: int) -> bool:
+    """Each line is indented by all lists and quotes around it, the number of a list included."""
+    lines, most = size, max(_MOST_INDENTED, _INDENTED_TIMES * size)
+    if lines * _DEEPEST_INDENT * _WIDEST_INDENT <= most or document.select_one(_INDENTING * 3) is None:
+        return False
+    lines = document.text.count("\n") + int(cast(float, _count_elements(document)))
+    depth = 3
+    while depth < _DEEPEST_INDENT and document.select_one(_INDENTING * (depth + 1)) is not None:
+        depth += 1
+    return lines * depth * _WIDEST_INDENT > most
 
 
 def _has_huge_table(document: Document) -> bool:

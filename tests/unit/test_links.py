@@ -285,6 +285,27 @@ def test_short_links_below_a_long_base_do_not_fill_the_memory(caplog: pytest.Log
     assert len(caplog.text) < 1000
 
 
+_LONG_BASE = "http://ex.com/" + "a/" * 30_000
+
+
+@pytest.mark.parametrize(
+    ("base", "form"),
+    [(BASE, "//[::{:x}]"), (BASE, "//0x{:x}"), (BASE, "é{}"), (BASE, "http://H{}/"), (_LONG_BASE, "é")],
+)
+def test_many_links_in_odd_forms_cost_little(form: str, base: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As many as fit into 2 MB. Those that are no URL and those that come twice count too."""
+    started = time.process_time()
+    found = resolve(base, [*map(form.format, range(100_000)), "/last"])
+    assert time.process_time() - started < 6  # 1.3 s on a quiet machine
+    assert found[-1] == "http://ex.com/last"
+    assert len([record for record in caplog.records if "links left out" in record.message]) == 1
+
+
+@pytest.mark.parametrize("form", ["page{}.html", "/page{}", "http://ex.com/{}", "?page={}"])
+def test_ordinary_links_are_not_counted(form: str) -> None:
+    assert len(resolve("http://ex.com/list", map(form.format, range(60_000)))) == 60_000
+
+
 @pytest.mark.parametrize("start", ["http://", "//", "https:", "\\\\", " HTTPS:/", "ht\ntp://", "http:///", "//a@"])
 def test_hosts_outside_ascii_are_counted_however_they_are_written(start: str) -> None:
     hrefs = [f"{start}ü{number}.de/" for number in range(MOST_OF_A_PAGE + 50)]

@@ -47,6 +47,22 @@ def test_a_page_that_explodes_is_refused_with_a_reason(costs: dict[str, Any], na
         assert "the page is too complex: parsing of its" in outcome
 
 
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("an open ")])
+def test_a_page_that_repeats_a_long_attribute_is_refused(costs: dict[str, Any], name: str) -> None:
+    for mode in ("links", "spider", "text", "markdown", "fields"):
+        assert "the page is too complex: the attributes of its" in costs[name]["ended"][mode]
+
+
+def test_many_long_attributes_that_the_page_has_itself_are_read() -> None:
+    body = "".join(f"<p><a href=/{n}{'u' * 1000} class='a b'>x</a> <b>y</b>" for n in range(2000)).encode()
+    assert len(Response("http://x/", body=body).links()) == 2000
+
+
+def test_elements_around_one_long_link_do_not_repeat_it_without_limit() -> None:
+    body = b"<div>" * 500 + b"<a href=/" + b"u" * 2_000_000 + b">x"
+    assert len(Response("http://x/", body=body).follow_all("div").hrefs) < 30
+
+
 @pytest.mark.parametrize("name", ["a deep page", "a huge title", "CDATA", "a million attributes", "forms"])
 def test_a_page_that_is_only_odd_is_read(costs: dict[str, Any], name: str) -> None:
     for mode in ("links", "spider", "text", "markdown"):
@@ -175,3 +191,19 @@ def test_a_large_page_that_is_nested_deeply_has_all_its_text() -> None:
     for depth, begins in ((200, "menu"), (20, "Some words")):
         body = fill(article, "<nav><a href=/>menu</a></nav>" + "<div>" * depth + "<article>", 600_000)
         assert Response("http://x/", body=body).main_text().startswith(begins)
+
+
+def test_an_ordinary_large_page_keeps_its_layout() -> None:
+    table = "<table>" + "<tr><td>one<td>a longer cell" * 500 + "<tr><td>x<td>y</table>"
+    lists = "<ul><li>one<ul><li>two<ol><li>three</ol></ul></ul>" * 2000
+    for html, line in ((table, "one  a longer cell"), (lists, "three")):
+        response = Response("http://x/", body=("<p>Some words.</p>" + html).encode())
+        assert any(line in each for each in response.main_text().splitlines())
+        assert line.split()[0] in response.to_markdown()
+    assert "  " in Response("http://x/", body=lists.encode()).main_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if " in nested " in name])
+def test_lines_that_would_be_indented_too_much_are_plain_text(costs: dict[str, Any], name: str) -> None:
+    assert "indent too many lines" in costs[name]["ended"]["markdown"]
+    assert costs[name]["ended"]["spider"] == "read"

@@ -11,7 +11,9 @@ length of the query, which is limited too.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from re import Pattern
+from typing import NamedTuple
 
 LONGEST = 200
 _MOST_STEPS = (20, 5)
@@ -28,6 +30,7 @@ _PSEUDOS = (
     f"a CSS query of a batch has up to {_MOST_PSEUDOS} pseudo-classes, and one that counts elements (:nth-child() and "
     "the like)"
 )
+_HAS = "a CSS query of a batch has :has() only in the last of its selectors in a row"
 _XPATH = (
     "an XPath of a batch is a path such as //div[@class='x']/a/@href, of up to 5 steps (20 without //) without axes, "
     "whose conditions compare attributes, text() and positions; count(), string() and the like may be around it"
@@ -42,6 +45,24 @@ def check_css(query: str) -> None:
 def check_xpath(query: str) -> None:
     """ValueError for one that may be expensive. One that is no XPath may pass."""
     _check(_XPath(query), query, _XPATH)
+
+
+class Effort(NamedTuple):
+    """What an XPath does with the nodes of a page beyond a look at each."""
+
+    repeated: int
+    """Conditions on nodes that are looked at once for each of their ancestors: from each element that ``//div`` finds,
+    a second ``//`` looks at all that is below it."""
+    sorted: int
+    """Steps that find nodes out of order, so that they have to be sorted: siblings are counted for that."""
+
+
+@lru_cache(maxsize=1024)
+def effort_of(xpath: str) -> Effort:
+    """Of one that was taken."""
+    parser = _XPath(xpath)
+    parser.read()
+    return Effort(max(1, parser.conditions) if parser.repeats else 0, parser.sorts)
 
 
 def _check(parser: _Css | _XPath, query: str, allowed: str) -> None:
@@ -108,8 +129,12 @@ class _XPath(_Scanner):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._steps = self._conditions = 0
+        self._steps = self.conditions = 0
         self._everywhere = False
+        self.repeats = False
+        """Whether a path has ``//`` more than once."""
+        self.sorts = 0
+        """Steps behind a ``//``, and unions."""
         self._word = ""
         """A name that was taken to see what it is."""
 
@@ -124,7 +149,7 @@ class _XPath(_Scanner):
         if function:
             self._close()
         self.space()
-        if not self.at_end() or self._steps > _MOST_STEPS[self._everywhere] or self._conditions > _MOST_CONDITIONS:
+        if not self.at_end() or self._steps > _MOST_STEPS[self._everywhere] or self.conditions > _MOST_CONDITIONS:
             raise _RefusedError
 
     def _union(self) -> None:
@@ -133,20 +158,26 @@ class _XPath(_Scanner):
             self.space()
             if not self.sign("|"):
                 return
+            self.sorts += 1
             self.space()
         raise _RefusedError
 
     def _path(self) -> None:
+        everywhere = 0
         if not self._word:
             self.sign(".")
-            self._slash()
+            everywhere += self._slash() == "//"
         self._step()
         while slash := self._slash():
+            everywhere += slash == "//"
+            self.repeats |= everywhere > 1
+            self.sorts += everywhere > 0
             if self.sign(".."):
                 if slash == "//":
                     raise _RefusedError
                 while self.sign("/"):
                     self._steps += 1
+                    self.sorts += 1
                     self._step()
                 return
             self._step()
@@ -184,7 +215,7 @@ class _XPath(_Scanner):
 
     def _predicate(self) -> None:
         while True:
-            self._conditions += 1
+            self.conditions += 1
             self.space()
             word = self.take(_NAME)
             if word == "not" and self.sign("("):
@@ -267,6 +298,7 @@ class _Css(_Scanner):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._pseudos = self._counting = 0
+        self._has = False
 
     def read(self) -> None:
         for _ in range(_MOST_SELECTORS):
@@ -281,7 +313,10 @@ class _Css(_Scanner):
             raise _RefusedError(_PSEUDOS)
 
     def _selector(self) -> None:
+        self._has = False
         for _ in range(_MOST_COMBINATORS + 1):
+            if self._has:  # it would look below each ancestor of each element
+                raise _RefusedError(_HAS)
             self._compound(pseudos=True)
             if self.sign("::"):
                 self._string_of()
@@ -324,6 +359,7 @@ class _Css(_Scanner):
         name = self.need(self.take(_WORD))
         self._pseudos += 1
         self._counting += name in _COUNTING or name in _NTHS
+        self._has |= name == "has"
         if name in _SIMPLE or name in _COUNTING:
             return
         self.need(self.sign("("))
