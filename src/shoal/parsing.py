@@ -30,7 +30,7 @@ _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
-_ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page if that is more
+_ATTRIBUTES = (64 << 20, 4)  # characters, or so many times the size of the page if that is more
 _FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
