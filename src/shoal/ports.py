@@ -525,9 +525,11 @@ class Coordinator(Protocol):
     ttl: float
     """Seconds after which a member that is not heard of is lost, with its slot; as the server granted it."""
 
-    async def join(self, name: str, counts: Counts, where: str = "") -> None:
-        """Become a member. NameTakenError while another of that name lives. A cluster without members gets these
-        counts; another keeps its own."""
+    async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
+        """Become a member. NameTakenError while another of that name lives.
+
+        A cluster without members gets these counts, one with members keeps its own. A member that joins `again` after
+        its session was lost may not know the newest counts: a cluster that has counts keeps them."""
         ...
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:

@@ -99,7 +99,7 @@ class Membership:
         while not self.over.is_set():
             sent = now()
             try:
-                await self._coordinator.join(self._name, self._counts, new_worker_id())
+                await self._coordinator.join(self._name, self._counts, new_worker_id(), again=self._was_member)
             except NameTakenError:
                 if time.monotonic() - began > 1.5 * self._session.ttl + 2.0:
                     raise

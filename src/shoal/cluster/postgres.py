@@ -71,11 +71,11 @@ class PostgresCoordinator:
 
     # -- members
 
-    async def join(self, name: str, counts: Counts, where: str = "") -> None:
+    async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
         self._name = storable(name)
         self._session += 1
         rows = await self._call_as_member(
-            "join", self.ttl, counts.runner, counts.backup, storable(where), self._channel
+            "join", self.ttl, counts.runner, counts.backup, again, storable(where), self._channel
         )
         if not rows[0][0]:
             raise NameTakenError(f"a member named {name} lives in the cluster {self._cluster}; choose another name")

@@ -94,10 +94,10 @@ class RedisCoordinator:
 
     # -- members
 
-    async def join(self, name: str, counts: Counts, where: str = "") -> None:
+    async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
         if name != self._name or not self._session:  # else it is repeated: it may have happened
             self._name, self._session = name, secrets.token_hex(8)
-        joined = await self._run_as_member("join", self.ttl, storable(where), counts.runner, counts.backup)
+        joined = await self._run_as_member("join", self.ttl, storable(where), counts.runner, counts.backup, int(again))
         if not joined:
             self._session = ""
             raise NameTakenError(f"a member named {name} lives in the cluster {self._cluster}; choose another name")

@@ -261,6 +261,22 @@ class CoordinatorContract:
         third = await coordination.member("c", Counts(5, 0))
         assert (await third.beat()).counts == Counts(5, 0)
 
+    async def test_a_member_that_joins_again_changes_no_counts(self, coordination: CoordinatorHarness) -> None:
+        """It may have missed a `scale` while its session was lost, and be the first to join again."""
+        member, operator = await coordination.member("a", Counts(2, 1)), await coordination.open()
+        await operator.scale(Counts(1, 1))
+        await member.leave()
+        returned = await coordination.open()
+        await returned.join("a", Counts(2, 1), again=True)
+        assert (await returned.beat()).counts == Counts(1, 1)
+
+    async def test_a_member_that_joins_a_new_cluster_again_brings_its_counts(
+        self, coordination: CoordinatorHarness
+    ) -> None:
+        returned = await coordination.open()  # the coordinator has lost its data
+        await returned.join("a", Counts(3, 0), again=True)
+        assert (await returned.beat()).counts == Counts(3, 0)
+
     async def test_counts_are_changed_for_all(self, coordination: CoordinatorHarness) -> None:
         member, operator = await coordination.member("a"), await coordination.open()
         await operator.scale(Counts(4, 0))

@@ -103,11 +103,11 @@ class ZookeeperCoordinator:
 
     # -- members
 
-    async def join(self, name: str, counts: Counts, where: str = "") -> None:
+    async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
         async with self._session.step(), self._turn:
             joining_in = self._session.id
             await self._make_folders(counts)
-            while not await self._try_to_join(name, counts, where):
+            while not await self._try_to_join(name, None if again else counts, where):
                 pass  # another has joined in this moment: look again
             self._name, self._where, self._joined_in, self._known = name, where, joining_in, None
             self._session.stay_alive(self.ttl / 2)
@@ -120,7 +120,7 @@ class ZookeeperCoordinator:
         with suppress(NodeExistsError):
             await self._session.result(self._client.create_async(self._paths.config, json.encode(counts)))
 
-    async def _try_to_join(self, name: str, counts: Counts, where: str) -> bool:
+    async def _try_to_join(self, name: str, counts: Counts | None, where: str) -> bool:
         client, paths = self._client, self._paths
         member, enrolled = await self._session.read(data_of(paths.member(name)), data_of(paths.enrolled(name)))
         (_, config), members = await self._session.must_read(data_of(paths.config), children_of(paths.members))
@@ -131,7 +131,7 @@ class ZookeeperCoordinator:
         if enrolled is not None:
             await self._tell_lost(name)
         step = client.transaction()
-        if not members:
+        if counts and not members:
             step.set_data(paths.config, json.encode(counts), config.version)
         step.create(paths.member(name), json.encode(MemberRecord(where=where)), ephemeral=True)
         step.create(paths.enrolled(name))

@@ -80,7 +80,7 @@ $$;
 -- False when another has this name. Whoever joins again, not knowing whether it had joined, parts with its old session.
 CREATE OR REPLACE FUNCTION cluster_join(
     _name text, _member text, _client bigint, _session integer, _ttl double precision, _runner integer, _backup integer,
-    _place text, _channel text
+    _again boolean, _place text, _channel text
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _cluster integer;
@@ -91,7 +91,7 @@ BEGIN
     PERFORM part(_cluster, m.name, 'left') FROM member m
         WHERE m.cluster = _cluster AND m.client = _client AND m.session < _session;
     IF NOT EXISTS (SELECT FROM member m WHERE m.cluster = _cluster) THEN
-        UPDATE cluster c SET runner = _runner, backup = _backup WHERE c.id = _cluster;
+        UPDATE cluster c SET runner = _runner, backup = _backup WHERE c.id = _cluster AND NOT _again;
     ELSIF EXISTS (SELECT FROM member m WHERE m.cluster = _cluster AND m.name = _member) THEN
         RETURN false;
     END IF;
