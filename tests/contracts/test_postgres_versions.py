@@ -114,6 +114,21 @@ async def test_an_older_and_a_newer_worker_side_by_side(url: str) -> None:
     await store.close()
 
 
+async def test_functions_that_a_backup_did_not_have_are_installed_again(url: str) -> None:
+    """The backup is from before this version was first started."""
+    store = await PostgresStore.open(url)
+    await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+    frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
+    await frontier.push([Request("http://a.example/1")])
+    ours = schema.functions_schema(Address.of(url))
+    await ask(url, f'DROP SCHEMA "{ours}" CASCADE')
+    await ask(url, f"DELETE FROM {Address.of(url).schema}.functions WHERE name = $1", ours)
+    (lease,) = (await frontier.lease(1, 60)).leases
+    assert None not in await frontier.complete([Completion(lease=lease)])
+    assert (await frontier.stats()).done == 1
+    await store.close()
+
+
 async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not know the new tables. A worker that goes on with them is told so, and so is one that starts."""
     old = await PostgresStore.open(url)

@@ -127,11 +127,12 @@ class Drainer:
         """The store went back in time: continue from the cursor that it has now. ``run`` is not running, and may be
         called again then."""
         async with self._lock:
-            if self._claim is not None:
-                await self._close_unfinished()
-                await self._give_role_back()
             self._failure, self._broken, self._failures, self._stopping = None, False, 0, False
             self._unconfirmed = None
+            if self._claim is not None:
+                await self._close_unfinished()
+                await self._persist(partial(self._frontier.relinquish, self._claim))  # else it waits for itself
+                self._claim = None
             await self.start()
 
     async def _open(self, claim: Claim) -> None:
