@@ -42,6 +42,7 @@ PAGES: dict[str, Callable[[], bytes]] = {
     "open tags, in UTF-16": lambda: b"\xff\xfe" + fill("<p>x", unclosed(400), SIZE // 2).decode().encode("utf-16-le"),
     "an open link with a long address": lambda: fill("<p>x", "<p><a href=/" + "u" * 50_000 + ">", 130_000),
     "an open link with a huge address": lambda: fill("<p>x", "<p><a href=/" + "u" * 1_000_000 + ">"),
+    "an open link with a wide address": lambda: fill("<p>x", "<p><a href=/&#128512;" + "u" * 60_000 + ">", 190_000),
     "an open tag with a long class": lambda: fill("<p>x", "<p><b class=" + "u" * 50_000 + ">", 130_000),
     "bodies with new attributes": lambda: "".join(f"<body a{n}>" for n in range(150_000)).encode(),
     "a million attributes": lambda: f"<p {' '.join(f'{n:x}' for n in range(330_000))}>".encode(),

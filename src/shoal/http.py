@@ -21,6 +21,7 @@ from shoal.links import join_url, normalize_url, resolve, url_fingerprint
 if TYPE_CHECKING:
     import turbohtml
 
+    from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
 
 log = logging.getLogger("shoal.http")
@@ -177,8 +178,8 @@ class Response:
     """A page that was fetched. What is costly (text, the parsed tree) is made when first asked for."""
 
     __slots__ = (
-        "_base_url", "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers", "request",
-        "status", "url",
+        "_base_url", "_budget", "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers",
+        "request", "status", "url",
     )  # fmt: skip
 
     def __init__(
@@ -206,6 +207,7 @@ class Response:
         self._base_url: str | None = None
         self._text: str | None = None
         self._document: turbohtml.Document | None = None
+        self._budget: AttributeBudget | None = None
         self._selector: Selector | None = None
 
     def __repr__(self) -> str:
@@ -227,6 +229,12 @@ class Response:
     @property
     def document(self) -> turbohtml.Document:
         """The parsed page, as turbohtml gives it. TooComplexError for one that would take too much memory."""
+        self._attributes.check()
+        return self._tree
+
+    @property
+    def _tree(self) -> turbohtml.Document:
+        """The parsed page, for those who read no long attributes, or few."""
         if self._document is None:
             from shoal import parsing
 
@@ -234,9 +242,17 @@ class Response:
         return self._document
 
     @property
+    def _attributes(self) -> AttributeBudget:
+        if self._budget is None:
+            from shoal.parsing import AttributeBudget
+
+            self._budget = AttributeBudget(self._tree, len(self.body))
+        return self._budget
+
+    @property
     def encoding(self) -> str:
         """Found as browsers do: byte-order mark, header, meta tag, then the content itself."""
-        return self.document.encoding or "utf-8"
+        return self._tree.encoding or "utf-8"
 
     @property
     def text(self) -> str:
@@ -276,7 +292,7 @@ class Response:
         """What relative links are relative to: the page's own ``<base>``, or its URL."""
         if self._base_url is None:
             self._base_url = self.url
-            base = self.document.select_one("base[href]")
+            base = self._tree.select_one("base[href]")
             if base is not None:
                 with suppress(RequestError):
                     self._base_url = join_url(self.url, base.attr("href") or "")
@@ -333,10 +349,10 @@ class Response:
         if "::" in query:
             return _up_to_limit(href_of(each) for each in self.css(query))
         try:
-            elements = self.document.select(query)
+            elements = self._tree.select(query)
         except ValueError as exc:
             raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
-        hrefs = [element.attr("href") for element in elements]
+        hrefs = self._attributes.values(elements, "href")
         if None not in hrefs:
             return cast(list[str], hrefs)
         return _up_to_limit(map(_first_href, elements))

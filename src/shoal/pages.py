@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.errors import SelectorError, SpiderError
+from shoal.errors import SelectorError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
 from shoal.links import host_of, normalize_url
 from shoal.selector import Selector
@@ -14,6 +14,9 @@ from shoal.spider import Spider
 
 DEFAULTS = {"scope": {"max_depth": 3, "max_pages": 1000}}
 """For a site that nobody has thought about: a limit on both sides."""
+
+
+_MOST_CHARACTERS, _CHARACTERS_TIMES = 1 << 20, 4  # of all fields of a page, or so many times its size
 
 
 class PageSpider(Spider):
@@ -32,8 +35,16 @@ class PageSpider(Spider):
 
     def _chosen(self, response: Response) -> dict[str, Any]:
         item: dict[str, Any] = {}
+        room = most = max(_MOST_CHARACTERS, _CHARACTERS_TIMES * len(response.body))
         for name, query in self.fields.items():
-            texts = [text for each in response.css(query) if (text := each.text_content().strip())]
+            texts: list[str] = []
+            for each in response.css(query):
+                text = each.text_content().strip()
+                room -= len(text)
+                if room < 0:  # elements in elements repeat their text
+                    raise TooComplexError(f"the page is too complex: its fields have more than {most} characters")
+                if text:
+                    texts.append(text)
             item[name] = texts[0] if len(texts) == 1 else texts or None
         return item
 

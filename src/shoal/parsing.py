@@ -15,7 +15,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from resource import RLIMIT_DATA, setrlimit
 from typing import Any, TypeVar, cast
 
@@ -30,7 +30,8 @@ _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
-_ATTRIBUTES = (64 << 20, 4)  # characters, or so many times the size of the page if that is more
+_ATTRIBUTES = (128 << 20, 16)  # bytes, or so many times the size of the page if that is more
+_WIDEST_CHARACTER = 4  # bytes
 _FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
@@ -50,37 +51,73 @@ _UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 def parse(body: bytes | str, charset: str | None = None) -> Document:
     """The tree of a page. TooComplexError for a page that needs more memory than its size can explain.
 
-    ``charset`` is what a header says of the bytes; one that does not exist is ignored.
+    ``charset`` is what a header says of the bytes; one that does not exist is ignored. Ask an `AttributeBudget` before
+    many attributes of the tree are read or compared.
     """
     if len(body) <= _SMALL:
         return _parse(body, charset)
-    document = _bounded(_parse, (body, charset), len(body))
-    _check_attributes(document, len(body))
-    return document
+    return _bounded(_parse, (body, charset), len(body))
 
 
-def _check_attributes(document: Document, size: int) -> None:
-    """Refuse a page whose formatting tags repeat long attributes.
+class AttributeBudget:
+    """Refuses a page whose formatting tags repeat long attributes, before they are read.
 
-    The copies of a tag that was left open share its attributes, so the tree stays small. Whoever reads the attributes
-    makes a string for each copy. No other element is copied. Few elements can't matter, however long an attribute is.
+    The copies of a tag that was left open share its attributes, so the tree stays small. But who reads the attributes
+    makes a string for each copy, and who looks for a class compares each. No other element is copied. Adding them up
+    takes a third of the time of parsing, so it is done only when the number of elements and the size of the page leave
+    it open, and not for a page of which only the links are read.
     """
+
+    __slots__ = ("_document", "_size")
+
+    def __init__(self, document: Document, size: int) -> None:
+        self._document = document
+        self._size = size if size > _SMALL else 0
+
+    def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
+        """One attribute of each of these elements. TooComplexError if that would be huge."""
+        most = _most_attributes(self._size) // 2  # what is made of links takes memory too
+        if len(elements) * self._size <= most // _WIDEST_CHARACTER:
+            return [element.attr(name) for element in elements]
+        found: list[str | None] = []
+        for element in elements:
+            value = element.attr(name)
+            most -= _memory_of(value or "")
+            if most < 0:
+                raise _repeated(self._size, _most_attributes(self._size) // 2)
+            found.append(value)
+        return found
+
+    def check(self) -> None:
+        """All attributes may be read. TooComplexError if they would be huge."""
+        if not self._size:
+            return
+        size, most = self._size, _most_attributes(self._size)
+        if cast(float, _count_elements(self._document)) * size > most // _WIDEST_CHARACTER:
+            total = 0
+            for element in self._document.select(_FORMATTING):
+                for value in element.attrs.values():
+                    # A list holds the names of a class.
+                    total += sum(map(_memory_of, value)) if isinstance(value, list) else _memory_of(value or "")
+                if total > most:
+                    raise _repeated(size, most)
+        self._size = 0
+
+
+def _most_attributes(size: int) -> int:
     least, times = _ATTRIBUTES
-    most = max(least, times * size)
-    if cast(float, _count_elements(document)) * size <= most:
-        return
-    elements = document.select(_FORMATTING)
-    if len(elements) * size <= most:
-        return
-    total = 0
-    for element in elements:
-        for value in element.attrs.values():
-            # A list holds the names of a class.
-            total += sum(map(len, value)) if isinstance(value, list) else len(value or "")
-        if total > most:
-            raise TooComplexError(
-                f"the page is too complex: the attributes of its {size} bytes repeat to more than {most} characters"
-            )
+    return max(least, times * size)
+
+
+def _memory_of(text: str) -> int:
+    """Bytes that a string takes, at most."""
+    return len(text) if text.isascii() else _WIDEST_CHARACTER * len(text)
+
+
+def _repeated(size: int, most: int) -> TooComplexError:
+    return TooComplexError(
+        f"the page is too complex: the attributes of its {size} bytes repeat to more than {most >> 20} MB"
+    )
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:

@@ -50,7 +50,7 @@ class Selector:
         elif text is None:
             raise TypeError("Selector needs a text or a root")
         else:
-            self.root = _parse_xml(text) if type == "xml" else parsing.parse(text)
+            self.root = _parse_xml(text) if type == "xml" else _parse_html(text)
 
     def css(self, query: str) -> SelectorList:
         """What matches, in document order: elements, or strings by a final ``::text`` or ``::attr(name)``.
@@ -198,6 +198,12 @@ class SelectorList(Sequence[Selector]):
 
     def __repr__(self) -> str:
         return f"SelectorList({list(self)!r})"
+
+
+def _parse_html(text: str) -> Document:
+    document = parsing.parse(text)
+    parsing.AttributeBudget(document, len(text)).check()
+    return document
 
 
 def _parse_xml(text: str) -> Document:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.config import Scope as ScopeConfig
-from shoal.errors import RequestError, SpiderError
+from shoal.errors import RequestError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
 from shoal.pages import PageSpider, page_spider, parse_fields
 from shoal.scope import Scope
@@ -140,3 +140,10 @@ def test_what_is_no_field(definition: str) -> None:
 def test_a_query_is_checked_before_the_crawl() -> None:
     with pytest.raises(SpiderError, match=r"--item 'a=p\[': bad CSS query 'p\['"):
         parse_fields(["a=p["])
+
+
+def test_fields_of_elements_in_elements_have_a_length_together() -> None:
+    spider = page_spider("http://x.example/", same_site=True, fields={"a": "div"}, markdown=False)
+    body = b"<div>" * 400 + b"w" * 100_000
+    with pytest.raises(TooComplexError, match="its fields have more than 1048576 characters"):
+        list(spider.parse(Response("http://x.example/", body=body)))

@@ -49,8 +49,24 @@ def test_a_page_that_explodes_is_refused_with_a_reason(costs: dict[str, Any], na
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("an open ")])
 def test_a_page_that_repeats_a_long_attribute_is_refused(costs: dict[str, Any], name: str) -> None:
-    for mode in ("links", "spider", "text", "markdown", "fields"):
+    for mode in ("spider", "markdown", "fields"):
         assert "the page is too complex: the attributes of its" in costs[name]["ended"][mode]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("an open link")])
+def test_a_page_that_repeats_a_long_link_has_no_links(costs: dict[str, Any], name: str) -> None:
+    assert "the page is too complex: the attributes of its" in costs[name]["ended"]["links"]
+
+
+def test_wide_characters_count_as_the_memory_that_they_take() -> None:
+    """The address has one character that is none of ASCII, so each of its copies takes four bytes a character."""
+    body = fill("<p>x", "<p><a href=/&#128512;" + "u" * 60_000 + ">", 63_000)
+    with pytest.raises(TooComplexError, match="repeat to more than 64 MB"):
+        Response("http://x/", body=body).links()
+    with pytest.raises(TooComplexError, match="repeat to more than 128 MB"):
+        Response("http://x/", body=body).css("a")
+    narrow = body.replace(b"&#128512;", b"")
+    assert len(Response("http://x/", body=narrow).css("a")) > 500
 
 
 def test_many_long_attributes_that_the_page_has_itself_are_read() -> None:

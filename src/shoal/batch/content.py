@@ -22,8 +22,8 @@ def title_of(response: Response) -> str | None:
     """None where there is none, and for what is no HTML."""
     if not _is_html(response):
         return None
-    title = response.document.select_one("title")
-    return (title.text.strip() or None) if title is not None else None
+    titles = response.css("title")
+    return (titles[0].text_content().strip() or None) if titles else None
 
 
 def content_of(response: Response, options: BatchOptions) -> Any:

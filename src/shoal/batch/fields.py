@@ -7,7 +7,8 @@ done: the time is that of one event loop, which everybody shares.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import TypeAlias
 
 from turbohtml import Document, Node
@@ -29,6 +30,7 @@ _MOST_CHARACTERS, _CHARACTERS_TIMES = 1 << 20, 4  # of all fields, or so many ti
 _TIME = 0.5  # seconds for all fields of a page: what is found may hold the same text many times
 
 Found: TypeAlias = str | list[str] | None
+Shape: TypeAlias = tuple[int, int]
 
 
 def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str, Found]:
@@ -41,11 +43,12 @@ def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str,
         raise SelectorError(f"an element has more than {_MOST_SIBLINGS} elements in it, which is too much for fields")
     end = time.monotonic() + _TIME
     most = max(_MOST_CHARACTERS, _CHARACTERS_TIMES * len(response.body))
+    shape = cache(partial(_shape, response.document))
     found: dict[str, Found] = {}
     total = 0
     for name, query in fields.items():
         texts: list[str] = []
-        for text in _texts(response, query, end):
+        for text in _texts(response, query, shape, end):
             total += len(text)
             if total > most:
                 raise SelectorError(f"the fields of this page have more than {most} characters")
@@ -61,11 +64,11 @@ def _count(response: Response, nodes: str) -> int:
     return int(response.xpath(f"count({nodes})").get("0").partition(".")[0])
 
 
-def _texts(response: Response, query: FieldQuery, end: float) -> Iterator[str]:
+def _texts(response: Response, query: FieldQuery, shape: Callable[[], Shape], end: float) -> Iterator[str]:
     """One by one: what is not asked for is not made."""
     _check_time(end)
     if query.xpath is not None:
-        _check_effort(response, query.xpath)
+        _check_effort(response, query.xpath, shape)
     found = response.css(query.css) if query.css is not None else response.xpath(query.xpath or "")
     for each in found:
         _check_time(end)
@@ -73,17 +76,17 @@ def _texts(response: Response, query: FieldQuery, end: float) -> Iterator[str]:
             yield text
 
 
-def _check_effort(response: Response, xpath: str) -> None:
+def _check_effort(response: Response, xpath: str, shape: Callable[[], Shape]) -> None:
     """Refuse a path with more than one step on a page that is deep or wide enough to make that slow."""
     effort = effort_of(xpath)
     if effort == (0, 0) or _count(response, "//node()") <= _FEW_NODES:
         return
-    below, beside = _shape(response.document)
+    below, beside = shape()
     if below * effort.repeated > _MOST_REPEATED or beside * effort.sorted > _MOST_SORTED:
         raise SelectorError(f"{xpath!r:.80} is too costly for this page, which is large: use fewer steps, or CSS")
 
 
-def _shape(document: Document) -> tuple[int, int]:
+def _shape(document: Document) -> Shape:
     """The pairs of a node and one of its ancestors, and those of siblings."""
     below = beside = depth = 0
     level: list[Node] = [document]
