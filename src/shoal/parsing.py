@@ -15,7 +15,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from resource import RLIMIT_DATA, setrlimit
 from typing import Any, TypeVar, cast
 
@@ -30,9 +30,10 @@ _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
-_ATTRIBUTES = (128 << 20, 16)  # bytes, or so many times the size of the page if that is more
-_WIDEST_CHARACTER = 4  # bytes
-_FORMATTING = "a, b, big, code, em, font, i, nobr, s, small, strike, strong, tt, u"
+_NOT_LARGE = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
+_ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page if that is more
+_FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
+_attributes = turbohtml.XPath("$elements/@*")
 _MOST_CELLS = 2_000_000
 _MOST_CELLS_IN_LAYOUT = 50_000
 _MOST_CELLS_IN_NESTED = 1000
@@ -45,7 +46,6 @@ _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
 _LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
 _DEEPEST = "/*" * 129
 _STALE = 0.25  # seconds
-_UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 def parse(body: bytes | str, charset: str | None = None) -> Document:
@@ -63,44 +63,40 @@ class AttributeBudget:
     """Refuses a page whose formatting tags repeat long attributes, before they are read.
 
     The copies of a tag that was left open share its attributes, so the tree stays small. But who reads the attributes
-    makes a string for each copy, and who looks for a class compares each. No other element is copied. Adding them up
-    takes a third of the time of parsing, so it is done only when the number of elements and the size of the page leave
-    it open, and not for a page of which only the links are read.
+    makes a string for each copy, and who looks for a class compares each. No other element is copied. The attributes
+    of a page have at most a sixteenth of the square of its size together.
     """
 
     __slots__ = ("_document", "_size")
 
     def __init__(self, document: Document, size: int) -> None:
         self._document = document
-        self._size = size if size > _SMALL else 0
+        self._size = size if size > _NOT_LARGE else 0
 
     def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
         """One attribute of each of these elements. TooComplexError if that would be huge."""
-        most = _most_attributes(self._size) // 2  # what is made of links takes memory too
-        if len(elements) * self._size <= most // _WIDEST_CHARACTER:
+        if len(elements) * self._size <= _ATTRIBUTES[0]:
             return [element.attr(name) for element in elements]
         found: list[str | None] = []
-        for element in elements:
-            value = element.attr(name)
-            most -= _memory_of(value or "")
-            if most < 0:
-                raise _repeated(self._size, _most_attributes(self._size) // 2)
-            found.append(value)
+        left = most = _most_attributes(self._size)
+        for chunk in _chunks(elements, most // self._size):
+            found += [element.attr(name) for element in chunk]
+            left -= sum(map(len, filter(None, found[-len(chunk) :])))
+            if left < 0:
+                raise _repeated(self._size, most)
         return found
 
     def check(self) -> None:
         """All attributes may be read. TooComplexError if they would be huge."""
         if not self._size:
             return
-        size, most = self._size, _most_attributes(self._size)
-        if cast(float, _count_elements(self._document)) * size > most // _WIDEST_CHARACTER:
-            total = 0
-            for element in self._document.select(_FORMATTING):
-                for value in element.attrs.values():
-                    # A list holds the names of a class.
-                    total += sum(map(_memory_of, value)) if isinstance(value, list) else _memory_of(value or "")
-                if total > most:
-                    raise _repeated(size, most)
+        elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
+        left = most = _most_attributes(self._size)
+        if len(elements) * self._size > most:
+            for chunk in _chunks(elements, most // self._size):
+                left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
+                if left < 0:
+                    raise _repeated(self._size, most)
         self._size = 0
 
 
@@ -109,14 +105,14 @@ def _most_attributes(size: int) -> int:
     return max(least, times * size)
 
 
-def _memory_of(text: str) -> int:
-    """Bytes that a string takes, at most."""
-    return len(text) if text.isascii() else _WIDEST_CHARACTER * len(text)
+def _chunks(elements: Sequence[Element], length: int) -> Iterator[Sequence[Element]]:
+    for begin in range(0, len(elements), max(1, length)):
+        yield elements[begin : begin + max(1, length)]
 
 
 def _repeated(size: int, most: int) -> TooComplexError:
     return TooComplexError(
-        f"the page is too complex: the attributes of its {size} bytes repeat to more than {most >> 20} MB"
+        f"the page is too complex: the attributes of its {size} bytes repeat to more than {most} characters"
     )
 
 
@@ -230,7 +226,8 @@ class _Memory:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        self._before = resource.getrlimit(RLIMIT_DATA)
+        self._ceiling = min((each for each in self._before if each != resource.RLIM_INFINITY), default=sys.maxsize)
         self._open()
         os.register_at_fork(after_in_child=self._open)
 
@@ -250,32 +247,24 @@ class _Memory:
             return work(*arguments)
         with self._lock:
             now = time.monotonic()
-            fresh = now - self._measured > _STALE
-            if fresh:
+            if fresh := now - self._measured > _STALE:
                 self._measure(now)
+            setrlimit(RLIMIT_DATA, (min(self._used + most, self._ceiling), self._before[1]))
             try:
-                return self._run(work, arguments, self._used + most)
+                return work(*arguments)
             except MemoryError:
                 if fresh:
                     raise
-            # Others may have taken memory since it was measured.
-            self._measure(now)
-            return self._run(work, arguments, self._used + most)
+                self._measure(now)  # others may have taken memory since it was last measured
+                setrlimit(RLIMIT_DATA, (min(self._used + most, self._ceiling), self._before[1]))
+                return work(*arguments)
+            finally:
+                setrlimit(RLIMIT_DATA, self._before)
 
     def _measure(self, now: float) -> None:
         assert self._statm is not None
         pages = os.pread(self._statm, 256, 0).split()[5]
         self._used, self._measured = int(pages) * resource.getpagesize(), now
-
-    def _run(self, work: Callable[..., T], arguments: tuple[Any, ...], limit: int) -> T:
-        before = self._before
-        if before != _UNLIMITED:
-            limit = min(limit, *(each for each in before if each != resource.RLIM_INFINITY))
-        setrlimit(RLIMIT_DATA, (limit, before[1]))
-        try:
-            return work(*arguments)
-        finally:
-            setrlimit(RLIMIT_DATA, before)
 
 
 _memory = _Memory()
