@@ -212,7 +212,7 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
                 room -= len(base) + len(href)
             else:
                 slow += 1
-                room -= 2 * (len(base) + len(href))
+                room -= 4 * (len(base) + len(href))  # up to 0.2 microseconds a character
             if slow > _MOST_SLOW or room < 0:
                 continue
             with suppress(RequestError):

@@ -286,11 +286,12 @@ def test_short_links_below_a_long_base_do_not_fill_the_memory(caplog: pytest.Log
 
 
 _LONG_BASE = "http://ex.com/" + "a/" * 30_000
+_DEEP_BASE = "http://ex.com/" + "a/" * 2000
 
 
 @pytest.mark.parametrize(
     ("base", "form"),
-    [(BASE, "//[::{:x}]"), (BASE, "//0x{:x}"), (BASE, "é{}"), (BASE, "http://H{}/"), (_LONG_BASE, "é")],
+    [(BASE, "//[::{:x}]"), (BASE, "//0x{:x}"), (BASE, "é{}"), (BASE, "http://H{}/"), (_LONG_BASE, "é"), (_DEEP_BASE, "../é{}")],
 )
 def test_many_links_in_odd_forms_cost_little(form: str, base: str, caplog: pytest.LogCaptureFixture) -> None:
     """As many as fit into 2 MB. Those that are no URL and those that come twice count too."""
