@@ -30,8 +30,9 @@ _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
+_LARGEST_MODEST = _TREE[0] // _TREE[1]
 _NOT_LARGE = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
-_ATTRIBUTES = (24 << 20, 4)  # characters, or so many times the size of the page if that is more
+_ATTRIBUTES = (32 << 20, 4)  # characters, or so many times the size of the page if that is more
 _FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
 _attributes = turbohtml.XPath("$elements/@*")
 _MOST_CELLS = 2_000_000
@@ -90,9 +91,9 @@ class AttributeBudget:
         """All attributes may be read. TooComplexError if they would be huge."""
         if not self._size:
             return
-        elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
         left = most = _most_attributes(self._size)
-        if len(elements) * self._size > most:
+        if cast(float, _count_elements(self._document)) * self._size > most:
+            elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
             for chunk in _chunks(elements, most // self._size):
                 left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
                 if left < 0:
@@ -207,8 +208,8 @@ def _has_huge_table(document: Document) -> bool:
 
 
 def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T:
-    least, times = _TREE
-    most = max(least, times * size)
+    """The work on a page of this size. TooComplexError if it needs more memory than the page may take."""
+    most = size * _TREE[1] if size > _LARGEST_MODEST else _TREE[0]
     try:
         return _memory.limit(work, arguments, most)
     except MemoryError:
@@ -218,10 +219,10 @@ def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T
 
 
 class _Memory:
-    """The memory that this process may take while something is done.
+    """Limits the memory of this process while something is done.
 
-    The limit is the system's, and so it holds for all threads. Python code of others does not run meanwhile, and the
-    rest has the room that the work does not use.
+    The limit is the system's, so it holds for all threads. Python code of other threads does not run meanwhile; their
+    native code has the room that the work does not use.
     """
 
     def __init__(self) -> None:
@@ -234,37 +235,36 @@ class _Memory:
     def _open(self) -> None:
         """A file of /proc/self is that of the process that opened it: a fork needs its own."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
-        self._measured = 0.0
         self._used = 0
+        self._stale_at = 0.0
 
     def limit(self, work: Callable[..., T], arguments: tuple[Any, ...], most: int) -> T:
         """MemoryError when the work needs more than ``most`` bytes. Where the system can't tell, there is no limit.
 
-        This is on the way of every page, so what the process uses is not measured each time. It never gets more than
-        ``most`` above what it had within the last moment.
+        Every page passes here, so what the process uses is measured only a few times a second. The process never gets
+        more than ``most`` bytes above what it used within that time.
         """
         if self._statm is None:
             return work(*arguments)
         with self._lock:
-            now = time.monotonic()
-            if fresh := now - self._measured > _STALE:
-                self._measure(now)
-            setrlimit(RLIMIT_DATA, (min(self._used + most, self._ceiling), self._before[1]))
+            if fresh := time.monotonic() > self._stale_at:
+                self._measure()
+            limit = self._used + most
+            setrlimit(RLIMIT_DATA, (limit if limit < self._ceiling else self._ceiling, self._before[1]))
             try:
                 return work(*arguments)
             except MemoryError:
                 if fresh:
                     raise
-                self._measure(now)  # others may have taken memory since it was last measured
-                setrlimit(RLIMIT_DATA, (min(self._used + most, self._ceiling), self._before[1]))
-                return work(*arguments)
             finally:
                 setrlimit(RLIMIT_DATA, self._before)
+            self._stale_at = 0.0  # others may have taken memory since it was measured
+            return self.limit(work, arguments, most)
 
-    def _measure(self, now: float) -> None:
+    def _measure(self) -> None:
         assert self._statm is not None
         pages = os.pread(self._statm, 256, 0).split()[5]
-        self._used, self._measured = int(pages) * resource.getpagesize(), now
+        self._used, self._stale_at = int(pages) * resource.getpagesize(), time.monotonic() + _STALE
 
 
 _memory = _Memory()

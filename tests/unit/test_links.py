@@ -291,7 +291,14 @@ _DEEP_BASE = "http://ex.com/" + "a/" * 2000
 
 @pytest.mark.parametrize(
     ("base", "form"),
-    [(BASE, "//[::{:x}]"), (BASE, "//0x{:x}"), (BASE, "é{}"), (BASE, "http://H{}/"), (_LONG_BASE, "é"), (_DEEP_BASE, "../é{}")],
+    [
+        (BASE, "//[::{:x}]"),
+        (BASE, "//0x{:x}"),
+        (BASE, "é{}"),
+        (BASE, "http://H{}/"),
+        (_LONG_BASE, "é"),
+        (_DEEP_BASE, "../é{}"),
+    ],
 )
 def test_many_links_in_odd_forms_cost_little(form: str, base: str, caplog: pytest.LogCaptureFixture) -> None:
     """As many as fit into 2 MB. Those that are no URL and those that come twice count too."""
