@@ -91,14 +91,19 @@ class AttributeBudget:
         """All attributes may be read. TooComplexError if they would be huge."""
         if not self._size:
             return
-        left = most = _most_attributes(self._size)
+        most = _most_attributes(self._size)
         if cast(float, _count_elements(self._document)) * self._size > most:
             elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
-            for chunk in _chunks(elements, most // self._size):
-                left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
-                if left < 0:
-                    raise _repeated(self._size, most)
+            if len(elements) * self._size > most:
+                self._add_up(elements, most)
         self._size = 0
+
+    def _add_up(self, elements: Sequence[Element], most: int) -> None:
+        left = most
+        for chunk in _chunks(elements, most // self._size):
+            left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
+            if left < 0:
+                raise _repeated(self._size, most)
 
 
 def _most_attributes(size: int) -> int:
