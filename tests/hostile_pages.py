@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from shoal.batch.content import content_of, title_of
 from shoal.batch.options import BatchOptions
+from shoal.crawling.page_spider import PageSpider
 from shoal.errors import ShoalError
 from shoal.http import Response
-from shoal.pages import PageSpider
 from shoal.selector import Selector
 
 SIZE = 2_000_000

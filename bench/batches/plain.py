@@ -45,7 +45,7 @@ def plain(setup: Setup) -> Iterator[Plain]:
 async def _crawl(urls: list[str]) -> dict[str, Any]:
     from shoal.batch.options import BatchOptions
     from shoal.batch.spider import BatchSpider
-    from shoal.crawler import Crawl
+    from shoal.runs.crawl import Crawl
 
     began = time.perf_counter()
     done = await Crawl(BatchSpider(BatchOptions(), "plain"), urls=urls)
@@ -55,7 +55,7 @@ async def _crawl(urls: list[str]) -> dict[str, Any]:
 
 
 async def _work() -> None:
-    from shoal.assembly import preload
+    from shoal.crawling.assembly import preload
 
     preload()
     print("ready", flush=True)

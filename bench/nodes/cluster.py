@@ -22,7 +22,7 @@ from shoal.cluster.election import roles
 from shoal.errors import CoordinatorError
 from shoal.frontier import open_store
 from shoal.ports import ClusterView, Coordinator, Counts
-from shoal.runs.starting import start_run
+from shoal.runs.start import start_run
 
 BENCH = Path(__file__).parents[1]
 PATIENCE = 60.0

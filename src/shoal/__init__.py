@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from shoal.cluster.node import Node as Node
     from shoal.cluster.node import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
-    from shoal.crawler import Crawl as Crawl
-    from shoal.crawler import crawl as crawl
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
     from shoal.http import Request as Request
     from shoal.http import Response as Response
+    from shoal.runs.crawl import Crawl as Crawl
+    from shoal.runs.crawl import crawl as crawl
     from shoal.selector import Selector as Selector
     from shoal.spider import Spider as Spider
 
 _HOMES = {
     "Config": "shoal.config",
-    "Crawl": "shoal.crawler",
+    "Crawl": "shoal.runs.crawl",
     "DropItem": "shoal.errors",
     "Node": "shoal.cluster.node",
     "Request": "shoal.http",
@@ -32,7 +32,7 @@ _HOMES = {
     "ShoalError": "shoal.errors",
     "Spider": "shoal.spider",
     "ZookeeperCrawler": "shoal.cluster.node",
-    "crawl": "shoal.crawler",
+    "crawl": "shoal.runs.crawl",
 }
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from msgspec import Struct
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.links import join_url, normalize_url, resolve, url_fingerprint
+from shoal.urls.normalize import join_url, normalize_url, resolve, url_fingerprint
 
 if TYPE_CHECKING:
     import turbohtml

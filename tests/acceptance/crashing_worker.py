@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shoal.callbacks import Callbacks, Found
-from shoal.engine import Engine
+from shoal.crawling.callbacks import Callbacks, Found
+from shoal.crawling.engine import Engine
+from shoal.crawling.page import Parsed
+from shoal.crawling.scheduler import Scheduler
 from shoal.fetch.http import HttpFetcher
-from shoal.handling import Parsed
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
-from shoal.scheduler import Scheduler
 from shoal.sinks.drainer import Drainer
 
 

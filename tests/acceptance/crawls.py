@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal import Crawl, Request, Response, Spider, crawl
-from shoal.events import Summary
+from shoal.crawling.stats import Summary
 from tests.servers import MisbehavingServer
 
 QUICK: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shoal.frontier import open_store
 from shoal.ports import History, HostState, LoggedItem, Run, Stats
-from shoal.runs.starting import RunSettings
+from shoal.runs.start import RunSettings
 
 
 class Picture(NamedTuple):

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shoal.links import normalize_url
+from shoal.urls.normalize import normalize_url
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import Api, serving, until
 from tests.acceptance.target import Target, host_of, target

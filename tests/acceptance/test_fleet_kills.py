@@ -30,7 +30,7 @@ from shoal.config import load_config
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.ports import Frontier, FrontierOptions, History, Stats
-from shoal.runs.starting import start_run
+from shoal.runs.start import start_run
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import export
 from shoal.spider import load_spider

@@ -22,7 +22,7 @@ import pytest
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run
-from shoal.runs.starting import RunSettings
+from shoal.runs.start import RunSettings
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
 from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.target import Target, closest, host_of, most_at_once, target

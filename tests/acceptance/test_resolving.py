@@ -8,7 +8,7 @@ from tests.acceptance.rebinding import said_apart
 
 LOOK_UP = """
 import asyncio, os, uvloop
-from shoal.resolving import look_up_many_names
+from shoal.fetch.resolving import look_up_many_names
 from tests.acceptance.rebinding import NameServer
 
 os.environ.pop("UV_THREADPOOL_SIZE", None)  # another test may have set it

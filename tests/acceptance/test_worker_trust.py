@@ -16,7 +16,7 @@ from shoal.errors import RunError
 from shoal.frontier import open_store
 from shoal.http import Request, Response
 from shoal.ports import Run
-from shoal.runs.starting import RunSettings
+from shoal.runs.start import RunSettings
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
 from tests.acceptance.fleets import SHOAL, SPIDER, frontier_url

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.runs import pools
+from shoal.runs import worker_pools as pools
 from shoal.runs.autoscale import Limits, Scale, step, wanted
-from shoal.runs.pools import CommandPool, compose_pool, kubernetes_pool
+from shoal.runs.worker_pools import CommandPool, compose_pool, kubernetes_pool
 
 LIMITS = Limits(per_worker=100, min=1, max=4, cool_down=60.0)
 DEPTHS = st.integers(0, 10_000)

@@ -20,31 +20,31 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
+from shoal.batch.admission import Desk, TooManySessionsError
 from shoal.batch.content import content_of, content_type, title_of
-from shoal.batch.desk import Desk, TooManySessionsError
-from shoal.batch.given import GivenUrls
-from shoal.batch.grammar import LONGEST, check_css, check_xpath
+from shoal.batch.fairness import Taker, TakingTurns, Turns
 from shoal.batch.options import BatchOptions, FieldQuery
-from shoal.batch.room import PER_ENTRY, Room
+from shoal.batch.queries import LONGEST, check_css, check_xpath
+from shoal.batch.quota import PER_ENTRY, Room
 from shoal.batch.session import Session, SessionTooLargeError
 from shoal.batch.settings import Webhook
 from shoal.batch.shares import shares
 from shoal.batch.spider import BatchSpider, start_requests
-from shoal.batch.turns import Taker, TakingTurns, Turns
+from shoal.batch.urls import GivenUrls
 from shoal.batch.webhook import sign
 from shoal.config import Config, Serve
 from shoal.config import Scope as ScopeConfig
+from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
 from shoal.frontier.memory.store import MemoryStore
-from shoal.handling import redirected_request
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, Run
-from shoal.scope import Scope as UrlScope
-from shoal.server.access import Gate, check_binding
+from shoal.server.auth import Gate, check_binding
 from shoal.server.bodies import read_body
 from shoal.server.models import BatchRequest
 from shoal.server.run_models import RetryFailed, ScaleCluster, SetHost, StartRun
+from shoal.urls.scope import Scope as UrlScope
 
 URL = "http://example.com/"
 LARGE = 1 << 20

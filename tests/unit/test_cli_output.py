@@ -19,7 +19,7 @@ from shoal.cli import summary
 from shoal.cli.progress import Speed, _Lines, _Panel, duration, set_up_logging, time_left
 from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
-from shoal.events import Counters, Snapshot, Summary
+from shoal.crawling.stats import Counters, Snapshot, Summary
 from shoal.ports import HostState, Stats
 from shoal.printable import printable
 

@@ -23,8 +23,8 @@ from shoal import __version__
 from shoal.cli.main import app
 from shoal.config import Config, env_name, flatten, load_config
 from shoal.errors import ConfigError
-from shoal.server.access import check_binding
 from shoal.server.app import create_app
+from shoal.server.auth import check_binding
 from shoal.tasks.settings import CelerySettings, celery_settings
 from tests.databases import free_port
 

@@ -17,7 +17,7 @@ from shoal.frontier.memory.backlog import Spill
 from shoal.http import Request, Response
 from shoal.middleware.cache import Cache
 from shoal.ports import FrontierOptions, Run
-from shoal.runs.pools import LocalPool
+from shoal.runs.worker_pools import LocalPool
 
 
 @pytest.fixture(autouse=True)

@@ -11,21 +11,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal import itemlog
-from shoal.assembly import _guarded
+from shoal.crawling import backpressure as itemlog
+from shoal.crawling.assembly import _guarded
+from shoal.crawling.backpressure import ItemLogKeeper
+from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.retrying import Persistence
 from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
-from shoal.itemlog import ItemLogKeeper
-from shoal.leases import LeaseKeeper
 from shoal.middleware import Postponed
-from shoal.persistence import Persistence
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
-from shoal.runs.processes import Processes
-from shoal.sinks import standby
+from shoal.runs.supervisor import Processes
+from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.standby import StandbyDrainer
+from shoal.sinks.takeover import StandbyDrainer
 
 
 async def memory_frontier() -> Frontier:

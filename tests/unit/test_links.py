@@ -10,12 +10,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from shoal import links
 from shoal.errors import RequestError
-from shoal.hostnames import MOST_OF_A_BATCH, MOST_OF_A_PAGE, ascii_host, prepare_hosts
 from shoal.http import LinkBatch
-from shoal.links import (
-    KnownLinks,
+from shoal.urls import normalize as links
+from shoal.urls.hostnames import MOST_OF_A_BATCH, MOST_OF_A_PAGE, ascii_host, prepare_hosts
+from shoal.urls.known_links import KnownLinks
+from shoal.urls.normalize import (
     derived_fingerprint,
     host_of,
     join_url,

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import Config, Crawl, Request, Spider, engine
+from shoal import Config, Crawl, Request, Spider
 from shoal.cli.main import app
+from shoal.crawling import engine
+from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.errors import ConfigError
-from shoal.events import Counters, Latency, Standing, Vitals
 from shoal.frontier.memory import MemoryStore
 from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_sessions, of_vitals, render
 from shoal.metrics.serving import Address, ailment, listen, parse_address

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from shoal import config
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.middleware import Postponed, cookies, robots, throttle, wrap
 from shoal.middleware.cache import Cache
 from shoal.middleware.cookies import Cookies, read_cookie
@@ -27,6 +26,7 @@ from shoal.middleware.robots import Robots, read_rules
 from shoal.middleware.throttle import Learned, Throttle, after_answer, after_overload
 from shoal.ports import Frontier, HostUpdate, Lease, Middleware
 from shoal.testing import FakeClock
+from shoal.urls.normalize import host_of
 
 URL = "http://ex.com/a/b"
 Answer = Response | FetchError | bytes | str

@@ -13,7 +13,7 @@ import pytest
 
 from shoal import Config, Node, Spider, ZookeeperCrawler
 from shoal.cluster import open_coordinator
-from shoal.cluster.tenure import Session
+from shoal.cluster.slot_session import Session
 from shoal.errors import ConfigError, CoordinatorError
 from shoal.frontier import open_store
 

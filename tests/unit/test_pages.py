@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shoal.config import Scope as ScopeConfig
+from shoal.crawling.page_spider import PageSpider, page_spider, parse_fields
 from shoal.errors import RequestError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
-from shoal.pages import PageSpider, page_spider, parse_fields
-from shoal.scope import Scope
+from shoal.urls.scope import Scope
 
 URL = "http://ex.com/"
 PAGE = """<html><head><title> A shop </title></head><body><nav><a href=/x>X</a></nav>

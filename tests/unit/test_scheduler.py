@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config import Scope as ScopeConfig
+from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.errors import FrontierError, LeaseLostError, QueueFullError, RequestError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run
-from shoal.scheduler import Admitted, Scheduler
-from shoal.scope import Scope
 from shoal.testing import FakeClock
+from shoal.urls.scope import Scope
 from tests.names import steady
 
 URL = "http://ex.com/"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import scope as scope_module
 from shoal.config import Scope as Config
 from shoal.errors import ConfigError
-from shoal.links import normalize_url
-from shoal.scope import Scope
+from shoal.urls import scope as scope_module
+from shoal.urls.normalize import normalize_url
+from shoal.urls.scope import Scope
 
 
 def test_without_rules_all_belongs() -> None:

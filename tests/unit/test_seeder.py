@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shoal import seeder as seeding
 from shoal.config import Config
+from shoal.crawling import seeder as seeding
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import Seeder
+from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
-from shoal.events import Counters
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.http import Request
-from shoal.persistence import Persistence
 from shoal.ports import FrontierOptions, Run
-from shoal.scheduler import Scheduler
-from shoal.scope import Scope
-from shoal.seeder import Seeder
+from shoal.urls.scope import Scope
 
 
 async def memory_frontier() -> MemoryFrontier:

@@ -20,7 +20,7 @@ from shoal.frontier.sqlite import SQLiteStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.ports import Completion, Frontier, FrontierOptions, Rewind, Run
-from shoal.runs.starting import start_run
+from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from shoal.batch.options import BatchOptions
 from shoal.batch.session import Session
 from shoal.config import Config
+from shoal.crawling.page import redirected_request
 from shoal.errors import RequestError
 from shoal.frontier.memory.store import MemoryStore
-from shoal.handling import redirected_request
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.ports import Lease
 from shoal.tasks.messages import LARGEST_TASK, check_fits, pack, read_task, unpack
 from shoal.tasks.worker import in_both
+from shoal.urls.normalize import host_of
 
 URL = "http://example.com/"
 ID = "0123456789abcdef" * 2

@@ -10,13 +10,13 @@ from typing import Any
 
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.options import BatchOptions
+from shoal.crawling.page import redirected_request
 from shoal.errors import FetchError, RequestError, ShoalError
 from shoal.fetch.decompress import decompress
-from shoal.handling import redirected_request
 from shoal.http import Request, Response
-from shoal.links import join_url
 from shoal.middleware.retry import parse_retry_after
 from shoal.printable import printable
+from shoal.urls.normalize import join_url
 
 SECONDS, MEGABYTES = 1.0, 64.0
 

@@ -9,8 +9,9 @@ from typing import Any
 from shoal.config import Scope as ScopeConfig
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.links import KnownLinks, host_of, normalize_url, resolve, url_fingerprint
-from shoal.scope import Scope
+from shoal.urls.known_links import KnownLinks
+from shoal.urls.normalize import host_of, normalize_url, resolve, url_fingerprint
+from shoal.urls.scope import Scope
 
 SECONDS, MEGABYTES = 4.0, 256.0  # for 2 MB of links
 

@@ -8,9 +8,9 @@ from typing import Any
 from shoal.batch.content import content_of, title_of
 from shoal.batch.fields import fields_of
 from shoal.batch.options import BatchOptions
+from shoal.crawling.page_spider import PageSpider
 from shoal.errors import ShoalError
 from shoal.http import Response
-from shoal.pages import PageSpider
 
 SECONDS, MEGABYTES = 2.0, 256.0
 

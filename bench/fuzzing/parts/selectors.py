@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.batch.fields import fields_of
-from shoal.batch.grammar import LONGEST
 from shoal.batch.options import FieldQuery
+from shoal.batch.queries import LONGEST
 from shoal.errors import SelectorError
 from shoal.http import Response
 

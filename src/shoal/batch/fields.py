@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from turbohtml import Document, Node
 
-from shoal.batch.grammar import effort_of
 from shoal.batch.options import FieldQuery
+from shoal.batch.queries import effort_of
 from shoal.errors import SelectorError
 from shoal.http import Response
 

@@ -6,16 +6,16 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, suppress
 
-from shoal.assembly import make_engine
+from shoal.batch.fairness import Taker, TakingTurns, Turns
 from shoal.batch.session import OVER, Session
 from shoal.batch.shares import shares
-from shoal.batch.turns import Taker, TakingTurns, Turns
 from shoal.config import Config
-from shoal.engine import Engine
+from shoal.crawling.assembly import make_engine
+from shoal.crawling.engine import Engine
+from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, RunError, StoreRewoundError
-from shoal.events import Counters
 from shoal.fetch.http import HttpFetcher
-from shoal.scope import Scope
+from shoal.urls.scope import Scope
 
 _WATCH_EVERY = 1.0  # seconds between looks at what others do to a session
 _SEED_EVERY = 10  # looks between checks that all its URLs are still in the store

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shoal.batch.grammar import LONGEST, check_css, check_xpath
 from shoal.batch.limits import StrictModel, at_most
+from shoal.batch.queries import LONGEST, check_css, check_xpath
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector

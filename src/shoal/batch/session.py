@@ -13,12 +13,12 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions
+from shoal.batch.quota import PER_ENTRY, Room, size_of
 from shoal.batch.redaction import redacted
-from shoal.batch.room import PER_ENTRY, Room, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, no_page, shortened, start_requests
+from shoal.batch.urls import GivenUrls
 from shoal.config import Config
 from shoal.errors import RequestError, RunError
 from shoal.item import decode_item

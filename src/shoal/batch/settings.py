@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 from pydantic import ValidationError
 
-from shoal.batch.given import GivenUrls
 from shoal.batch.options import BatchOptions
+from shoal.batch.urls import GivenUrls
 from shoal.errors import RunError
 from shoal.ports import Run
 

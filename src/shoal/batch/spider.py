@@ -8,15 +8,15 @@ from itertools import islice
 from typing import Any
 
 from shoal.batch.content import content_of, content_type, title_of
-from shoal.batch.given import GivenUrls, has_user
 from shoal.batch.options import BatchOptions
+from shoal.batch.quota import PER_ENTRY, Room, request_size, size_of
 from shoal.batch.redaction import REFUSED_ADDRESS, redacted
-from shoal.batch.room import PER_ENTRY, Room, request_size, size_of
+from shoal.batch.urls import GivenUrls, has_user
+from shoal.crawling.page import meant_for
 from shoal.errors import FetchError
-from shoal.handling import meant_for
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.spider import Spider
+from shoal.urls.normalize import host_of
 
 PLACE = "place"
 """In a request's meta: which of the given URLs it is for."""

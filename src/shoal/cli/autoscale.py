@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.ports import Run
-    from shoal.runs.pools import Pool
+    from shoal.runs.worker_pools import Pool
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +66,8 @@ def autoscale(
     machine that leave when this command does; Compose and Kubernetes are asked by their own commands.
     """
     from shoal.cli import progress
-    from shoal.crawler import run_blocking
     from shoal.runs.autoscale import Autoscaler, Limits
+    from shoal.runs.crawl import run_blocking
     from shoal.runs.orchestrator import check_fleet
 
     if fewest > most:
@@ -92,7 +92,7 @@ def autoscale(
 async def _worker_words(frontier: str, run_id: str, spider: str | None, options: list[str]) -> list[str]:
     """What `shoal worker` is told of the run. That it could work on it is seen here, before many try."""
     from shoal.frontier import open_store
-    from shoal.runs.starting import RunSettings, find_run
+    from shoal.runs.start import RunSettings, find_run
 
     with quietly():
         store = await open_store(frontier, readonly=True)
@@ -116,7 +116,7 @@ def _registered(run: Run) -> str:
 
 
 def _local_pool(arguments: list[str], logs: Path | None) -> Pool:
-    from shoal.runs.pools import LocalPool
+    from shoal.runs.worker_pools import LocalPool
 
     if logs is None:
         return LocalPool([*arguments, "--quiet"])
@@ -128,7 +128,7 @@ def _local_pool(arguments: list[str], logs: Path | None) -> Pool:
 
 
 def _pool_elsewhere(via: str) -> Pool:
-    from shoal.runs.pools import compose_pool, kubernetes_pool
+    from shoal.runs.worker_pools import compose_pool, kubernetes_pool
 
     match via.split(":"):
         case ["compose", file] if file:

@@ -46,7 +46,7 @@ def new(
     url: Annotated[str, typer.Argument(help="Where it starts.")] = "http://127.0.0.1:8000/",
 ) -> None:
     """Write a spider from a template."""
-    from shoal.links import normalize_url
+    from shoal.urls.normalize import normalize_url
 
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise SpiderError(f"{name!r} can't be a spider's name: use letters, digits, _ and -")

@@ -28,12 +28,12 @@ from shoal.cli.running import (
     resolve,
 )
 from shoal.cli.terminal import raw_stderr
+from shoal.crawling.garbage import collect_rarely
 from shoal.errors import ConfigError
-from shoal.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
-    from shoal.events import Snapshot, Summary, Vitals
+    from shoal.crawling.stats import Snapshot, Summary, Vitals
     from shoal.runs.registry import Entry
     from shoal.spider import Spider
 
@@ -112,7 +112,7 @@ async def _start(
 ) -> None:  # fmt: skip
     from shoal.frontier import open_store
     from shoal.runs.orchestrator import check_fleet, worker_command
-    from shoal.runs.starting import start_run
+    from shoal.runs.start import start_run
 
     check_fleet(resolved.config)
     store = await open_store(resolved.config.frontier)
@@ -182,7 +182,7 @@ def worker(
     succeeded by the others when its leases run out.
     """
     if processes > 1:
-        from shoal.runs.processes import worker_processes
+        from shoal.runs.supervisor import worker_processes
 
         if metrics_port is not None:
             from shoal.metrics.serving import parse_address
@@ -249,7 +249,7 @@ def grace_of(resolved: Resolved) -> float:
 def work_to_the_end(made: Working, resolved: Resolved, *, quiet: bool, metrics_port: str | None) -> NoReturn:
     """Run it, show how it goes on, and exit."""
     from shoal.cli import progress, summary
-    from shoal.crawler import run_blocking
+    from shoal.runs.crawl import run_blocking
 
     config = resolved.config
     collect_rarely()
@@ -271,7 +271,7 @@ def _is_the_runs(key: str) -> bool:
 async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
     """The spider is made as it was when the run began."""
     from shoal.frontier import open_store
-    from shoal.runs.starting import RunSettings
+    from shoal.runs.start import RunSettings
 
     store = await open_store(config.frontier, readonly=True)
     try:

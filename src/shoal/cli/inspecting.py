@@ -49,7 +49,7 @@ def quietly() -> Iterator[None]:
 async def opened(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
     """The run that a command speaks of, and its frontier."""
     from shoal.frontier import open_store
-    from shoal.runs.lookup import run_options
+    from shoal.runs.queries import run_options
 
     config = resolve(None, given({"frontier": url}), []).config
     if config.frontier.startswith("memory"):

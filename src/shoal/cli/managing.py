@@ -57,8 +57,8 @@ def runs(
     """List the runs of a frontier, the newest first."""
 
     async def work() -> None:
-        from shoal.assembly import frontier_options
         from shoal.config import Config
+        from shoal.crawling.assembly import frontier_options
 
         async with _store(frontier, readonly=True) as store:
             found = await store.list_runs(spider)
@@ -108,7 +108,7 @@ def _print_stats(run_id: str, ledger: Stats, speed: float | None, *, as_json: bo
 
     from msgspec.structs import asdict
 
-    from shoal.events import counts
+    from shoal.crawling.stats import counts
 
     if as_json:
         print(json.dumps({"run_id": run_id, **asdict(ledger), **counts(ledger)}), flush=True)
@@ -187,7 +187,7 @@ def hosts(
 async def _hosts_of(store: Store, run_id: str | None, limit: int) -> list[HostState]:
     """The hosts of a run, or of all that are not over: politeness is theirs together."""
     from shoal.config import Config
-    from shoal.runs.lookup import hosts_of
+    from shoal.runs.queries import hosts_of
 
     unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
     chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
@@ -253,7 +253,7 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
 def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
     from msgspec import UNSET
 
-    from shoal.runs.lookup import host_name
+    from shoal.runs.queries import host_name
 
     outer, run_id = context.obj
     host = host_name(host)

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.terminal import raw_stderr
+from shoal.crawling.stats import Snapshot
 from shoal.errors import FrontierError
-from shoal.events import Snapshot
 from shoal.printable import LogFormatter, printable
 
 _PANEL_EVERY = 0.25

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
+from shoal.crawling.garbage import collect_rarely
 from shoal.errors import ConfigError, ShoalError, SpiderError
-from shoal.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
@@ -89,7 +89,7 @@ def crawl(
     quiet: Quiet = False,
 ) -> None:
     """Crawl a site without writing code: title and text of each page, or the fields you choose."""
-    from shoal.pages import page_spider, parse_fields
+    from shoal.crawling.page_spider import page_spider, parse_fields
 
     spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
     options = given(
@@ -204,7 +204,7 @@ def execute(
 ) -> NoReturn:  # fmt: skip
     """Crawl, show it, and end with the summary. Exit code 1 when the crawl failed."""
     from shoal.cli import progress, summary
-    from shoal.crawler import Crawl, run_blocking
+    from shoal.runs.crawl import Crawl, run_blocking
 
     collect_rarely()
     made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shoal.cli.progress import duration
 from shoal.config import Config, mask
-from shoal.events import Summary
+from shoal.crawling.stats import Summary
 from shoal.printable import printable
 
 _TITLES = {

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.cluster.election import HESITATION, Retire, Role, Take, decide, roles, shortage, vacant
-from shoal.cluster.holding import Holding
-from shoal.cluster.standby import FrontierWatch
-from shoal.cluster.tenure import now
+from shoal.cluster.frontier_watch import FrontierWatch
+from shoal.cluster.slot_session import now
+from shoal.cluster.slot_work import Holding
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.runs.worker import new_worker_id

@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from shoal.assembly import preload
 from shoal.cluster import open_coordinator
 from shoal.cluster.election import Role
-from shoal.cluster.holding import Holding
+from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
-from shoal.cluster.standby import FrontierWatch
+from shoal.cluster.slot_work import Holding
 from shoal.config import Config, mask
-from shoal.crawler import run_blocking
+from shoal.crawling.assembly import preload
+from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError, StoreError
-from shoal.events import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.frontier import open_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
-from shoal.runs.starting import begin_run, find_run
+from shoal.runs.crawl import run_blocking
+from shoal.runs.start import begin_run, find_run
 from shoal.runs.worker import GRACE, Worker, new_worker_id
 from shoal.spider import Spider
 

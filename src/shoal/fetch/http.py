@@ -17,8 +17,8 @@ from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.ports import Fetcher
+from shoal.urls.normalize import host_of
 
 
 class HttpFetcher:

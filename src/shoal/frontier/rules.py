@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from shoal.errors import FencedError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.links import derived_fingerprint
 from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
+from shoal.urls.normalize import derived_fingerprint
 
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from shoal.events import Counters, Latency, Standing, Vitals
+from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.metrics.exposition import Family, Labels, Sample, number
 from shoal.ports import HostState, Stats
 

@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from aiohttp import web
 from msgspec import Struct
 
+from shoal.crawling.stats import Vitals
 from shoal.errors import ConfigError, ShoalError
-from shoal.events import Vitals
 from shoal.metrics.exposition import CONTENT_TYPE, Family, render
 from shoal.metrics.families import of_frontier, of_hosts, of_ledger, of_vitals
 from shoal.ports import Frontier, HostState, Stats

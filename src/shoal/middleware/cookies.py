@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 from msgspec import Struct
 
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.ports import Fetch
+from shoal.urls.normalize import host_of
 
 _LONGEST = 4096  # of one cookie, as in browsers
 _LONGEST_PATH = 1024

@@ -13,9 +13,9 @@ from protego import Protego
 from shoal.config import Robots as RobotsConfig
 from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
-from shoal.links import host_of, join_url, origin_of
 from shoal.middleware import Postponed
 from shoal.ports import Fetch, Frontier, HostUpdate
+from shoal.urls.normalize import host_of, join_url, origin_of
 
 _AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\w-])(?=\S)")

@@ -12,9 +12,9 @@ from msgspec import UNSET, Struct, UnsetType
 from shoal.config import Throttle as ThrottleConfig
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.links import host_of
 from shoal.middleware.retry import parse_retry_after
 from shoal.ports import Fetch, HostUpdate, Lease
+from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.throttle")
 

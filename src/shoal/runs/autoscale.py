@@ -15,8 +15,8 @@ from msgspec import Struct
 from shoal.errors import FrontierError, RunError
 from shoal.frontier import open_store
 from shoal.ports import Frontier, Store
-from shoal.runs.pools import Pool
-from shoal.runs.starting import RunSettings
+from shoal.runs.start import RunSettings
+from shoal.runs.worker_pools import Pool
 
 log = logging.getLogger("shoal.autoscale")
 

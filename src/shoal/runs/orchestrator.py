@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from shoal.config import Config, find_config_file, load_config
-from shoal.crawler import Crawl
+from shoal.crawling.stats import counts
 from shoal.errors import ConfigError, RunError, ShoalError, SpiderError
-from shoal.events import counts
 from shoal.frontier import open_store
+from shoal.runs.crawl import Crawl
 from shoal.runs.registry import ExecutionMode, Registry
-from shoal.runs.starting import RunSettings, Started, start_run
+from shoal.runs.start import RunSettings, Started, start_run
 from shoal.spider import Spider, load_spider
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from shoal.crawling.stats import counts
 from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, StoreError, StoreRewoundError
-from shoal.events import counts
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import encode_item

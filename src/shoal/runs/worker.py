@@ -13,20 +13,20 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
-from shoal.assembly import make_engine, make_fetcher, make_scheduler
 from shoal.config import Config
-from shoal.engine import Engine
+from shoal.crawling.assembly import make_engine, make_fetcher, make_scheduler
+from shoal.crawling.engine import Engine
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import start_requests
+from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.events import Counters, Snapshot, Summary, Vitals
 from shoal.frontier import open_store
-from shoal.persistence import Persistence
 from shoal.ports import Frontier, Holder, Run, Store
-from shoal.runs.starting import RunSettings, find_run
+from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, guarded_spider
-from shoal.scheduler import Scheduler
-from shoal.seeder import start_requests
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.standby import StandbyDrainer
+from shoal.sinks.takeover import StandbyDrainer
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.worker")

@@ -16,8 +16,8 @@ from swagger_ui_bundle import swagger_ui_path
 from shoal import __version__
 from shoal.config import Config
 from shoal.server import clusters, crawl, health, hosts, metrics, runs
-from shoal.server.access import Gate, check_binding, operators_only
-from shoal.server.problems import install, responses
+from shoal.server.auth import Gate, check_binding, operators_only
+from shoal.server.errors import install, responses
 from shoal.server.state import Server
 
 _ABOUT = """Send URLs, get content: on this machine, or on Celery workers.

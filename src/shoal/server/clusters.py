@@ -16,7 +16,7 @@ from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.server.bodies import BoundedRoute
-from shoal.server.problems import ProblemError, responses, told
+from shoal.server.errors import ProblemError, responses, told
 from shoal.server.run_models import PRINTABLE, ClusterPage, ScaleCluster, Scaled
 from shoal.server.state import server_of
 

@@ -15,6 +15,7 @@ from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
 from shoal.server.answers import answer
 from shoal.server.bodies import BoundedRoute
+from shoal.server.errors import ProblemError, responses
 from shoal.server.models import (
     BatchAnswer,
     BatchRequest,
@@ -23,7 +24,6 @@ from shoal.server.models import (
     SessionStarted,
     SessionState,
 )
-from shoal.server.problems import ProblemError, responses
 from shoal.server.run_models import PRINTABLE
 from shoal.server.state import Server, server_of
 

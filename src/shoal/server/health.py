@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from shoal.server.answers import answer
-from shoal.server.problems import problem, responses
+from shoal.server.errors import problem, responses
 from shoal.server.state import server_of
 
 router = APIRouter(tags=["health"])

@@ -11,10 +11,10 @@ from fastapi.responses import Response
 from shoal.batch.session import OVER
 from shoal.errors import ConfigError
 from shoal.ports import HostUpdate
-from shoal.runs.lookup import host_name, hosts_of, run_options
+from shoal.runs.queries import host_name, hosts_of, run_options
 from shoal.server.answers import answer
 from shoal.server.bodies import BoundedRoute
-from shoal.server.problems import ProblemError, responses
+from shoal.server.errors import ProblemError, responses
 from shoal.server.run_models import PRINTABLE, BlockHost, HostList, SetHost
 from shoal.server.state import Server, server_of
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from shoal.batch.desk import TooManySessionsError
+from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
-from shoal.crawler import Crawl
 from shoal.errors import FrontierError, RunError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.ports import Run, Store
+from shoal.runs.crawl import Crawl
 from shoal.runs.orchestrator import Chosen
 from shoal.runs.worker import GRACE
 

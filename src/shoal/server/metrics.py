@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from shoal.batch.desk import Desk
+from shoal.batch.admission import Desk
 from shoal.batch.spider import BatchSpider
 from shoal.errors import ShoalError
 from shoal.metrics import (
@@ -23,8 +23,8 @@ from shoal.metrics import (
     render,
 )
 from shoal.ports import Stats
-from shoal.runs.lookup import run_options
-from shoal.server.problems import responses
+from shoal.runs.queries import run_options
+from shoal.server.errors import responses
 from shoal.server.state import Server, server_of
 
 router = APIRouter(tags=["health"])

@@ -9,8 +9,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from shoal.config import Config
-from shoal.garbage import collect_rarely
-from shoal.resolving import look_up_many_names
+from shoal.crawling.garbage import collect_rarely
+from shoal.fetch.resolving import look_up_many_names
 from shoal.server.app import create_app
 from shoal.server.arrival import arriving_within
 from shoal.server.state import Server

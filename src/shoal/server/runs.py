@@ -11,21 +11,20 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from shoal.batch.given import GivenUrls
 from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
+from shoal.batch.urls import GivenUrls
+from shoal.crawling.stats import counts
 from shoal.errors import RunError, SinkError, SpiderError
-from shoal.events import counts
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.links import normalize_url
 from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
-from shoal.runs.lookup import run_options
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.starting import start_run
+from shoal.runs.queries import run_options
+from shoal.runs.start import start_run
 from shoal.server.bodies import BoundedRoute
-from shoal.server.problems import ProblemError, responses, told
+from shoal.server.errors import ProblemError, responses, told
 from shoal.server.run_models import (
     PRINTABLE,
     DeadPage,
@@ -41,6 +40,7 @@ from shoal.server.run_models import (
     StartRun,
 )
 from shoal.server.state import Server, server_of
+from shoal.urls.normalize import normalize_url
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 

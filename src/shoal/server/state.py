@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from shoal.batch.desk import Desk, Work
+from shoal.batch.admission import Desk, Work
 from shoal.batch.local import LocalWork
 from shoal.batch.session import Session
 from shoal.batch.spider import BatchSpider
 from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
+from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
-from shoal.events import Vitals
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.frontier import open_store

@@ -14,7 +14,7 @@ from celery.signals import (
     worker_process_shutdown,
 )
 
-from shoal.garbage import collect_rarely
+from shoal.crawling.garbage import collect_rarely
 from shoal.printable import LogFilter
 from shoal.tasks.settings import QUEUE, TASK, celery_settings
 from shoal.tasks.worker import PageWorker

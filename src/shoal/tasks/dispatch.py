@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from shoal.assembly import make_scheduler
 from shoal.batch.session import OVER, Session
 from shoal.config import Config
+from shoal.crawling.assembly import make_scheduler
+from shoal.crawling.retrying import Persistence
 from shoal.errors import FrontierError, RunError, StoreRewoundError
-from shoal.persistence import Persistence
 from shoal.ports import Lease, Stats
 from shoal.tasks.broker import publish, queue_is_empty
 from shoal.tasks.settings import distributed_frontier, store_name

@@ -17,8 +17,8 @@ from shoal.batch.session import Session
 from shoal.batch.spider import ERRBACK, PLACE, SITE
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import Lease
+from shoal.urls.normalize import host_of
 
 LARGEST_TASK = 512 * 1024
 """Characters of a lease in a task. A batch's headers and cookies have 16 KB at most, its URLs 8 KB."""

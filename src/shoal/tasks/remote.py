@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from shoal.batch.desk import Desk, Work
+from shoal.batch.admission import Desk, Work
 from shoal.batch.options import BatchOptions
 from shoal.batch.redaction import redacted
 from shoal.config import Config

@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from shoal.assembly import make_onion, make_scheduler
-from shoal.batch.room import Room
+from shoal.batch.quota import Room
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
+from shoal.crawling.assembly import make_onion, make_scheduler
+from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.page import Handler, Parsed, Settlement
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
-from shoal.events import Counters
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
+from shoal.fetch.resolving import look_up_many_names
 from shoal.frontier import open_store
-from shoal.handling import Handler, Parsed, Settlement
-from shoal.leases import LeaseKeeper
-from shoal.persistence import Persistence
 from shoal.ports import Failure, Lease, Store
-from shoal.resolving import look_up_many_names
 from shoal.tasks.messages import check_fits, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 

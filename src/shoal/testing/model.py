@@ -13,8 +13,8 @@ from msgspec import UNSET
 from shoal.errors import QueueFullError
 from shoal.frontier.rules import LOST_KIND, SPARED_KINDS
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import FrontierOptions, Holder, HostUpdate, Pushed, RequestState, Stats
+from shoal.urls.normalize import host_of
 
 
 @dataclass(eq=False)

@@ -10,7 +10,6 @@ import msgspec
 from shoal import clock
 from shoal.errors import QueueFullError
 from shoal.frontier import rules
-from shoal.frontier.hosts import DEFAULT_HOST, Host, Lane, LaneTable, OpenRuns, apply_update
 from shoal.frontier.memory.backlog import Backlog, Spill
 from shoal.frontier.memory.records import (
     HEADER,
@@ -25,6 +24,7 @@ from shoal.frontier.memory.records import (
     sequence_of,
 )
 from shoal.frontier.memory.roles import ItemLog, Roles
+from shoal.frontier.politeness import DEFAULT_HOST, Host, Lane, LaneTable, OpenRuns, apply_update
 from shoal.frontier.rules import (
     DEAD,
     DONE,
@@ -48,7 +48,6 @@ from shoal.frontier.rules import (
     token_base,
 )
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import (
     Claim,
     Completion,
@@ -68,6 +67,7 @@ from shoal.ports import (
     RoleState,
     Stats,
 )
+from shoal.urls.normalize import host_of
 
 _CHUNK = 1000
 _NOTHING: Mapping[int, bytes] = {}

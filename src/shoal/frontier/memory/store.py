@@ -9,9 +9,9 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.held import HeldFrontier
-from shoal.frontier.hosts import Host, OpenRuns
+from shoal.frontier.fenced import HeldFrontier
 from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.politeness import Host, OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 

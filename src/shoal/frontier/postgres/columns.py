@@ -10,8 +10,8 @@ import msgspec
 from shoal.errors import RequestError
 from shoal.frontier.rules import child_fingerprint
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import Completion, Failure, Lease
+from shoal.urls.normalize import host_of
 
 INLINE = 2_000
 """So many children a batch of endings may have in it; pages past that are staged."""

@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError, StoreRewoundError
+from shoal.frontier.cancelled_calls import heard
 from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.postgres.receipts import Receipts
@@ -33,8 +34,7 @@ from shoal.frontier.rules import (
     reissued_token,
     token_base,
 )
-from shoal.frontier.servertime import ServerTime
-from shoal.frontier.unheard import heard
+from shoal.frontier.server_clock import ServerTime
 from shoal.http import Request
 from shoal.ports import (
     Claim,

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreRewoundError
+from shoal.frontier.cancelled_calls import heard
 from shoal.frontier.redis.endings import FOREVER, Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.lanes import Lanes
@@ -40,8 +41,7 @@ from shoal.frontier.rules import (
     push_fingerprint,
     reissued_token,
 )
-from shoal.frontier.servertime import ServerTime
-from shoal.frontier.unheard import heard
+from shoal.frontier.server_clock import ServerTime
 from shoal.http import Request
 from shoal.ports import (
     Claim,

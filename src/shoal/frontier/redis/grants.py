@@ -8,8 +8,8 @@ from hashlib import blake2b
 from shoal.frontier.redis.records import UNREADABLE, Parcel, UnreadableError, pack_token, read_head, read_record
 from shoal.frontier.rules import DEAD, token_base
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import Lease
+from shoal.urls.normalize import host_of
 
 
 def tokens_of(nonce: bytes, part: int) -> bytes:

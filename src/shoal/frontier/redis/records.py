@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.urls.normalize import host_of
 
 _HEAD = Layout("<BHHIdQIQd16s")
 _OFFER = Layout("<I16sId16s")

@@ -16,7 +16,8 @@ import msgspec
 
 from shoal import clock
 from shoal.errors import QueueFullError
-from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, OpenRuns, apply_update
+from shoal.frontier.cancelled_calls import heard
+from shoal.frontier.politeness import DEFAULT_HOST, Host, Key, Lane, OpenRuns, apply_update
 from shoal.frontier.rules import (
     HALTED,
     LEASED,
@@ -39,7 +40,6 @@ from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.queue import NewRequest, SharedHosts, StoredQueue
 from shoal.frontier.sqlite.records import Ledger, Records, slot_of, storable
 from shoal.frontier.sqlite.seen import Seen
-from shoal.frontier.unheard import heard
 from shoal.http import Request
 from shoal.ports import (
     Claim,

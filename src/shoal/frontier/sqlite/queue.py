@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.frontier.hosts import DEFAULT_HOST, Host, Key, Lane, LaneTable
+from shoal.frontier.politeness import DEFAULT_HOST, Host, Key, Lane, LaneTable
 from shoal.frontier.rules import SPARED_KINDS
 from shoal.http import Request
-from shoal.links import host_of
 from shoal.ports import FrontierOptions, HostState
+from shoal.urls.normalize import host_of
 
 _POLITENESS = ("delay", "concurrency", "crawl_delay", "learned_delay", "blocked_until", "block_reason", "ended_at")
 _COLUMNS = ", ".join(_POLITENESS)

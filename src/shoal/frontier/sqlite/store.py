@@ -16,8 +16,8 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.held import HeldFrontier
-from shoal.frontier.hosts import OpenRuns
+from shoal.frontier.fenced import HeldFrontier
+from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.frontier import SQLiteFrontier

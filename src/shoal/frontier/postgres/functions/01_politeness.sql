@@ -1,4 +1,4 @@
--- Which lane may be leased from: the same decisions as shoal/frontier/hosts.py makes in memory.
+-- Which lane may be leased from: the same decisions as shoal/frontier/politeness.py makes in memory.
 
 -- In all that follows, a table is asked row by row with LATERAL (... LIMIT 1), which is looked up in its index whatever the
 -- planner believes of its size: a table that was empty when it was last looked at has a million rows a minute later.

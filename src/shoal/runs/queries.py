@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shoal.assembly import frontier_options
 from shoal.config import Config
+from shoal.crawling.assembly import frontier_options
 from shoal.errors import ConfigError
-from shoal.links import host_of, normalize_url
 from shoal.ports import FrontierOptions, HostState, Run, Store
-from shoal.runs.starting import RunSettings
+from shoal.runs.start import RunSettings
+from shoal.urls.normalize import host_of, normalize_url
 
 
 def run_options(run: Run, config: Config) -> FrontierOptions:

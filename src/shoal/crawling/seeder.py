@@ -12,14 +12,14 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from shoal.callbacks import describe
 from shoal.config import Config
+from shoal.crawling.callbacks import describe
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError
-from shoal.events import Counters
 from shoal.http import Request
-from shoal.persistence import Persistence
 from shoal.ports import Claim, Pushed
-from shoal.scheduler import Scheduler
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.seeder")

@@ -17,22 +17,22 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
-from shoal.assembly import frontier_options, make_engine, make_scheduler, new_run_id
 from shoal.config import Config, find_config_file, load_config, mask
-from shoal.engine import Engine
+from shoal.crawling.assembly import frontier_options, make_engine, make_scheduler, new_run_id
+from shoal.crawling.engine import Engine
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import Source, start_requests, url_requests
+from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError, StoreRewoundError
-from shoal.events import Counters, Snapshot, Summary, Vitals
+from shoal.fetch.resolving import look_up_many_names
 from shoal.frontier import open_store
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
-from shoal.resolving import look_up_many_names
-from shoal.scheduler import Scheduler
-from shoal.seeder import Source, start_requests, url_requests
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.spider import Spider
 
-log = logging.getLogger("shoal.crawler")
+log = logging.getLogger("shoal.crawl")
 
 _LAST_WORD = 5.0  # seconds that outputs have after a stop, if the frontier is a server's
 

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from shoal.batch.desk import TooManySessionsError
+from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
 from shoal.server.answers import answer

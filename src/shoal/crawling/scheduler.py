@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from shoal.errors import LeaseLostError, RequestError
 from shoal.http import LinkBatch, Request
-from shoal.links import KnownLinks, resolve
 from shoal.ports import Completion, Failure, Frontier, Lease, Leased
-from shoal.scope import Scope
+from shoal.urls.known_links import KnownLinks
+from shoal.urls.normalize import resolve
+from shoal.urls.scope import Scope
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from shoal.assembly import frontier_options, make_scheduler, new_run_id
 from shoal.config import Config, Count, Seconds, mask
+from shoal.crawling.assembly import frontier_options, make_scheduler, new_run_id
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
+from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
-from shoal.events import Counters
 from shoal.http import Request
-from shoal.persistence import Persistence
 from shoal.ports import FrontierOptions, Run, Store
 from shoal.runs.trust import check_arguments, check_networks
-from shoal.seeder import Seeder, Source, start_requests, url_requests
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from shoal.errors import RequestError
-from shoal.links import normalize_url
+from shoal.urls.normalize import normalize_url
 
 MOST_FOREIGN = 500
 """Different host names outside ASCII in one batch: converting one takes up to 10 ms."""

@@ -1,4 +1,4 @@
-"""URLs: normal form, joining, fingerprints; and which links are known already.
+"""URLs: normal form, joining, fingerprints.
 
 Links are what a page costs: dozens on each, nearly all seen before. So the common spellings take a path of one regular
 expression and one concatenation, and only the rest goes through yarl.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
@@ -16,9 +16,9 @@ from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 from yarl import URL
 
 from shoal.errors import RequestError
-from shoal.hostnames import MOST_OF_A_PAGE, ascii_host, foreign_host
+from shoal.urls.hostnames import MOST_OF_A_PAGE, ascii_host, foreign_host
 
-log = logging.getLogger("shoal.links")
+log = logging.getLogger("shoal.urls")
 
 # Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
 # the start of a dot segment, so it takes the slow path, as do a default port and a host that ends like an odd address.
@@ -39,7 +39,6 @@ _AROUND = "".join(map(chr, range(33)))
 # What a stranger's page may cost.
 _LONGEST = 65536
 _LONGEST_HOST = 261  # 255 and a port
-_LONGEST_KNOWN = 500
 _MOST_CHARACTERS = 48 << 20  # of the links of one page that are joined, the base counted for each
 _MOST_SLOW = 20_000  # links of one page that need more than that: up to 60 microseconds each
 
@@ -223,40 +222,3 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
             base[:200], _MOST_SLOW, _MOST_CHARACTERS,
         )  # fmt: skip
     return list(found)
-
-
-class KnownLinks:
-    """Raw hrefs that a run's frontier is known to have, so that they need not be looked at again.
-
-    Only hrefs that mean the same on every page of their origin are kept (``/path`` and absolute ones, unless they are
-    very long), and only after the frontier has taken them. Bounded: when it is full it forgets all and learns again.
-    """
-
-    def __init__(self, limit: int = 100_000) -> None:
-        self._limit = limit
-        self._size = 0
-        self._by_origin: dict[str, set[str]] = {}
-
-    def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
-        """The hrefs that are not known, each once."""
-        known = self._by_origin.get(origin_of(base))
-        if known is None:
-            return list(dict.fromkeys(hrefs))
-        return list(dict.fromkeys([href for href in hrefs if href not in known]))
-
-    def learn(self, base: str, hrefs: Iterable[str]) -> None:
-        """The frontier has these now."""
-        fixed = [
-            href
-            for href in hrefs
-            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://")
-            and len(href) <= _LONGEST_KNOWN
-            and href.isascii()  # others may have been one foreign host too many
-        ][: self._limit]
-        if self._size + len(fixed) > self._limit:
-            self._by_origin.clear()
-            self._size = 0
-        known = self._by_origin.setdefault(origin_of(base), set())
-        before = len(known)
-        known.update(fixed)
-        self._size += len(known) - before

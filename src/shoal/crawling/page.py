@@ -8,17 +8,17 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from shoal.callbacks import Callbacks, Found, describe
 from shoal.config import Config
+from shoal.crawling.callbacks import Callbacks, Found, describe
+from shoal.crawling.scheduler import Admitted, Scheduler
+from shoal.crawling.stats import Counters
 from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, TooComplexError
-from shoal.events import Counters
 from shoal.http import Request, Response
-from shoal.links import host_of, join_url
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
-from shoal.scheduler import Admitted, Scheduler
 from shoal.spider import Spider
+from shoal.urls.normalize import host_of, join_url
 
 log = logging.getLogger("shoal.engine")
 

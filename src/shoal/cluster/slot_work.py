@@ -11,8 +11,9 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from shoal.cluster.election import line
-from shoal.cluster.standby import FrontierWatch
-from shoal.cluster.tenure import Session, Tenure
+from shoal.cluster.frontier_watch import FrontierWatch
+from shoal.cluster.slot_session import Session, Tenure
+from shoal.crawling.stats import Counters
 from shoal.errors import (
     CoordinatorError,
     FencedError,
@@ -22,7 +23,6 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
 )
-from shoal.events import Counters
 from shoal.ports import ClusterView, Coordinator, Frontier, Holder, Slot
 from shoal.runs.worker import Worker
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import Serve
 from shoal.errors import ConfigError
-from shoal.server.problems import ProblemError, problem
+from shoal.server.errors import ProblemError, problem
 
 _OPEN = ("/health", "/ready")
 """What may be asked for without a token: whether the server is well, and nothing else."""

@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.config import Config
+from shoal.crawling.backpressure import ItemLogKeeper
+from shoal.crawling.leases import LeaseKeeper, lost_before
+from shoal.crawling.page import Handler, Parsed, Released, Settlement
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import Seeder, Source
+from shoal.crawling.stats import Counters, Snapshot
 from shoal.errors import StoreAwayError, StoreRewoundError
-from shoal.events import Counters, Snapshot
-from shoal.handling import Handler, Parsed, Released, Settlement
-from shoal.itemlog import ItemLogKeeper
-from shoal.leases import LeaseKeeper, lost_before
-from shoal.persistence import Persistence
 from shoal.ports import Completion, Failure, Fetch, Frontier, Lease, Leased
-from shoal.scheduler import Scheduler
-from shoal.seeder import Seeder, Source
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from shoal.batch.session import Session
+from shoal.crawling.scheduler import Scheduler
 from shoal.ports import Leased
-from shoal.scheduler import Scheduler
-from shoal.scope import Scope
+from shoal.urls.scope import Scope
 
 _OFFERS = 4  # sessions in line that are asked before another: all of them would cost too much where there are hundreds
 _PATIENCE = 0.1  # seconds for one that is asked; who does not come loses its place in the line

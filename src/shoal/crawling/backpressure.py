@@ -6,7 +6,7 @@ import asyncio
 import logging
 from functools import partial
 
-from shoal.persistence import Persistence
+from shoal.crawling.retrying import Persistence
 from shoal.ports import Frontier, RoleState
 from shoal.sinks.drainer import position_of
 

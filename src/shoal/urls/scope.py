@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal.config import Scope as ScopeConfig
 from shoal.errors import ConfigError, RequestError
-from shoal.links import host_of, normalize_url
+from shoal.urls.normalize import host_of, normalize_url
 
 _MOST_HOSTS = 100_000
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from shoal.errors import SelectorError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
-from shoal.links import host_of, normalize_url
 from shoal.selector import Selector
 from shoal.spider import Spider
+from shoal.urls.normalize import host_of, normalize_url
 
 DEFAULTS = {"scope": {"max_depth": 3, "max_pages": 1000}}
 """For a site that nobody has thought about: a limit on both sides."""

@@ -10,14 +10,14 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from shoal.config import Config
-from shoal.engine import Drain, Engine
+from shoal.crawling.engine import Drain, Engine
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import Source
 from shoal.http import Request, Response
 from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Frontier, FrontierOptions, Lease, Middleware
-from shoal.scheduler import Scheduler
-from shoal.scope import Scope
-from shoal.seeder import Source
 from shoal.spider import Spider
+from shoal.urls.scope import Scope
 
 
 def frontier_options(config: Config) -> FrontierOptions:

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, ItemError, SpiderError
-from shoal.events import Counters
 from shoal.http import LinkBatch, Request
 from shoal.item import encode_item, is_item
 from shoal.spider import Spider
