@@ -20,11 +20,13 @@ import asyncpg
 import pytest
 
 from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
-from shoal.frontier.postgres import PostgresStore, connection, schema
-from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import UNREADABLE
+from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.stores.postgres import client, schema
+from shoal.stores.postgres.address import PostgresAddress
 from shoal.testing.steps import history, reissue
 from tests.databases import PostgresServer, RedisServer, shared
 
@@ -67,7 +69,7 @@ async def ask(url: str, statement: str, *arguments: Any) -> Any:
 
 
 def schema_of(url: str) -> str:
-    return Address.of(url).schema
+    return PostgresAddress.parse(url).schema
 
 
 def pages(*numbers: int, host: str = "a.example") -> list[Request]:
@@ -107,14 +109,14 @@ async def test_a_url_that_cant_be_used(query: str, what: str) -> None:
 
 
 async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:
-    with pytest.raises(StoreAwayError, match="can't be reached") as caught:
+    with pytest.raises(StoreAwayError, match="cannot reach") as caught:
         await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{unused_tcp_port}/db")
     assert "sesame" not in str(caught.value)
 
 
 async def test_a_server_that_is_redis() -> None:
     port = shared(RedisServer).port
-    with pytest.raises(StoreError, match="no PostgreSQL"):
+    with pytest.raises(StoreError, match="is not PostgreSQL"):
         await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
 
 
@@ -126,7 +128,7 @@ async def test_a_server_that_speaks_http() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(StoreError, match="no PostgreSQL"):
+        with pytest.raises(StoreError, match="is not PostgreSQL"):
             await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
 
 
@@ -187,11 +189,13 @@ async def test_fifty_open_it_first(url: str) -> None:
     assert len(await stores[0].list_runs()) == 50
     for store in stores:
         await store.close()
-    assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == len(schema.migrations())
+    assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == len(
+        schema.migrations(COMPONENT)
+    ) + len(schema.migrations(schema.CLOCK))
 
 
 async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "OLDEST", 99)
+    monkeypatch.setattr(client, "MIN_VERSION", 99)
     with pytest.raises(StoreError, match=r"has version \d+\.\d+; Shoal needs 99 or later"):
         await PostgresStore.open(url)
 
@@ -199,7 +203,9 @@ async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatc
 async def test_a_schema_of_a_newer_version(url: str) -> None:
     async with opened(url):
         pass
-    await ask(url, f"INSERT INTO {schema_of(url)}.migration (number, name) VALUES (9999, 'later')")
+    await ask(
+        url, f"INSERT INTO {schema_of(url)}.migration (component, number, name) VALUES ('frontier', 9999, 'later')"
+    )
     with pytest.raises(StoreError, match="newer Shoal"):
         await PostgresStore.open(url)
 
@@ -207,7 +213,7 @@ async def test_a_schema_of_a_newer_version(url: str) -> None:
 async def test_a_schema_of_something_else(url: str) -> None:
     await ask(url, f"CREATE SCHEMA {schema_of(url)}")
     await ask(url, f"CREATE TABLE {schema_of(url)}.run (speed integer)")
-    with pytest.raises(StoreError, match="something else"):
+    with pytest.raises(StoreError, match="another program"):
         await PostgresStore.open(url)
     await ask(url, f"SELECT speed FROM {schema_of(url)}.run")
 
@@ -313,7 +319,7 @@ async def test_a_disk_that_is_full(server: PostgresServer, small_disk: Path) -> 
                 await frontier.push(pages(*range(start, start + 1000)))
 
         seen: list[Stats] = []
-        with pytest.raises(FrontierError, match="no room on its disk; nothing was changed"):
+        with pytest.raises(FrontierError, match="its disk is full; nothing was changed"):
             await fill()
         assert seen[-1].pushed > 1000
         assert await frontier.stats() == seen[-1]
@@ -432,7 +438,7 @@ UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 
 
 async def check_tables(url: str) -> None:
     link = await asyncpg.connect(url.partition("?")[0])
-    functions = schema.functions_schema(Address.of(url))
+    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):
         assert count == 0, what
     await link.close()

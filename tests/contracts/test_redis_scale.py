@@ -49,9 +49,9 @@ async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptio
 
 async def ask(store: RedisStore, *words: Any) -> Any:
     """The server itself; ``{}`` stands for the prefix."""
-    prefix = store._server.address.prefix
+    prefix = store._scripts.client.address.prefix
     named = [word.replace("{}", prefix) if isinstance(word, str) else word for word in words]
-    return await store._server._client.execute_command(*named)
+    return await store._scripts.client._client.execute_command(*named)
 
 
 async def cpu(store: RedisStore) -> float:

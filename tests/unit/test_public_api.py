@@ -20,6 +20,7 @@ LAYERS = [
     {"http"},
     {"spider"},
     {"ports"},
+    {"stores"},
     {"frontier", "fetch", "middleware", "sinks"},
     {"testing"},
     {"crawling"},

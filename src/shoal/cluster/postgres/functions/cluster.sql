@@ -1,49 +1,50 @@
--- Members of clusters and their slots. Whatever clients call, but for looking at events, starts with enter_cluster: so one
--- step at a time is taken on a cluster, and none of them meets a member whose time is over.
+-- Members of clusters and their slots. Each function that clients call, except cluster_events, starts with enter_cluster:
+-- it locks the cluster and removes members whose session has ended.
 
--- Something happened: remember it in place of what is long ago, and wake those who wait. The cluster is locked.
-CREATE OR REPLACE FUNCTION tell(
+-- Record an event, drop old ones, and notify the members. The caller has locked the cluster.
+CREATE FUNCTION record_event(
     _cluster integer, _what text, _member text, _slot integer DEFAULT NULL, _epoch bigint DEFAULT NULL,
     _detail text DEFAULT ''
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _told record;
+    _last record;
 BEGIN
-    UPDATE cluster c SET told = c.told + 1 WHERE c.id = _cluster RETURNING c.told, c.channel INTO _told;
+    UPDATE cluster c SET events = c.events + 1 WHERE c.id = _cluster RETURNING c.events, c.channel INTO _last;
     INSERT INTO cluster_event (cluster, number, at, what, member, slot, epoch, detail)
-        VALUES (_cluster, _told.told, real_clock(0), _what, _member, _slot, coalesce(_epoch, 0), _detail);
-    DELETE FROM cluster_event e WHERE e.cluster = _cluster AND e.number <= _told.told - 200;
-    PERFORM pg_notify(_told.channel, '');
+        VALUES (_cluster, _last.events, real_clock(0), _what, _member, _slot, coalesce(_epoch, 0), _detail);
+    DELETE FROM cluster_event e WHERE e.cluster = _cluster AND e.number <= _last.events - 200;
+    PERFORM pg_notify(_last.channel, '');
 END
 $$;
 
--- A member is no more: it has left, or is lost. Then its slot remembers that.
-CREATE OR REPLACE FUNCTION part(_cluster integer, _member text, _what text) RETURNS void LANGUAGE plpgsql AS $$
+-- Remove a member that has left or is lost, and free its slot.
+CREATE FUNCTION remove_member(_cluster integer, _member text, _what text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _slot record;
 BEGIN
     DELETE FROM member m WHERE m.cluster = _cluster AND m.name = _member;
     UPDATE slot s SET holder = NULL, lost = CASE _what WHEN 'lost' THEN _member END
         WHERE s.cluster = _cluster AND s.holder = _member RETURNING s.index, s.epoch INTO _slot;
-    PERFORM tell(_cluster, _what, _member, _slot.index, _slot.epoch);
+    PERFORM record_event(_cluster, _what, _member, _slot.index, _slot.epoch);
 END
 $$;
 
--- Lock a cluster and part with those who were not heard of. Its number; null if there is no such cluster.
-CREATE OR REPLACE FUNCTION enter_cluster(_name text) RETURNS integer LANGUAGE plpgsql AS $$
+-- Lock a cluster and remove members whose session has ended. Returns its number; null if there is no such cluster.
+CREATE FUNCTION enter_cluster(_name text) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _cluster integer;
     _now double precision;
 BEGIN
     SELECT c.id INTO _cluster FROM cluster c WHERE c.name = _name FOR NO KEY UPDATE;
     _now := clock(0);
-    PERFORM part(_cluster, m.name, 'lost') FROM member m WHERE m.cluster = _cluster AND m.until <= _now ORDER BY m.until;
+    PERFORM remove_member(_cluster, m.name, 'lost') FROM member m
+        WHERE m.cluster = _cluster AND m.until <= _now ORDER BY m.until;
     RETURN _cluster;
 END
 $$;
 
--- The number of a cluster, entered, if this session is one of its members; null if it was lost.
-CREATE OR REPLACE FUNCTION enter_as_member(_name text, _member text, _client bigint, _session integer)
+-- The same for a member. Returns null if its session has ended.
+CREATE FUNCTION enter_as_member(_name text, _member text, _client bigint, _session integer)
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _cluster integer := enter_cluster(_name);
@@ -54,8 +55,8 @@ BEGIN
 END
 $$;
 
--- All of it, in columns; no row without a cluster.
-CREATE OR REPLACE FUNCTION view_cluster(_cluster integer) RETURNS SETOF cluster_view LANGUAGE plpgsql AS $$
+-- A snapshot of the cluster; no row if there is no such cluster.
+CREATE FUNCTION view_cluster(_cluster integer) RETURNS SETOF cluster_view LANGUAGE plpgsql AS $$
 DECLARE
     _now double precision := clock(0);
 BEGIN
@@ -77,18 +78,18 @@ BEGIN
 END
 $$;
 
--- False when another has this name. Whoever joins again, not knowing whether it had joined, parts with its old session.
-CREATE OR REPLACE FUNCTION cluster_join(
+-- False if another member has this name. An earlier session of the same process ends: the process may not know about it.
+CREATE FUNCTION cluster_join(
     _name text, _member text, _client bigint, _session integer, _ttl double precision, _runner integer, _backup integer,
     _again boolean, _place text, _channel text
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _cluster integer;
 BEGIN
     INSERT INTO cluster (name, channel, runner, backup) VALUES (_name, _channel, _runner, _backup)
         ON CONFLICT (name) DO NOTHING;
     _cluster := enter_cluster(_name);
-    PERFORM part(_cluster, m.name, 'left') FROM member m
+    PERFORM remove_member(_cluster, m.name, 'left') FROM member m
         WHERE m.cluster = _cluster AND m.client = _client AND m.session < _session;
     IF NOT EXISTS (SELECT FROM member m WHERE m.cluster = _cluster) THEN
         UPDATE cluster c SET runner = _runner, backup = _backup WHERE c.id = _cluster AND NOT _again;
@@ -97,15 +98,15 @@ BEGIN
     END IF;
     INSERT INTO member (cluster, name, client, session, heard_at, until, fit, doing, place)
         VALUES (_cluster, _member, _client, _session, clock(0), clock(0) + _ttl, true, '', _place);
-    PERFORM tell(_cluster, 'joined', _member);
+    PERFORM record_event(_cluster, 'joined', _member);
     RETURN true;
 END
 $$;
 
--- No row when the session was lost.
-CREATE OR REPLACE FUNCTION cluster_beat(
+-- A heartbeat. No row if the session has ended.
+CREATE FUNCTION cluster_beat(
     _name text, _member text, _client bigint, _session integer, _ttl double precision, _doing text, _fit boolean
-) RETURNS SETOF cluster_view LANGUAGE plpgsql AS $$
+) RETURNS SETOF cluster_view LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
 BEGIN
@@ -115,16 +116,16 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION cluster_look(_name text) RETURNS SETOF cluster_view LANGUAGE plpgsql AS $$
+CREATE FUNCTION cluster_look(_name text) RETURNS SETOF cluster_view LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     RETURN QUERY SELECT * FROM view_cluster(enter_cluster(_name));
 END
 $$;
 
--- The epoch, null if the slot is not given, no row when the session was lost. Epochs are microseconds since 1970, or
--- follow the last one: so they grow also when what was known of a cluster is gone.
-CREATE OR REPLACE FUNCTION cluster_take(_name text, _member text, _client bigint, _session integer, _index integer)
-RETURNS TABLE (epoch bigint) LANGUAGE plpgsql AS $$
+-- Take a slot. Returns its epoch, null if it is not free, no row if the session has ended. Epochs are microseconds since
+-- 1970, or the last one plus 1: so they grow even if the database lost the cluster.
+CREATE FUNCTION cluster_take(_name text, _member text, _client bigint, _session integer, _index integer)
+RETURNS TABLE (epoch bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
@@ -142,13 +143,13 @@ BEGIN
     ELSIF _former.holder IS NULL THEN
         UPDATE cluster c SET epoch = greatest(c.epoch + 1, (clock(0) * 1e6)::bigint)
             WHERE c.id = _cluster AND _index >= 0 AND _index < c.runner
-                AND c.runner > (  -- some may have still to retire
+                AND c.runner > (  -- some holders may still have to retire
                     SELECT count(*) FROM slot s WHERE s.cluster = _cluster AND s.holder IS NOT NULL)
             RETURNING c.epoch INTO _epoch;
         IF FOUND THEN
             INSERT INTO slot (cluster, index, holder, epoch) VALUES (_cluster, _index, _member, _epoch)
                 ON CONFLICT (cluster, index) DO UPDATE SET holder = _member, epoch = _epoch, lost = NULL;
-            PERFORM tell(
+            PERFORM record_event(
                 _cluster, CASE WHEN _former.lost IS NULL THEN 'elected' ELSE 'took over' END, _member, _index, _epoch,
                 coalesce(_former.lost, ''));
         END IF;
@@ -157,9 +158,9 @@ BEGIN
 END
 $$;
 
--- Only from this epoch: a call that comes late must not end what was won since.
-CREATE OR REPLACE FUNCTION cluster_retire(_name text, _member text, _client bigint, _session integer, _epoch bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+-- Release a slot, only if it is still held under this epoch: a late call must not release a newer one.
+CREATE FUNCTION cluster_retire(_name text, _member text, _client bigint, _session integer, _epoch bigint)
+RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
     _slot record;
@@ -167,39 +168,40 @@ BEGIN
     UPDATE slot s SET holder = NULL WHERE s.cluster = _cluster AND s.holder = _member AND s.epoch = _epoch
         RETURNING s.index, s.epoch INTO _slot;
     IF FOUND THEN
-        PERFORM tell(_cluster, 'retired', _member, _slot.index, _slot.epoch);
+        PERFORM record_event(_cluster, 'retired', _member, _slot.index, _slot.epoch);
     END IF;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION cluster_leave(_name text, _member text, _client bigint, _session integer)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION cluster_leave(_name text, _member text, _client bigint, _session integer)
+RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
 BEGIN
     IF _cluster IS NOT NULL THEN
-        PERFORM part(_cluster, _member, 'left');
+        PERFORM remove_member(_cluster, _member, 'left');
     END IF;
 END
 $$;
 
--- False when there is no such cluster.
-CREATE OR REPLACE FUNCTION cluster_scale(_name text, _runner integer, _backup integer)
-RETURNS boolean LANGUAGE plpgsql AS $$
+-- Change the wanted numbers. False if there is no such cluster.
+CREATE FUNCTION cluster_scale(_name text, _runner integer, _backup integer)
+RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _cluster integer := enter_cluster(_name);
 BEGIN
     UPDATE cluster c SET runner = _runner, backup = _backup WHERE c.id = _cluster;
     IF FOUND THEN
-        PERFORM tell(_cluster, 'scaled', '', _detail => format('runner %s, backup %s', _runner, _backup));
+        PERFORM record_event(_cluster, 'scaled', '', _detail => format('runner %s, backup %s', _runner, _backup));
     END IF;
     RETURN _cluster IS NOT NULL;
 END
 $$;
 
 -- Newest first.
-CREATE OR REPLACE FUNCTION cluster_events(_name text, _limit integer)
-RETURNS TABLE (at double precision, what text, member text, slot integer, epoch bigint, detail text) LANGUAGE sql AS $$
+CREATE FUNCTION cluster_events(_name text, _limit integer)
+RETURNS TABLE (at double precision, what text, member text, slot integer, epoch bigint, detail text)
+LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT e.at, e.what, e.member, e.slot, e.epoch, e.detail FROM cluster_event e
     WHERE e.cluster = (SELECT c.id FROM cluster c WHERE c.name = _name) ORDER BY e.number DESC LIMIT _limit
 $$;

@@ -1,7 +1,7 @@
-"""The coordinator of a cluster on a Redis server, beside the frontier or anywhere else.
+"""The coordinator of a cluster on a Redis server, beside the frontier or in another place.
 
-Each call is one script in ``lua/``, which Redis runs alone and whole, by its own clock. It needs nothing that outlives
-the server: one that comes back empty has lost all members, they join again, and epochs go on as they follow the time.
+Each call is one script in ``lua/``, which Redis runs atomically and by its own clock. The server may lose its data:
+then all members are lost and join again. Epochs still grow, as they follow the time.
 """
 
 from __future__ import annotations
@@ -10,33 +10,24 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
 
-from shoal.cluster import call_timeout
-from shoal.errors import (
-    CoordinatorAwayError,
-    CoordinatorError,
-    FrontierError,
-    NameTakenError,
-    SessionLostError,
-    StoreAwayError,
-)
-from shoal.frontier.redis.address import parse_url
-from shoal.frontier.redis.records import storable
-from shoal.frontier.redis.server import Scripts, Server
+from shoal.cluster import call_timeout, coordinator_errors
+from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
+from shoal.stores.redis.address import RedisAddress
+from shoal.stores.redis.client import RedisClient, ScriptFolder, storable_bytes
 
-_SCRIPTS = Scripts("shoal.cluster", ("base",))
-_NOTHING_YET = "0-0"
-_GRACE = 1.0
-"""Seconds that closing waits for a question to the server to be given up."""
+_SCRIPTS = ScriptFolder("shoal.cluster.redis", ("base",))
+_STREAM_START = "0-0"
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that ``close`` waits for the end of a call."""
 
 
 class _Member(msgspec.Struct, array_like=True):
-    """As the scripts pack it."""
+    """A member as the scripts pack it."""
 
     session: str
     ttl: float
@@ -47,7 +38,7 @@ class _Member(msgspec.Struct, array_like=True):
 
 
 class _Slot(msgspec.Struct, array_like=True):
-    """As the scripts pack it."""
+    """A slot as the scripts pack it."""
 
     holder: str
     epoch: int
@@ -61,49 +52,51 @@ _decode_slot = msgspec.msgpack.Decoder(_Slot).decode
 class RedisCoordinator:
     """See `shoal.ports.Coordinator`."""
 
-    def __init__(self, server: Server, cluster: str, ttl: float) -> None:
+    def __init__(self, server: RedisClient, cluster: str, ttl: float) -> None:
         self.ttl = ttl
         self._server = server
-        self._cluster = storable(cluster).decode()
+        self._cluster = storable_bytes(cluster).decode()
         self._name = ""
         self._session = ""
-        """What proves that the member of that name is this one; nothing for one who is no member."""
+        """Proves that the member of that name is this one. Empty: this is not a member."""
         self._epoch = 0
-        """Of the slot that it last knew to be its own."""
-        self._seen = _NOTHING_YET
-        """The last event that came before what was seen of the cluster."""
-        self._news: asyncio.Task[str] | None = None
+        """The epoch of the last slot that this member knows it held."""
+        self._seen = _STREAM_START
+        """The last event before the view that this client has seen."""
+        self._follower: asyncio.Task[str] | None = None
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> RedisCoordinator:
-        """CoordinatorError if the server can't be used, CoordinatorAwayError if it can't be reached."""
-        with _errors():
-            address = parse_url(url)
+        """CoordinatorError if the server cannot be used, CoordinatorAwayError if it cannot be reached."""
+        with coordinator_errors():
+            address = RedisAddress.parse(url)
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
-            return cls(await Server.open(address, warns=False), cluster, ttl)
+            return cls(await RedisClient.open(address, warn=False), cluster, ttl)
 
     async def _run(self, step: str, *arguments: Any) -> Any:
-        with _errors():
+        with coordinator_errors():
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
     async def _run_as_member(self, step: str, *arguments: Any) -> Any:
-        """None when this one is no member any more."""
+        """None if this is not a member any more."""
         if not self._session:
             return None
-        return await self._run(step, storable(self._name), self._session, *arguments)
+        return await self._run(step, storable_bytes(self._name), self._session, *arguments)
 
     # -- members
 
     async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
-        if name != self._name or not self._session:  # else it is repeated: it may have happened
+        if name != self._name or not self._session:  # else this is a retry: the first call may have succeeded
             self._name, self._session = name, secrets.token_hex(8)
-        joined = await self._run_as_member("join", self.ttl, storable(where), counts.runner, counts.backup, int(again))
+        joined = await self._run_as_member(
+            "join", self.ttl, storable_bytes(where), counts.runner, counts.backup, int(again)
+        )
         if not joined:
             self._session = ""
-            raise NameTakenError(f"a member named {name} lives in the cluster {self._cluster}; choose another name")
+            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
-        answer = await self._run_as_member("beat", storable(doing), int(fit))
+        answer = await self._run_as_member("beat", storable_bytes(doing), int(fit))
         if answer is None:
             raise self._lost()
         return self._view(answer)
@@ -114,7 +107,7 @@ class RedisCoordinator:
 
     def _lost(self) -> SessionLostError:
         self._session = ""
-        return SessionLostError(f"{self._name or 'this'} is no member of the cluster {self._cluster} any more")
+        return SessionLostError(f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more")
 
     # -- slots
 
@@ -132,7 +125,7 @@ class RedisCoordinator:
         if not await self._run("scale", counts.runner, counts.backup):
             raise self._unknown()
 
-    # -- looking at it
+    # -- inspection
 
     async def look(self) -> ClusterView:
         answer = await self._run("look")
@@ -148,7 +141,9 @@ class RedisCoordinator:
             held = {int(index): _decode_slot(record) for index, record in _pairs(slots)}
         except (msgspec.MsgspecError, ValueError) as exc:
             where = self._server.address.shown
-            raise CoordinatorError(f"the cluster {self._cluster} at {where} can't be read ({exc})") from exc
+            raise CoordinatorError(
+                f"cannot read the cluster {self._cluster} at {where} ({exc}): another program has changed it"
+            ) from exc
         self._seen = last.decode()
         self._epoch = next((it.epoch for it in held.values() if it.holder == self._name), self._epoch)
         return ClusterView(
@@ -176,50 +171,39 @@ class RedisCoordinator:
     # -- waiting
 
     async def wait(self, seconds: float) -> None:
-        """What happened since the cluster was last looked at counts. Whoever gives up waiting leaves the question with
-        the server, and the next one waits for the same answer."""
+        """Changes since the last view of the cluster count. When the time is over, the call to the server stays open,
+        and the next ``wait`` continues with it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            news = self._news = self._news or self._ask_for_news()
-            if not (await asyncio.wait({news}, timeout=left))[0]:
+            follower = self._follower = self._follower or self._follow()
+            if not (await asyncio.wait({follower}, timeout=left))[0]:
                 return
-            if self._news is news:
-                self._news = None
-            if news.cancelled():  # it was closed
+            if self._follower is follower:
+                self._follower = None
+            if follower.cancelled():  # by close()
                 return
-            with _errors():
-                last = news.result()
-            if _place(last) > _place(self._seen):
+            with coordinator_errors():
+                last = follower.result()
+            if _position(last) > _position(self._seen):
                 self._seen = last
                 return
 
-    def _ask_for_news(self) -> asyncio.Task[str]:
+    def _follow(self) -> asyncio.Task[str]:
         stream = f"cluster:event:{self._cluster}"
-        asked = asyncio.create_task(self._server.follow(stream, self._seen))
-        asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits any more
-        return asked
+        task = asyncio.create_task(self._server.follow(stream, self._seen))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the caller may be gone
+        return task
 
     async def close(self) -> None:
-        """A member that has not left is lost when its time is over."""
-        if self._news is not None:
-            self._news.cancel()
-            await asyncio.wait({self._news}, timeout=_GRACE)
+        """A member that has not left is lost when its session ends."""
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.wait({self._follower}, timeout=_CLOSE_TIMEOUT)
         await self._server.close()
 
 
-@contextmanager
-def _errors() -> Iterator[None]:
-    """What went wrong on the way to the server is the coordinator's error here."""
-    try:
-        yield
-    except StoreAwayError as exc:
-        raise CoordinatorAwayError(str(exc)) from exc
-    except FrontierError as exc:
-        raise CoordinatorError(str(exc)) from exc
-
-
 def _pairs(fields: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """A hash as Redis tells it."""
+    """The fields of a hash and their values."""
     return zip(fields[::2], fields[1::2], strict=True)
 
 
@@ -227,7 +211,7 @@ def _text(stored: bytes) -> str:
     return stored.decode(errors="replace")
 
 
-def _place(event: str) -> tuple[int, int]:
-    """Where an entry stands in its stream."""
+def _position(event: str) -> tuple[int, int]:
+    """The position of an entry in its stream."""
     milliseconds, number = event.split("-")
     return int(milliseconds), int(number)

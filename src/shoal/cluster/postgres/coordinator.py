@@ -1,15 +1,14 @@
-"""The coordinator of a cluster in a PostgreSQL database, beside the frontier or anywhere else.
+"""The coordinator of a cluster in a PostgreSQL database, beside the frontier or in another place.
 
-Each call is one function in the database (``shoal/frontier/postgres/functions/11_cluster.sql``): one round trip, one
-transaction, by the clock of the server. One connection serves calls and news, so that many members fit on a server.
+Each call is one function in the database (``functions/cluster.sql``): one round trip, one transaction, and the
+server's clock. One connection serves calls and notifications, so that many members fit on a server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -17,53 +16,46 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from shoal.cluster import call_timeout
-from shoal.errors import (
-    CoordinatorAwayError,
-    CoordinatorError,
-    FrontierError,
-    NameTakenError,
-    SessionLostError,
-    StoreAwayError,
-)
-from shoal.frontier.postgres import schema
-from shoal.frontier.postgres.address import Address
-from shoal.frontier.postgres.columns import storable
-from shoal.frontier.postgres.connection import Connection, Database
+from shoal.cluster import call_timeout, coordinator_errors
+from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Counts, Member, Slot
+from shoal.stores.postgres import schema
+from shoal.stores.postgres.address import PostgresAddress
+from shoal.stores.postgres.client import Connection, PostgresClient, storable_text
 
-_GRACE = 1.0
-"""Seconds that closing waits for calls that hang."""
+COMPONENT = schema.Component("cluster", "shoal.cluster.postgres")
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that ``close`` waits for calls in progress."""
 
 
 class PostgresCoordinator:
     """See `shoal.ports.Coordinator`."""
 
-    def __init__(self, address: Address, cluster: str, ttl: float) -> None:
+    def __init__(self, address: PostgresAddress, cluster: str, ttl: float) -> None:
         self.ttl = ttl
-        self._cluster = storable(cluster)
+        self._cluster = storable_text(cluster)
         self._name = ""
         self._client = secrets.randbits(63)
         self._session = 0
-        """How often it has tried to join: what comes late from an earlier session is not taken for this one's."""
+        """How often it tried to join: a late call from an earlier session does not count for this one."""
         self._epoch = 0
-        """Of the slot that it last knew to be its own."""
+        """The epoch of the last slot that this member knows it held."""
         self._channel = "shoal_" + sha256(f"{address.schema}.{self._cluster}".encode()).hexdigest()[:40]
-        self._news = asyncio.Event()
-        self._database = Database(address, connections=1, greet=self._listen)
+        self._changed = asyncio.Event()
+        self._database = PostgresClient(address, connections=1, on_connect=self._listen)
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> PostgresCoordinator:
-        """CoordinatorError if the database can't be used, CoordinatorAwayError if it can't be reached."""
-        with _errors():
-            address = Address.of(url)
+        """CoordinatorError if the database cannot be used, CoordinatorAwayError if it cannot be reached."""
+        with coordinator_errors():
+            address = PostgresAddress.parse(url)
             address = msgspec.structs.replace(address, timeout=min(address.timeout, call_timeout(ttl)))
-            made = cls(address, cluster, ttl)
-            await made._database.open(partial(schema.prepare, address=address))
-        return made
+            coordinator = cls(address, cluster, ttl)
+            await coordinator._database.open(partial(schema.install, address=address, component=COMPONENT))
+        return coordinator
 
     async def _call(self, function: str, *arguments: Any) -> list[asyncpg.Record]:
-        with _errors():
+        with coordinator_errors():
             return await self._database.call(f"cluster_{function}", self._cluster, *arguments)
 
     async def _call_as_member(self, function: str, *arguments: Any) -> list[asyncpg.Record]:
@@ -72,16 +64,16 @@ class PostgresCoordinator:
     # -- members
 
     async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
-        self._name = storable(name)
+        self._name = storable_text(name)
         self._session += 1
         rows = await self._call_as_member(
-            "join", self.ttl, counts.runner, counts.backup, again, storable(where), self._channel
+            "join", self.ttl, counts.runner, counts.backup, again, storable_text(where), self._channel
         )
         if not rows[0][0]:
-            raise NameTakenError(f"a member named {name} lives in the cluster {self._cluster}; choose another name")
+            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
-        rows = await self._call_as_member("beat", self.ttl, storable(doing), fit)
+        rows = await self._call_as_member("beat", self.ttl, storable_text(doing), fit)
         if not rows:
             raise self._lost()
         view = _view(rows[0])
@@ -92,7 +84,7 @@ class PostgresCoordinator:
         await self._call_as_member("leave")
 
     def _lost(self) -> SessionLostError:
-        return SessionLostError(f"{self._name or 'this'} is no member of the cluster {self._cluster} any more")
+        return SessionLostError(f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more")
 
     # -- slots
 
@@ -112,7 +104,7 @@ class PostgresCoordinator:
         if not rows[0][0]:
             raise self._unknown()
 
-    # -- looking at it
+    # -- inspection
 
     async def look(self) -> ClusterView:
         rows = await self._call("look")
@@ -130,34 +122,23 @@ class PostgresCoordinator:
     # -- waiting
 
     async def _listen(self, link: Connection) -> None:
-        await link.add_listener(self._channel, self._hear)
+        await link.add_listener(self._channel, self._on_notification)
 
-    def _hear(self, *_: object) -> None:
-        self._news.set()
+    def _on_notification(self, *_: object) -> None:
+        self._changed.set()
 
     async def wait(self, seconds: float) -> None:
-        """What happened since the last time counts. Without a connection it only takes its time: the next call makes
-        one, and sees what happened meanwhile."""
+        """Changes since the last call count. Without a connection it only waits: the next call connects, and sees what
+        changed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
+                await self._changed.wait()
+        self._changed.clear()
 
     async def close(self) -> None:
-        """A member that has not left is lost when its time is over."""
-        self._news.set()
-        await self._database.close(_GRACE)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Those of a database as those of a coordinator."""
-    try:
-        yield
-    except StoreAwayError as exc:
-        raise CoordinatorAwayError(str(exc)) from exc
-    except FrontierError as exc:
-        raise CoordinatorError(str(exc)) from exc
+        """A member that has not left is lost when its session ends."""
+        self._changed.set()
+        await self._database.close(_CLOSE_TIMEOUT)
 
 
 def _view(row: asyncpg.Record) -> ClusterView:

@@ -1,23 +1,21 @@
--- Clusters: who works under which slot.
-
--- Each step on a cluster locks its row first: one at a time.
+-- Clusters, their members and slots. Each call locks the row of its cluster first, so calls run one at a time.
 CREATE TABLE cluster (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,
-    channel text NOT NULL,                    -- where its members listen
-    runner integer NOT NULL,                  -- how many there are to be
-    backup integer NOT NULL,
-    epoch bigint NOT NULL DEFAULT 0,          -- the last that was given
-    told bigint NOT NULL DEFAULT 0            -- the number of the last event
+    channel text NOT NULL,                    -- of notifications to its members
+    runner integer NOT NULL,                  -- wanted number of Runners
+    backup integer NOT NULL,                  -- wanted number of Backup Runners
+    epoch bigint NOT NULL DEFAULT 0,          -- the latest epoch of its slots
+    events bigint NOT NULL DEFAULT 0          -- the number of the last event
 ) WITH (fillfactor = 50);
 
 CREATE TABLE member (
     cluster integer NOT NULL,
     name text NOT NULL,
-    client bigint NOT NULL,                   -- random, of one process
-    session integer NOT NULL,                 -- how often that has joined
-    heard_at double precision NOT NULL,
-    until double precision NOT NULL,          -- lost then
+    client bigint NOT NULL,                   -- random number of a process
+    session integer NOT NULL,                 -- how often the process has joined
+    heard_at double precision NOT NULL,       -- the last heartbeat
+    until double precision NOT NULL,          -- end of its session
     fit boolean NOT NULL,
     doing text NOT NULL,
     place text NOT NULL,                      -- its machine and process
@@ -27,9 +25,9 @@ CREATE TABLE member (
 CREATE TABLE slot (
     cluster integer NOT NULL,
     index integer NOT NULL,
-    holder text,                              -- a member, or nobody
-    epoch bigint NOT NULL,                    -- of its holder, or of the last who had it
-    lost text,                                -- nobody's: who had it, if that member was lost
+    holder text,                              -- a member, or null
+    epoch bigint NOT NULL,                    -- of its holder, or of the last holder
+    lost text,                                -- the last holder, if it was lost
     PRIMARY KEY (cluster, index)
 ) WITH (fillfactor = 50);
 
@@ -45,7 +43,7 @@ CREATE TABLE cluster_event (
     PRIMARY KEY (cluster, number)
 );
 
--- A cluster at one moment, in columns.
+-- A snapshot of a cluster, in columns.
 CREATE TYPE cluster_view AS (
     runner integer, backup integer,
     members text[], ages double precision[], fit boolean[], doing text[], places text[],

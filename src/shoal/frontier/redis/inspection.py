@@ -1,6 +1,6 @@
-"""What can be seen of a run on Redis: its counters, its items, its dead, each URL's story.
+"""Reads a run on Redis: counters, items, hosts, dead requests, the history of a URL.
 
-What may be long is read in portions, so that the server is never kept from the others.
+Long answers are read in pages, so that no call blocks the server for long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.frontier.redis.records import (
     NO_HOST,
-    Head,
+    RecordHead,
     UnreadableError,
     host_state,
     known_item,
@@ -23,29 +23,28 @@ from shoal.frontier.redis.records import (
     read_host,
     read_record,
     read_rewind,
-    storable,
 )
 from shoal.frontier.rules import DEAD, SPARED_KINDS, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
+from shoal.stores.redis.client import storable_bytes
 
-AUDIT_AT_ONCE = 200_000
-"""Requests that are counted in one step, so that the count is exact while others work; about a tenth of a second."""
+AUDIT_LIMIT = 200_000
+"""Requests that one call counts, so that the count is exact while others work. It takes about a tenth of a second."""
 _AUDIT_STEP = 20_000
 _SEARCH_STEP = 10_000
 _RETRY_STEP = 10_000
 _PAGE = 200
-_ITEMS = "the items"
+_ITEMS = "item log"
 _COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds", "incoming")
 
 
-class Ledger:
-    """The side of a run that is read. ``run`` takes one of its steps; ``go_on`` one that needs the items to be those
-    that were read before."""
+class RunInspection:
+    """Reads a run. ``run`` runs one of its scripts, ``run_continued`` one that continues reading the item log."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], go_on: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Any]], run_continued: Callable[..., Awaitable[Any]]) -> None:
         self._run = run
-        self._go_on = go_on
+        self._run_continued = run_continued
 
     # -- counters
 
@@ -55,7 +54,7 @@ class Ledger:
 
     async def audit(self) -> Stats:
         stats = await self.stats()
-        step = AUDIT_AT_ONCE if stats.pushed <= AUDIT_AT_ONCE else _AUDIT_STEP
+        step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _AUDIT_STEP
         counts, cursor = [0] * len(STATE_NAMES), b"0"
         while True:
             cursor, *some = await self._run("audit", cursor, step)
@@ -71,12 +70,12 @@ class Ledger:
 
     async def read_items(self, after: int, limit: int, last: LoggedItem | None) -> list[LoggedItem]:
         words = (after, max(0, limit), *known_item(last))
-        begin, entries = await self._go_on(_ITEMS, "items", "read", *words)
+        begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
         return [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
 
     async def trim_items(self, through: int, cursors: Mapping[str, bytes]) -> None:
-        seen = [word for role, cursor in cursors.items() for word in (storable(role), cursor)]
-        await self._go_on(_ITEMS, "items", "trim", through, *seen)
+        seen = [word for role, cursor in cursors.items() for word in (storable_bytes(role), cursor)]
+        await self._run_continued(_ITEMS, "items", "trim", through, *seen)
 
     # -- hosts
 
@@ -99,7 +98,7 @@ class Ledger:
         return found or await self._staged(fingerprint)
 
     async def _staged(self, fingerprint: bytes) -> History | None:
-        """One that is on its way into the queue."""
+        """The history of a link that is not in the queue yet."""
         stage, chunk = 0, 0
         while stage >= 0:
             stage, chunk, record, parent = await self._run("stage", "find", fingerprint, stage, chunk)
@@ -108,7 +107,7 @@ class Ledger:
         return None
 
     async def _search(self, url: str) -> bytes | None:
-        """One with a name of its own: it was not filtered, or is no GET. Reads all, as only a person asks."""
+        """Find a request whose fingerprint differs: it was not filtered, or is not a GET. Reads all requests."""
         cursor, needle = b"0", url.encode()
         found: list[tuple[int, bytes]] = []
         while True:
@@ -134,11 +133,11 @@ class Ledger:
         return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
 
     async def dead(self) -> AsyncIterator[History]:
-        cursor, told = b"0", set()
+        cursor, seen = b"0", set()
         while True:
             cursor, fields = await self._run("dead", cursor, _PAGE)
-            fresh = [each for each in dict.fromkeys(fields) if each not in told]
-            told.update(fresh)
+            fresh = [each for each in dict.fromkeys(fields) if each not in seen]
+            seen.update(fresh)
             for history in await self._histories(fresh) if fresh else ():
                 if history is not None and history.state == STATE_NAMES[DEAD]:
                     yield history
@@ -146,13 +145,13 @@ class Ledger:
                 return
 
     async def retry_dead(self, kinds: Sequence[str] | None) -> int:
-        """One step for up to ten thousand of them, more for more."""
+        """One call for every ten thousand requests."""
         chosen = sorted(SPARED_KINDS) if kinds is None else list(kinds)
         retried: int = 0
         cursor = b"0"
         while True:
             cursor, count = await self._run(
-                "retry", cursor, _RETRY_STEP, 0 if kinds is None else 1, *map(storable, chosen)
+                "retry", cursor, _RETRY_STEP, 0 if kinds is None else 1, *map(storable_bytes, chosen)
             )
             retried += count
             if cursor == b"0":
@@ -160,14 +159,14 @@ class Ledger:
 
 
 def _items(last: int, _: bytes, key: bytes, *fields: bytes) -> Iterator[LoggedItem]:
-    """The items of one entry of the log."""
+    """The items of one entry of the item log."""
     payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:20], "little")
     first, token = last - len(payloads) + 1, int.from_bytes(key[20:], "little")
     for place, payload in enumerate(payloads):
         yield LoggedItem(first + place, fingerprint, index + place, payload, token)
 
 
-def _readable(record: bytes) -> tuple[Head, Request | None]:
+def _readable(record: bytes) -> tuple[RecordHead, Request | None]:
     try:
         return read_record(record)
     except UnreadableError:

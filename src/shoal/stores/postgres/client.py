@@ -1,4 +1,7 @@
-"""A few connections to a database. Each call is one statement, and ends in time whatever the server does."""
+"""A client for a PostgreSQL database: a few connections, and calls of Shoal's functions.
+
+Each call is one statement. It ends within its timeout, also if the server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from shoal.errors import ShoalError, StoreAwayError, StoreError
-from shoal.frontier.postgres.address import Address
-from shoal.frontier.postgres.failures import explained, is_refusal, may_try_again, timed_out
+from shoal.stores.postgres.address import PostgresAddress
+from shoal.stores.postgres.errors import explain, is_refusal, is_retryable, timed_out
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-OLDEST = 13
+MIN_VERSION = 13
 _CONNECTIONS = 2
-"""One may be busy with something long; a thousand workers fit on a server."""
-_TRIES = 8
-_PATIENT = 60
-"""So many times longer may a call take that reads or changes a whole run."""
+"""One of them may be busy with a long call. With two, a thousand workers fit on a server."""
+_MAX_TRIES = 8
+_PATIENT_FACTOR = 60
+"""How much longer a call may take that reads or changes a whole run."""
 
-# A dead client must not hold its locks, and a silent connection must not be forgotten by what lies between.
+# A dead client must not hold its locks, and a firewall must not drop an idle connection.
 _SESSION = """
 SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
     set_config('tcp_keepalives_count', '3', false),
@@ -33,40 +36,44 @@ SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalive
 """
 
 
-class Database:
-    """Connections that are made when they are needed, and again after they were lost. All errors are ours."""
+def storable_text(text: str) -> str:
+    """Text that PostgreSQL can store. Lone surrogates and NUL are replaced: a website may have sent anything."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+class PostgresClient:
+    """Calls Shoal's functions in a database. Any number of tasks may use it at the same time. It reconnects itself."""
 
     def __init__(
         self,
-        address: Address,
+        address: PostgresAddress,
         *,
         connections: int = _CONNECTIONS,
-        greet: Callable[[Connection], Awaitable[None]] | None = None,
+        on_connect: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
-        """``greet`` is what comes first on every new connection, unless it is a pooled one."""
+        """``on_connect`` is called with every new connection, unless it is a pooled one."""
         self.address = address
-        self._greet = greet
+        self._on_connect = on_connect
         self._idle: list[Connection] = []
-        self._places = asyncio.Semaphore(connections)
+        self._permits = asyncio.Semaphore(connections)
         self._calls: set[asyncio.Task[list[asyncpg.Record]]] = set()
         self._statements: dict[str, str] = {}
         self._functions = address.schema
         self._pooled: bool | None = None
-        """Whether something between gives each transaction another connection, as pgbouncer does; None: not known yet.
-        Then nothing may outlive a transaction: no settings, no prepared statements, no LISTEN."""
-        self._prepares: Callable[[Connection], Awaitable[str]] | None = None
-        """Installs what this version needs in the database."""
+        """Whether a pooler such as pgbouncer gives each transaction another connection; None: not known yet. Then
+        nothing may outlive a transaction: no settings, no prepared statements, no LISTEN."""
+        self._install: Callable[[Connection], Awaitable[str]] | None = None
         self._closed = False
 
-    # -- calling
+    # -- calls
 
     async def call(self, function: str, *arguments: Any, patient: bool = False) -> list[asyncpg.Record]:
-        """The rows that a function of the schema returns. StoreAwayError when nobody knows whether it happened.
+        """The rows that a function of the schema returns. After a StoreAwayError the call may have succeeded or not.
 
-        A caller who is cancelled leaves it to happen: a cancelled statement would take its connection with it.
+        If the caller is cancelled, the call still runs to its end: cancelling a statement would cost its connection.
         """
         if self._closed:
-            raise StoreError(f"{self.address.place} is closed")
+            raise StoreError(f"the connection to {self.address.place} is closed")
         call = asyncio.ensure_future(self._call(function, arguments, patient))
         self._calls.add(call)
         call.add_done_callback(self._forget)
@@ -75,10 +82,10 @@ class Database:
     def _forget(self, call: asyncio.Task[list[asyncpg.Record]]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # if nobody waits for it any more, nobody is to be told
+            call.exception()  # marks it as retrieved, as the caller may be gone
 
     async def value(self, function: str, *arguments: Any, patient: bool = False) -> Any:
-        """The one value that a function returns."""
+        """The single value that a function returns."""
         return (await self.call(function, *arguments, patient=patient))[0][0]
 
     async def _call(self, function: str, arguments: tuple[Any, ...], patient: bool) -> list[asyncpg.Record]:
@@ -86,36 +93,36 @@ class Database:
         if statement is None:
             marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
             statement = self._statements[function] = f'SELECT * FROM "{self._functions}".{function}({marks})'
-        timeout = self.address.timeout * (_PATIENT if patient else 1)
+        timeout = self.address.timeout * (_PATIENT_FACTOR if patient else 1)
         restored = False
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_TRIES + 1):
             try:
                 rows: list[asyncpg.Record] = await self._run(partial(self._fetch, statement, arguments), timeout)
                 return rows
             except asyncpg.InvalidSchemaNameError as exc:
-                if restored or self._prepares is None:
-                    raise explained(exc, self.address) from exc
-                restored = True  # a backup from before this version was restored: the functions are installed again
-                await self._first(self._prepares)
+                if restored or self._install is None:
+                    raise explain(exc, self.address) from exc
+                restored = True  # a backup was restored that does not have this version's functions
+                await self._run_install(self._install)
             except asyncpg.PostgresError as exc:
-                if attempt == _TRIES or not may_try_again(exc):
-                    raise explained(exc, self.address) from exc
+                if attempt == _MAX_TRIES or not is_retryable(exc):
+                    raise explain(exc, self.address) from exc
                 await asyncio.sleep(random.random() * 0.02 * 2**attempt)
             except (asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError, TypeError, OverflowError) as exc:
-                raise explained(exc, self.address) from exc
+                raise explain(exc, self.address) from exc
         raise AssertionError  # the last attempt returned or raised
 
     async def _fetch(self, statement: str, arguments: tuple[Any, ...], link: Connection) -> list[asyncpg.Record]:
         if not self._pooled:
             return await link.fetch(statement, *arguments)
-        async with link.transaction():  # else it could be parsed on one connection, and executed on another
+        async with link.transaction():  # else a pooler could prepare it on one connection and execute it on another
             return await link.fetch(statement, *arguments)
 
     async def _run(self, step: Callable[[Connection], Any], timeout: float) -> Any:
-        """``step`` on a connection; a connection on which it did not end well is not used again."""
+        """Run ``step`` on a connection. A connection on which it failed is not used again."""
         try:
             async with asyncio.timeout(timeout):
-                await self._places.acquire()
+                await self._permits.acquire()
         except TimeoutError as exc:
             raise timed_out(self.address) from exc
         try:
@@ -123,7 +130,7 @@ class Database:
             given_up: list[bool] = []
 
             def give_up() -> None:
-                # Asking a silent server to cancel would wait for it once more. The others are as silent.
+                # Cancelling would wait for the silent server once more. The other connections are as silent.
                 given_up.append(True)
                 link.terminate()
                 self._drop_idle()
@@ -142,7 +149,7 @@ class Database:
                 self._put_back(link)
             return result
         finally:
-            self._places.release()
+            self._permits.release()
 
     def _put_back(self, link: Connection) -> None:
         if link.is_closed():
@@ -168,7 +175,7 @@ class Database:
         except ShoalError:
             raise
         except Exception as exc:
-            raise explained(exc, self.address) from exc
+            raise explain(exc, self.address) from exc
 
     async def _connect(self) -> Connection:
         address = self.address
@@ -181,22 +188,22 @@ class Database:
                 server_settings={"application_name": "shoal"},
             )
             try:
-                if link.get_server_version().major < OLDEST:
+                if link.get_server_version().major < MIN_VERSION:
                     version = ".".join(map(str, link.get_server_version()[:2]))
-                    raise StoreError(f"{address.place} has version {version}; Shoal needs {OLDEST} or later")
+                    raise StoreError(f"{address.place} has version {version}; Shoal needs {MIN_VERSION} or later")
                 if self._pooled is False:
                     await link.fetch(_SESSION)
-                    if self._greet is not None:
-                        await self._greet(link)
+                    if self._on_connect is not None:
+                        await self._on_connect(link)
             except BaseException:
                 link.terminate()
                 raise
         return link
 
-    async def open(self, prepare: Callable[[Connection], Awaitable[str]]) -> None:
-        """The first connection, on which ``prepare`` makes the schema if need be, and says where the functions are.
-        StoreError if that can't be."""
-        first = asyncio.ensure_future(self._first(prepare))
+    async def open(self, install: Callable[[Connection], Awaitable[str]]) -> None:
+        """Connect. ``install`` creates tables and functions if they are missing, and returns the functions' schema.
+        StoreError if that fails, StoreAwayError if the server cannot be reached."""
+        first = asyncio.ensure_future(self._run_install(install))
         try:
             await asyncio.wait({first}, timeout=1.0)
             if not first.done() or isinstance(first.exception(), StoreAwayError):
@@ -207,37 +214,37 @@ class Database:
             await self.close()
             raise
 
-    async def _first(self, prepare: Callable[[Connection], Awaitable[str]]) -> None:
-        self._prepares = prepare
+    async def _run_install(self, install: Callable[[Connection], Awaitable[str]]) -> None:
+        self._install = install
         try:
-            await self._run(partial(self._prepare, prepare), self.address.timeout * _PATIENT)
+            await self._run(partial(self._prepare, install), self.address.timeout * _PATIENT_FACTOR)
         except ShoalError:
             raise
         except Exception as exc:
-            raise explained(exc, self.address) from exc
+            raise explain(exc, self.address) from exc
 
-    async def _prepare(self, prepare: Callable[[Connection], Awaitable[str]], link: Connection) -> None:
+    async def _prepare(self, install: Callable[[Connection], Awaitable[str]], link: Connection) -> None:
         async with link.transaction():
             process = await link.fetchval("SELECT pg_backend_pid()")
-        self._functions = await prepare(link)
-        # A pooler tells its clients numbers that it made up, as they talk to no process of their own.
+        self._functions = await install(link)
+        # A pooler tells its clients a made-up process id, as none of the server's processes is theirs.
         self._pooled = process != link.get_server_pid()
         if not self._pooled:
-            await link.close(timeout=self.address.timeout)  # the next one is made for more than a transaction
+            await link.close(timeout=self.address.timeout)  # the next connection gets settings for its whole life
 
     async def _check_kind(self) -> None:
-        """StoreError if what answers there is no PostgreSQL: the driver would wait for the rest of its answer."""
+        """StoreError if another kind of server answers: the driver would wait for the rest of its answer."""
         address = self.address
         if address.host is not None:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(address.timeout):
-                    if await _answers_otherwise(address.host, address.port):
+                    if await _is_other_server(address.host, address.port):
                         raise StoreError(
-                            f"what answers at {address.host}:{address.port} is no PostgreSQL; check the URL"
+                            f"the server at {address.host}:{address.port} is not PostgreSQL; check the URL"
                         )
 
     async def close(self, grace: float | None = None) -> None:
-        """What was asked for before is done first, if the server answers in time: that of a call, or ``grace``."""
+        """Calls in progress end first, if they do so within ``grace`` seconds, or the timeout of a call."""
         self._closed = True
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=self.address.timeout if grace is None else grace)
@@ -249,14 +256,14 @@ class Database:
         self._idle.clear()
 
 
-async def _answers_otherwise(host: str, port: int) -> bool:
-    """Whether something else than PostgreSQL answers. That takes the first words of its protocol with one letter; who
-    says nothing to them may answer a line of text."""
-    may_i_speak_tls = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
-    for words, answers in ((may_i_speak_tls, (b"S", b"N", b"E", b"")), (b"PING\r\n\r\n", (b"",))):
+async def _is_other_server(host: str, port: int) -> bool:
+    """Whether another kind of server answers. PostgreSQL answers an SSLRequest with one letter; a server that stays
+    silent may answer a line of text."""
+    ssl_request = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+    for message, answers in ((ssl_request, (b"S", b"N", b"E", b"")), (b"PING\r\n\r\n", (b"",))):
         reader, writer = await asyncio.open_connection(host, port)
         try:
-            writer.write(words)
+            writer.write(message)
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     return await reader.read(1) not in answers
