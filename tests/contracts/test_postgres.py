@@ -343,7 +343,7 @@ async def test_a_request_that_something_else_wrote(url: str, caplog: pytest.LogC
         assert [lease.request for lease in (await frontier.lease(9, 60)).leases] == pages(3)
         assert await frontier.dead_kinds() == {UNREADABLE: 2}
         dead = [each async for each in frontier.dead()]
-        assert all("no request" in each.reason for each in dead)
+        assert all("cannot read its record" in each.reason for each in dead)
         found = await frontier.find(pages(1)[0])
         assert found is not None
         assert (found.state, found.url) == ("dead", "(unreadable)")
@@ -747,7 +747,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
 
     seen = "\n".join(plans)
     for function in (
-        "lease", "near_lanes", "best_requests", "give_back", "finish", "push", "enqueue", "lanes_of", "renew",
+        "lease", "near_lanes", "best_requests", "requeue", "finish", "push", "enqueue", "lanes_of", "renew",
         "reissue", "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts",
         "lock_hosts", "lock_lanes",
     ):  # fmt: skip

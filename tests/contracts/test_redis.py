@@ -441,7 +441,7 @@ async def test_what_cant_be_read_is_dead_and_stops_nobody(store: RedisStore, pre
     await check_books(frontier)
     dead = [each async for each in frontier.dead()]
     assert len(dead) == 5
-    assert all("something else" in each.reason for each in dead)
+    assert all("another program" in each.reason for each in dead)
     assert await frontier.retry_dead() == 4  # nobody knows where the one that waited belonged
     assert names(await frontier.lease(9, TTL)) == []
     assert await frontier.dead_kinds() == {"unreadable": 5}

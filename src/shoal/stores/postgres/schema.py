@@ -74,7 +74,7 @@ def functions(component: Component) -> str:
 def functions_schema(address: PostgresAddress, component: Component) -> str:
     """The name of the schema with the functions of this version of Shoal. No other version has the same name."""
     digest = hashlib.sha256(f"{address.schema}\n{functions(component)}".encode()).hexdigest()[:10]
-    return f"{address.schema[:36]}_{component.name}{VERSION}_{digest}"
+    return f"{address.schema[:40]}_{component.name}{VERSION}_{digest}"
 
 
 async def install(link: Connection, address: PostgresAddress, component: Component) -> str:

@@ -1,27 +1,26 @@
--- In front of every script: the server's clock, the members of a cluster, their slots, and what is told of them.
+-- Prepended to every script: the server's clock, members, slots and events of a cluster.
 --
--- Every step first loses the members whose time is over, so nobody has to watch over them. A heartbeat writes nothing to
--- the events, so it wakes nobody.
+-- Every script first removes the members whose session has ended. A heartbeat writes no event, so it wakes nobody.
 --
--- ARGV: prefix of the keys, name of the cluster; then what the script itself is given.
+-- ARGV: prefix of the keys, name of the cluster; then the arguments of the script.
 
 local call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
-local KEPT = 200 -- events
+local MAX_EVENTS = 200
 
 local function key(part) return ARGV[1] .. 'cluster:' .. part .. ':' .. ARGV[2] end
-local HEAD = key('head') -- how many Runners and Backup Runners there are to be, and the last epoch
-local MEMBERS = key('member') -- by name: session, ttl, where it is, what it does, 1 if it is fit, when it was heard of
-local LIVES = key('life') -- members by when they are lost
-local SLOTS = key('slot') -- by index: the holder or '', its epoch, and who was lost with it or ''
+local HEAD = key('head') -- wanted numbers of Runners and Backup Runners, and the last epoch
+local MEMBERS = key('member') -- by name: session, ttl, where, doing, 1 if fit, time of the last heartbeat
+local LIVES = key('life') -- members by the end of their session
+local SLOTS = key('slot') -- by index: holder or '', epoch, and the last holder if it was lost or ''
 local EVENTS = key('event')
 
 local clock = call('TIME')
 local microseconds = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 local now = microseconds / 1000000
 
-local function tell(what, member, slot, epoch, detail)
+local function record_event(what, member, slot, epoch, detail)
   call(
-    'XADD', EVENTS, 'MAXLEN', KEPT, '*', 'at', string.format('%.6f', now), 'what', what, 'member', member,
+    'XADD', EVENTS, 'MAXLEN', MAX_EVENTS, '*', 'at', string.format('%.6f', now), 'what', what, 'member', member,
     'slot', slot or '', 'epoch', epoch or 0, 'detail', detail or ''
   )
 end
@@ -38,8 +37,8 @@ local function member_of(name)
   return record and unpacked(record)
 end
 
--- Whether the member still is the one that joined with this session.
-local function lives(name, session)
+-- Whether this session is still a member.
+local function is_member(name, session)
   local member = member_of(name)
   return member and member[1] == session
 end
@@ -57,31 +56,31 @@ end
 
 local function save_slot(index, holder, epoch, lost) call('HSET', SLOTS, index, pack({holder, epoch, lost})) end
 
--- Which slot a member has, and its epoch; or nothing.
+-- The index and epoch of a member's slot, or nothing.
 local function slot_of(name)
   for index, slot in pairs(all_slots()) do
     if slot.holder == name then return index, slot.epoch end
   end
 end
 
--- A member has its slot no longer; `lost` is its name if nobody knows what became of it. Returns which slot it was.
+-- Free a member's slot. `lost`: its name if it was lost, else ''. Returns index and epoch of the slot.
 local function vacate(name, lost)
   local index, epoch = slot_of(name)
   if index then save_slot(index, '', epoch, lost) end
   return index, epoch
 end
 
--- It is no member any more, and has no slot.
-local function drop(name, lost)
+-- Remove a member and free its slot.
+local function remove_member(name, lost)
   local index, epoch = vacate(name, lost)
   call('HDEL', MEMBERS, name)
   call('ZREM', LIVES, name)
   return index, epoch
 end
 
--- -- what everybody sees
+-- -- view
 
--- The time, the last event, the counts, and members and slots as they are stored.
+-- The time, the last event, the wanted numbers, and members and slots as stored.
 local function view()
   local last = call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
   local runner, backup = unpack(call('HMGET', HEAD, 'runner', 'backup'))
@@ -92,6 +91,6 @@ local function view()
 end
 
 for _, name in ipairs(call('ZRANGEBYSCORE', LIVES, '-inf', now)) do
-  local index, epoch = drop(name, name)
-  tell('lost', name, index, epoch)
+  local index, epoch = remove_member(name, name)
+  record_event('lost', name, index, epoch)
 end

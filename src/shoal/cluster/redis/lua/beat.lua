@@ -1,5 +1,5 @@
--- Be heard of. ARGV: name, session, what the member does, 1 if it is fit. Returns what there is to see, or nothing if the
--- member was lost.
+-- A heartbeat. ARGV: name, session, what the member does, 1 if it is fit. Returns the view, or nothing if the session has
+-- ended.
 
 local name, session, doing, fit = ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
 local member = member_of(name)

@@ -1,5 +1,4 @@
--- What has happened, the newest first. ARGV: how many at most. Returns of each when, what, who, which slot or '', its
--- epoch, and more about it.
+-- Events, newest first. ARGV: the limit. Returns for each: time, what, member, slot or '', epoch, detail.
 
 local answer = {}
 for i, event in ipairs(call('XREVRANGE', EVENTS, '+', '-', 'COUNT', ARGV[3])) do

@@ -1,7 +1,7 @@
--- Be no member any more. ARGV: name, session.
+-- Leave the cluster. ARGV: name, session.
 
 local name = ARGV[3]
-if not lives(name, ARGV[4]) then return 0 end
-local index, epoch = drop(name, '')
-tell('left', name, index, epoch)
+if not is_member(name, ARGV[4]) then return 0 end
+local index, epoch = remove_member(name, '')
+record_event('left', name, index, epoch)
 return 1

@@ -1,3 +1,3 @@
--- What there is to see, or nothing if there never was such a cluster.
+-- The view, or nothing if there is no such cluster.
 
 return call('EXISTS', HEAD) == 1 and view()
