@@ -107,11 +107,11 @@ async def stage(frontier: Frontier, lease: Lease, children: list[Request], **opt
     async def nobody(lease: Lease, settled: object) -> object:
         return settled
 
-    parts._moved = nobody
+    parts._move_links = nobody
     try:
         assert await frontier.complete([Completion(lease=lease, children=children, **options)]) == [Pushed(0, 0)]
     finally:
-        del parts._moved
+        del parts._move_links
 
 
 async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> None:
