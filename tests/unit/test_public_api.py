@@ -15,7 +15,7 @@ SOURCE = Path(shoal.__file__).parent
 
 # What each layer may import: itself and whatever stands before it.
 LAYERS = [
-    {"errors", "clock", "layers", "config", "printable", "parsing"},
+    {"errors", "clock", "config", "printable", "parsing"},
     {"urls", "item", "selector"},
     {"http"},
     {"spider"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shoal.config import Scope as ScopeConfig
+from shoal.config import ScopeSettings
 from shoal.errors import ConfigError, RequestError
 from shoal.urls.normalize import host_of, normalize_url
 
@@ -15,7 +15,7 @@ _MOST_HOSTS = 100_000
 class Scope:
     """Domains, URL rules and depth, compiled once."""
 
-    def __init__(self, config: ScopeConfig, allowed_domains: Sequence[str] = ()) -> None:
+    def __init__(self, config: ScopeSettings, allowed_domains: Sequence[str] = ()) -> None:
         """``allowed_domains`` are the spider's own, besides those of the configuration."""
         if isinstance(allowed_domains, str):
             allowed_domains = [allowed_domains]
@@ -65,5 +65,5 @@ def _domain(text: str) -> str:
         return host_of(normalize_url(f"http://{name}/"))
     except RequestError as exc:
         raise ConfigError(
-            f'"allowed_domains" must hold host names such as "example.com", not {text!r} ({exc})'
+            f'"allowed_domains" must contain host names such as "example.com", not {text!r} ({exc})'
         ) from exc
