@@ -1,6 +1,6 @@
 """Shoal: many crawlers that move as one.
 
-Names are imported when they are first used, so that ``import shoal`` costs next to nothing.
+Names are imported when they are first used, so ``import shoal`` is fast.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOMES = {
 }
 
 __version__ = "0.1.0"
-__all__ = [  # noqa: RUF022 - in the order in which one meets them
+__all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Spider",
     "Request",
     "Response",

@@ -82,7 +82,7 @@ def test_what_is_no_domain(domain: str) -> None:
         ({}, None),
         ({"allow": ("/b/", "/item/")}, None),
         ({"allow": (r"\d+$",)}, None),
-        ({"allow": ("/nope/", "^/item")}, "no allow rule fits"),
+        ({"allow": ("/nope/", "^/item")}, "matches no allow rule"),
         ({"deny": ("/nope/",)}, None),
         ({"deny": ("nope", "item")}, "denied by the rule 'item'"),
         ({"allow": ("item",), "deny": ("12",)}, "denied by the rule '12'"),
