@@ -50,12 +50,12 @@ def test_a_page_that_explodes_is_refused_with_a_reason(costs: dict[str, Any], na
 @pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("an open ")])
 def test_a_page_that_repeats_a_long_attribute_is_refused(costs: dict[str, Any], name: str) -> None:
     for mode in ("spider", "markdown", "fields"):
-        assert "the page is too complex: the attributes of its" in costs[name]["ended"][mode]
+        assert "the page is too complex: the repeated attributes of its" in costs[name]["ended"][mode]
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("an open link")])
 def test_a_page_that_repeats_a_long_link_has_no_links(costs: dict[str, Any], name: str) -> None:
-    assert "the page is too complex: the attributes of its" in costs[name]["ended"]["links"]
+    assert "the page is too complex: the repeated attributes of its" in costs[name]["ended"]["links"]
 
 
 def test_the_attributes_of_a_page_of_medium_size_are_bounded_by_its_size() -> None:
