@@ -174,7 +174,7 @@ async def test_a_page_that_is_too_complex_costs_only_itself(caplog: Any) -> None
     assert items == [{"url": server.url + "/bomb", "kind": "too complex", "status": 200}]
     assert summary.dead_kinds == {"too complex": 1}
     assert summary.counters.errors == {"too complex": 1}  # it is not tried again
-    assert "the page is too complex: parsing of its" in caplog.text
+    assert "the page is too complex: parsing its" in caplog.text
 
 
 async def test_broken_html_is_read_as_far_as_it_goes(bad: MisbehavingServer) -> None:

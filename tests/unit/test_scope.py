@@ -103,14 +103,14 @@ def test_depth() -> None:
 @given(st.lists(st.text("ab.", min_size=1, max_size=5), max_size=30))
 def test_many_hosts_do_not_fill_the_memory(hosts: list[str]) -> None:
     scope = Scope(ScopeSettings(), ["b"])
-    scope_module._MOST_HOSTS, before = 5, scope_module._MOST_HOSTS
+    scope_module._MAX_HOSTS, before = 5, scope_module._MAX_HOSTS
     try:
         for host in hosts:
             inside = host == "b" or host.endswith(".b")
             assert (scope.refuses(f"http://{host}/") is None) is inside
         assert len(scope._hosts) <= 5
     finally:
-        scope_module._MOST_HOSTS = before
+        scope_module._MAX_HOSTS = before
 
 
 def test_a_long_host_is_not_kept() -> None:

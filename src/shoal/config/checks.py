@@ -56,9 +56,9 @@ def check_one_line(text: str) -> str | None:
 def check_headers(headers: dict[str, str]) -> str | None:
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~\w-]+", name, re.ASCII):
-            return f"has an invalid header name: {name!r}"
+            return f"must contain valid header names, not {name!r}"
         if check_one_line(value):
-            return f"has a header value with a line break: {name!r}"
+            return f"must contain values of one line; the value of {name!r} has several"
     return None
 
 
