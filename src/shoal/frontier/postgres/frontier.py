@@ -19,21 +19,23 @@ from msgspec import UNSET
 
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
-from shoal.frontier.cancelled_calls import heard
+from shoal.frontier.cancelled_calls import release_if_cancelled
+from shoal.frontier.politeness import effective_concurrency, effective_delay
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
-    MOST_LEASES,
-    SPARED_KINDS,
+    KINDS_NOT_RETRIED,
+    MAX_LEASES,
     STATE_NAMES,
     claim_token,
     new_nonce,
     push_fingerprint,
+    queue_full,
     reissued_token,
     token_base,
 )
-from shoal.frontier.server_clock import ServerTime
+from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -85,7 +87,7 @@ class PostgresFrontier:
         self._offset = offset
         """Seconds to add to the server's clock, for tests."""
         self._holder = (None, None) if holder is None else (storable_text(holder.slot), holder.epoch)
-        self._time = ServerTime(database.address.timeout)
+        self._time = ServerClock(database.address.timeout)
         self._has_set_options = False
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
@@ -109,7 +111,7 @@ class PostgresFrontier:
                     "push", self._run, self._offset(), *self._proof, most, *role, *offered.as_push()
                 )
         except QueueFullError as exc:
-            raise QueueFullError(f"the queue is full ({most} requests); nothing was pushed") from exc
+            raise queue_full(most) from exc
         if seed is not None and added is not None:
             self._receipts.confirmed(call, seed.role)
         return Pushed(0, 0) if added is None else Pushed(added, len(requests) - added)
@@ -118,8 +120,8 @@ class PostgresFrontier:
 
     async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
-        return await heard(
-            self._lease(min(limit, MOST_LEASES), ttl, begun, base, bool(nonce)),
+        return await release_if_cancelled(
+            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
@@ -148,11 +150,11 @@ class PostgresFrontier:
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
             _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
-            self._time.heard(sent, server)
+            self._time.observe(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
                 # Their tokens are used up. A repeat of this call finds the others.
-                used, limit = used + len(unreadable.places), min(limit, MOST_LEASES - used - len(unreadable.places))
+                used, limit = used + len(unreadable.places), min(limit, MAX_LEASES - used - len(unreadable.places))
             moved = bool(incoming) and await self._help()
             # late: the server's clock has jumped; now its time is known
             if leases or not limit or not (unreadable.places or late or moved):
@@ -184,7 +186,7 @@ class PostgresFrontier:
         if not leases:
             return []
         # The former holder may have contacted the host.
-        return await heard(
+        return await release_if_cancelled(
             self._reissue(leases, anew, ttl),
             lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
         )
@@ -254,7 +256,7 @@ class PostgresFrontier:
         return count
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        chosen = [storable_text(kind) for kind in (SPARED_KINDS if kinds is None else kinds)]
+        chosen = [storable_text(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
         count: int = await self._database.value(
             "retry_dead", self._run, self._offset(), chosen, kinds is None, patient=True
         )
@@ -319,17 +321,10 @@ class PostgresFrontier:
 
     def _state(self, row: asyncpg.Record) -> HostState:
         host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
-        delay, why = max(
-            (own, "set for this host") if own is not None
-            else (everyone, "set for all hosts") if everyone is not None
-            else (self._options.delay, "download_delay"),
-            (crawl or 0.0, "robots.txt Crawl-delay"),
-            (learned or 0.0, "learned from its answers"),
-            key=lambda pair: pair[0],
-        )  # fmt: skip
-        many = self._options.concurrency_per_host if concurrency is None else concurrency
+        delay, why = effective_delay(own, everyone, self._options.delay, crawl, learned)
+        limit = effective_concurrency(delay, concurrency, None, self._options.concurrency_per_host)
         return HostState(
-            host=host, delay=delay, why=why if delay else "no delay", concurrency=1 if delay > 0 else many,
+            host=host, delay=delay, why=why, concurrency=limit,
             in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason if blocked_for else "",
         )  # fmt: skip
 
@@ -374,8 +369,7 @@ class PostgresFrontier:
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
 
     async def is_finished(self) -> bool:
-        stats = await self.stats()
-        return not (stats.remaining or stats.seeding)
+        return (await self.stats()).finished
 
     async def find(self, request: Request) -> History | None:
         fingerprint = request.fingerprint()

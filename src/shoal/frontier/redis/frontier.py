@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from shoal import clock
-from shoal.errors import QueueFullError, RunError
-from shoal.frontier.cancelled_calls import heard
+from shoal.errors import RunError
+from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.endings import FOREVER, Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
@@ -33,14 +33,15 @@ from shoal.frontier.redis.records import (
 )
 from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import (
-    MOST_LEASES,
+    MAX_LEASES,
     check_nonce,
     claim_token,
     new_nonce,
     push_fingerprint,
+    queue_full,
     reissued_token,
 )
-from shoal.frontier.server_clock import ServerTime
+from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -81,7 +82,7 @@ class RedisFrontier:
         self._inspection = RunInspection(self._run, self._run_continued)
         self._lanes = Lanes(self._run, scripts, self._options)
         self._endings = Endings(self._run_proven, self._receipts)
-        self._time = ServerTime(scripts.client.address.timeout)
+        self._time = ServerClock(scripts.client.address.timeout)
         self._has_joined = False
         self._has_stale_lanes = False
         """The lanes were placed by other options."""
@@ -120,7 +121,7 @@ class RedisFrontier:
         words = (*role, cursor, "" if most is None else most, *parcel.arguments())
         answer = await self._run_proven("push", *words, continues="" if seed is None else seed.role)
         if not answer:
-            raise QueueFullError(f"the queue is full ({most} requests); nothing was pushed")
+            raise queue_full(most)
         return Pushed(*answer)
 
     # -- leasing
@@ -128,7 +129,9 @@ class RedisFrontier:
     async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
             check_nonce(nonce)
-        return await heard(self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases))
+        return await release_if_cancelled(
+            self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases)
+        )
 
     async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
         self._receipts.check()
@@ -138,7 +141,7 @@ class RedisFrontier:
         if self._has_stale_lanes:
             await self._lanes.place(self._run_key)
             self._has_stale_lanes = False
-        limit, part = min(max(0, limit), MOST_LEASES), 0
+        limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
             call = tokens_of(nonce or new_nonce(), part)
@@ -148,7 +151,7 @@ class RedisFrontier:
             wait, server_time, *taken = await self._run_proven(
                 "lease", limit, min(ttl, FOREVER), until, int(begun), call, *again, *self._slot
             )
-            self._time.heard(sent, float(server_time))
+            self._time.observe(sent, float(server_time))
             if not taken:  # too late by the server's clock, which has jumped; now its time is known
                 continue
             learned, fingerprints, records, buried, poll_after = taken
@@ -176,7 +179,7 @@ class RedisFrontier:
         if not leases:
             return []
         # The former holder may have contacted the host.
-        return await heard(
+        return await release_if_cancelled(
             self._reissue(leases, ttl, nonce),
             lambda anew: self.release([lease for lease in anew if lease], contacted=True),
         )

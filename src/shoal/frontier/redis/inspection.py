@@ -24,7 +24,7 @@ from shoal.frontier.redis.records import (
     read_record,
     read_rewind,
 )
-from shoal.frontier.rules import DEAD, SPARED_KINDS, STATE_NAMES
+from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
 from shoal.stores.redis.client import storable_bytes
@@ -146,7 +146,7 @@ class RunInspection:
 
     async def retry_dead(self, kinds: Sequence[str] | None) -> int:
         """One call for every ten thousand requests."""
-        chosen = sorted(SPARED_KINDS) if kinds is None else list(kinds)
+        chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
         retried: int = 0
         cursor = b"0"
         while True:
