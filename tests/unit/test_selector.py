@@ -431,9 +431,11 @@ def test_json_in_html() -> None:
 
 def test_queries_of_another_kind() -> None:
     data = Selector(JSON, type="json")
-    with pytest.raises(SelectorError, match=r"cannot use CSS query 'p' on a JSON value: use jmespath\(\)"):
+    with pytest.raises(SelectorError, match=r"bad CSS query 'p': cannot use CSS on a JSON value: use jmespath\(\)"):
         data.css("p")
-    with pytest.raises(SelectorError, match=r"cannot use XPath query '//p' on a JSON value: use jmespath\(\)"):
+    with pytest.raises(
+        SelectorError, match=r"bad XPath query .*: cannot use XPath on a JSON value: use jmespath"
+    ):
         data.jmespath("user").xpath("//p")
     for query in ("[", "", "nope(@)", "length(total)"):
         with pytest.raises(SelectorError, match=f"bad JMESPath query {re.escape(repr(query))}: "):

@@ -52,15 +52,15 @@ class _CssQuery(NamedTuple):
 def find_css(root: Root, query: str) -> list[Root]:
     """Return the elements and strings that a CSS query finds, in document order. SelectorError for a bad query."""
     parts, steps, plain = _compile_css(query)
-    if isinstance(root, JsonText):
+    if not isinstance(root, Node):
+        if not isinstance(root, str):
+            raise SelectorError(f"bad CSS query {query!r}: cannot use CSS on a JSON value: use jmespath()")
+        if not isinstance(root, JsonText):
+            return []
         root = parse_html(root)
-    elif isinstance(root, str):
-        return []
-    elif not isinstance(root, Node):
-        raise SelectorError(f"cannot use CSS query {query!r} on a JSON value: use jmespath()")
     if plain is not None:
         return cast("list[Root]", plain.elements(root))
-    return cast("list[Root]", steps(cast("Node", root), **{name: part.elements(root) for name, part in parts.items()}))
+    return cast("list[Root]", steps(root, **{name: part.elements(root) for name, part in parts.items()}))
 
 
 @lru_cache(maxsize=1024)

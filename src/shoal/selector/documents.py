@@ -100,10 +100,8 @@ def top(root: Root) -> Root:
 
 def content(root: Root) -> Any:
     """Return the markup of a node, a plain string, or the JSON value."""
-    if isinstance(root, str):
-        return str(root)
     if not isinstance(root, Node):
-        return root
+        return str(root) if isinstance(root, JsonText) else root
     node = cast("Node", top(root))
     markup = node.html
     # A no-break space stays a character, which \s in a regex matches. The minimal format for all nodes is slower.

@@ -66,7 +66,7 @@ class Selector:
         ``namespaces`` maps prefixes to URIs, in addition to those of ``register_namespace``. A prefix without a URI
         matches the name as the document writes it: ``//media:title`` needs no declaration.
         """
-        declared = _merge(self.namespaces, namespaces)
+        declared = self.namespaces if namespaces is None else _merge(self.namespaces, namespaces)
         return SelectorList.of(find_xpath(self.root, query, variables, declared), self.namespaces)
 
     def jmespath(self, query: str, **options: Any) -> SelectorList:
@@ -181,8 +181,9 @@ class SelectorList(Sequence[Selector]):
         return Selector(root=self._roots[index], namespaces=self._namespaces)
 
     def __iter__(self) -> Iterator[Selector]:
-        namespaces = self._namespaces
-        return (Selector(root=root, namespaces=namespaces) for root in self._roots)
+        if self._namespaces is None:
+            return (Selector(root=root) for root in self._roots)
+        return (Selector(root=root, namespaces=self._namespaces) for root in self._roots)
 
     def __add__(self, other: SelectorList) -> SelectorList:
         return SelectorList.of(self._roots + other._roots, _merge(self._namespaces, other._namespaces))
@@ -201,7 +202,10 @@ class SelectorList(Sequence[Selector]):
 
     def get(self, default: Any = None) -> Any:
         """Return the first result (a string, or a JSON value), or the default if there is none."""
-        return content(self._roots[0]) if self._roots else default
+        if not self._roots:
+            return default
+        first = self._roots[0]
+        return first if type(first) is str else content(first)
 
     extract_first = get
 
@@ -230,7 +234,7 @@ class SelectorList(Sequence[Selector]):
         return (match for root in self._roots for match in _matches(root, pattern, replace))
 
     def drop(self) -> None:
-        """Remove each node from its document."""
+        """Remove each node from its document. SelectorError for a node that cannot be dropped."""
         for root in self._roots:
             drop(root)
 

@@ -39,15 +39,13 @@ def find_xpath(root: Root, query: str, variables: dict[str, Any], namespaces: Na
     """Return the nodes and strings that an XPath finds, or its one value as a string. SelectorError for a bad query."""
     try:
         compiled = _compile(query, tuple(sorted(namespaces.items())) if namespaces else ())
-        if isinstance(root, JsonText):
+        if not isinstance(root, Node):
+            if not isinstance(root, str):
+                raise TypeError("cannot use XPath on a JSON value: use jmespath()")
+            if not isinstance(root, JsonText):
+                return [root] if query.strip() == "." else []
             root = parse_html(root)
-        elif isinstance(root, str):
-            return [root] if query.strip() == "." else []
-        elif not isinstance(root, Node):
-            raise SelectorError(f"cannot use XPath query {query!r} on a JSON value: use jmespath()")
         found = compiled(cast("Node", top(root)), **variables)
-    except SelectorError:
-        raise
     except (ValueError, TypeError, re.error) as exc:
         raise SelectorError(f"bad XPath query {query!r}: {exc}") from exc
     if isinstance(found, list):
