@@ -472,7 +472,7 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
 
 
 def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[Api, str]) -> None:
-    from shoal.server import run_models
+    from shoal.server.schemas import runs as run_models
 
     api, _ = any_api
     described = must(api.get("/openapi.json"))

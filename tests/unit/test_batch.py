@@ -42,8 +42,8 @@ from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, Run
 from shoal.server.auth import Gate, check_binding
 from shoal.server.bodies import read_body
-from shoal.server.models import BatchRequest
-from shoal.server.run_models import RetryFailed, ScaleCluster, SetHost, StartRun
+from shoal.server.schemas.batches import BatchRequest
+from shoal.server.schemas.runs import RetryFailed, ScaleCluster, SetHost, StartRun
 from shoal.urls.scope import Scope as UrlScope
 
 URL = "http://example.com/"

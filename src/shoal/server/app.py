@@ -15,7 +15,12 @@ from swagger_ui_bundle import swagger_ui_path
 
 from shoal import __version__
 from shoal.config import Config
-from shoal.server import clusters, crawl, health, hosts, metrics, runs
+from shoal.server.routes import clusters
+from shoal.server.routes import crawl
+from shoal.server.routes import health
+from shoal.server.routes import hosts
+from shoal.server.routes import metrics
+from shoal.server.routes import runs
 from shoal.server.auth import Gate, check_binding, operators_only
 from shoal.server.errors import install, responses
 from shoal.server.state import Server

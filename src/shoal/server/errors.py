@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
-from shoal.server.answers import answer
+from shoal.server.responses import answer
 from shoal.server.bodies import BodyError
 
 log = logging.getLogger("shoal.server")

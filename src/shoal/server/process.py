@@ -12,7 +12,7 @@ from shoal.config import Config
 from shoal.crawling.garbage import collect_rarely
 from shoal.fetch.resolving import look_up_many_names
 from shoal.server.app import create_app
-from shoal.server.arrival import arriving_within
+from shoal.server.slow_requests import arriving_within
 from shoal.server.state import Server
 
 _PATIENCE = 3  # seconds for the answers that are under way when it is asked to stop

@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, responses, told
-from shoal.server.run_models import PRINTABLE, ClusterPage, ScaleCluster, Scaled
+from shoal.server.schemas.runs import PRINTABLE, ClusterPage, ScaleCluster, Scaled
 from shoal.server.state import server_of
 
 router = APIRouter(prefix="/api/clusters", tags=["clusters"], route_class=BoundedRoute)

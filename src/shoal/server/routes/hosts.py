@@ -12,10 +12,10 @@ from shoal.batch.session import OVER
 from shoal.errors import ConfigError
 from shoal.ports import HostUpdate
 from shoal.runs.queries import host_name, hosts_of, run_options
-from shoal.server.answers import answer
+from shoal.server.responses import answer
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, responses
-from shoal.server.run_models import PRINTABLE, BlockHost, HostList, SetHost
+from shoal.server.schemas.runs import PRINTABLE, BlockHost, HostList, SetHost
 from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/hosts", tags=["hosts"], route_class=BoundedRoute)

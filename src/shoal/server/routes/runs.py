@@ -25,7 +25,7 @@ from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, responses, told
-from shoal.server.run_models import (
+from shoal.server.schemas.runs import (
     PRINTABLE,
     DeadPage,
     HistoryModel,

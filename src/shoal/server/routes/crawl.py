@@ -13,10 +13,10 @@ from fastapi.responses import Response, StreamingResponse
 from shoal.batch.session import OVER, Session
 from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
-from shoal.server.answers import answer
+from shoal.server.responses import answer
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, responses
-from shoal.server.models import (
+from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
     DistributedStatus,
@@ -24,7 +24,7 @@ from shoal.server.models import (
     SessionStarted,
     SessionState,
 )
-from shoal.server.run_models import PRINTABLE
+from shoal.server.schemas.runs import PRINTABLE
 from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/crawl", tags=["crawl"], route_class=BoundedRoute)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from shoal.server.answers import answer
+from shoal.server.responses import answer
 from shoal.server.errors import problem, responses
 from shoal.server.state import server_of
 
