@@ -457,7 +457,7 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
                 check_problem(answers[-1], 503, path)
             answers += [api.get("/api/clusters/x"), api.get("/ready")]
             assert must(answers[-2], 503)["error"]["kind"] == "coordinator away"
-            assert must(answers[-1], 503)["error"]["message"] == "the frontier does not answer"
+            assert must(answers[-1], 503)["error"]["message"] == "the frontier does not respond"
             place = url.rpartition("@")[2].partition("/")[0]
             assert place not in str(answers)
             assert "127.0.0.1" not in str(answers)

@@ -1,4 +1,4 @@
-"""`/api/clusters`: Runners and Backup Runners, how they stand, and how many there are to be."""
+"""`/api/clusters`: the state of a cluster, and its number of Runners and Backup Runners."""
 
 from __future__ import annotations
 
@@ -16,76 +16,77 @@ from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.server.bodies import BoundedRoute
-from shoal.server.errors import ProblemError, responses, told
-from shoal.server.schemas.runs import PRINTABLE, ClusterPage, ScaleCluster, Scaled
+from shoal.server.errors import ProblemError, problems, public_message
+from shoal.server.responses import json_response
+from shoal.server.schemas.clusters import ClusterPage, ScaleCluster, Scaled
+from shoal.server.schemas.common import PRINTABLE
 from shoal.server.state import server_of
 
 router = APIRouter(prefix="/api/clusters", tags=["clusters"], route_class=BoundedRoute)
 
-_PATIENCE = 10.0  # seconds that a coordinator has for all of an answer
+_TIMEOUT = 10.0  # seconds for all calls of the coordinator
 
 Name = Annotated[
     str,
-    Path(max_length=200, pattern=PRINTABLE, description="Its name: that of the run, unless it was given one."),
+    Path(max_length=200, pattern=PRINTABLE, description="Name of the cluster; by default the `run_id`."),
 ]
 
 
-@router.get("/{name}", response_model=ClusterPage, responses=responses(401, 404, 422, 503))
+@router.get("/{name}", response_model=ClusterPage, responses=problems(401, 404, 422, 503))
 async def read_cluster(
     name: Name,
     request: Request,
-    events: Annotated[int, Query(ge=0, le=1000, description="How many of the last events.")] = 20,
+    events: Annotated[int, Query(ge=0, le=1000, description="Number of latest events.")] = 20,
 ) -> Response:
-    """Who is a member, what each does and when it was heard of, which slots they have, and what happened last."""
-    async with _opened(request, name) as coordinator:
-        view = await _look(coordinator)
+    """Members with their roles and last heartbeats, slots, and the latest events."""
+    async with _open_coordinator(request, name) as coordinator:
+        view = await _read_view(coordinator)
         last = await coordinator.events(events) if events else []
-    return _json({"cluster": name, "roles": roles(view), **msgspec.structs.asdict(view), "events": last})
+    return json_response({"cluster": name, "roles": roles(view), **msgspec.structs.asdict(view), "events": last})
 
 
-@router.post("/{name}/scale", response_model=Scaled, responses=responses(401, 404, 422, 503))
-async def scale(name: Name, wanted: ScaleCluster, request: Request) -> Response:
-    """Change how many nodes work and how many stand by. Nodes see to it: some are promoted, or retire in good
-    order."""
-    async with _opened(request, name) as coordinator:
-        before = (await _look(coordinator)).counts
+@router.post("/{name}/scale", response_model=Scaled, responses=problems(401, 404, 422, 503))
+async def scale(name: Name, target: ScaleCluster, request: Request) -> Response:
+    """Change the number of Runners and Backup Runners. The nodes apply it: they promote Backup Runners, or Runners
+    finish their work and step down."""
+    async with _open_coordinator(request, name) as coordinator:
+        before = (await _read_view(coordinator)).counts
         after = Counts(
-            before.runner if wanted.runner is None else wanted.runner,
-            before.backup if wanted.backup is None else wanted.backup,
+            before.runner if target.runner is None else target.runner,
+            before.backup if target.backup is None else target.backup,
         )
         await coordinator.scale(after)
-    return _json({"cluster": name, "before": before, "after": after})
+    return json_response({"cluster": name, "before": before, "after": after})
 
 
 @asynccontextmanager
-async def _opened(request: Request, name: str) -> AsyncIterator[Coordinator]:
-    """For one request: a server of its own, that may be away while all else is well."""
+async def _open_coordinator(request: Request, name: str) -> AsyncIterator[Coordinator]:
+    """A coordinator for one request. It is not kept open: its server may be down while the API works."""
     config = server_of(request).config
     url = config.cluster.coordinator or config.frontier
     if url.partition(":")[0] in ("memory", "sqlite"):
         raise ConfigError(
-            "this server knows no coordinator: set cluster.coordinator to zookeeper://host:2181, redis://host or "
-            "postgresql://host/database, or use a frontier on such a server"
+            "no coordinator configured: set cluster.coordinator to zookeeper://host:2181, redis://host or "
+            "postgresql://host/database, or use a Redis or PostgreSQL frontier"
         )
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             coordinator = await open_coordinator(url, name, ttl=config.cluster.session)
             try:
                 yield coordinator
             finally:
                 await coordinator.close()
     except TimeoutError:
-        raise CoordinatorAwayError(f"the coordinator did not answer within {_PATIENCE:g} s") from None
+        raise CoordinatorAwayError(f"the coordinator did not respond within {_TIMEOUT:g} s") from None
 
 
-async def _look(coordinator: Coordinator) -> ClusterView:
+async def _read_view(coordinator: Coordinator) -> ClusterView:
     try:
         return await coordinator.look()
     except CoordinatorAwayError:
         raise
     except CoordinatorError as exc:
-        raise ProblemError(404, "no such cluster", told(exc)) from exc
+        raise ProblemError(404, "no such cluster", public_message(exc)) from exc
 
 
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+

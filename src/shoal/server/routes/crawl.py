@@ -10,12 +10,13 @@ import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from shoal.batch.results import SessionResults
 from shoal.batch.session import OVER, Session
 from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
-from shoal.server.responses import answer
 from shoal.server.bodies import BoundedRoute
-from shoal.server.errors import ProblemError, responses
+from shoal.server.errors import ProblemError, problems
+from shoal.server.responses import json_response
 from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
@@ -24,45 +25,45 @@ from shoal.server.schemas.batches import (
     SessionStarted,
     SessionState,
 )
-from shoal.server.schemas.runs import PRINTABLE
+from shoal.server.schemas.common import PRINTABLE
 from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/crawl", tags=["crawl"], route_class=BoundedRoute)
 
-_ALIVE_EVERY = 15.0  # seconds between signs of life in a stream
+_KEEP_ALIVE_EVERY = 15.0  # seconds without a result after which a stream sends a comment
 
 _EVENTS = {
     "schema": {  # of one event
         "type": "object",
         "properties": {
-            "id": {"type": "string", "description": "Sent back as Last-Event-ID by who connects again."},
+            "id": {"type": "string", "description": "Send it as Last-Event-ID when you reconnect."},
             "event": {"enum": ["result", "done"]},
-            "data": {"type": "string", "description": "JSON: a result, or the session and its state."},
+            "data": {"type": "string", "description": "JSON: a result, or the session's ID and state."},
         },
         "required": ["id", "event", "data"],
     },
     "example": 'id: 7\nevent: result\ndata: {"depth": 0}\n\nid: 7\nevent: done\ndata: {"state": "finished"}\n\n',
 }
 
-SessionId = Annotated[str, Path(max_length=100, pattern=PRINTABLE, description="The session_id of a batch.")]
+SessionId = Annotated[str, Path(max_length=100, pattern=PRINTABLE, description="`session_id` of a batch.")]
 
 
 @router.post(
     "/batch",
     response_model=BatchAnswer,
-    responses={202: {"model": SessionStarted}, **responses(401, 413, 422, 429, 503)},
+    responses={202: {"model": SessionStarted}, **problems(401, 413, 422, 429, 503)},
     summary="Crawl a batch of URLs",
 )
 async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
-    """Send URLs, get content. At the time-out the answer has what is there, the rest is `pending`, and the work goes
-    on: the session has it later."""
+    """Fetch URLs and return their content. If the batch takes longer than `timeout`, the response has the results so
+    far, and the other URLs are `pending`. The crawl continues: read the session to get the rest."""
     server = server_of(request)
-    desk, options = server.local, batch.options
+    service, options = server.local, batch.options
     if batch.distributed:
-        desk, options = await server.remote.desk(), server.remote.with_defaults(options)
-    session = await desk.take(
+        service, options = await server.remote.service(), server.remote.with_defaults(options)
+    session = await service.create(
         batch.urls, options, caller=request.state.caller, address=request.state.address,
-        webhook=_webhook(server, batch),
+        webhook=_make_webhook(server, batch),
     )  # fmt: skip
     if not batch.wait:
         started = {
@@ -72,10 +73,10 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
             "status_url": f"/api/crawl/{session.id}",
             "stream_url": f"/api/crawl/{session.id}/stream",
         }
-        return answer(started, 202, {"Location": f"/api/crawl/{session.id}"})
+        return json_response(started, 202, {"Location": f"/api/crawl/{session.id}"})
     await session.wait(batch.timeout)
-    found = await session.results(server.config.serve.max_answer_bytes)
-    return answer(
+    found = await SessionResults(session).read_all(server.config.serve.max_answer_bytes)
+    return json_response(
         {
             "session_id": session.id,
             "state": await session.state(),
@@ -86,25 +87,26 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     )
 
 
-@router.get("/distributed/status", response_model=DistributedStatus, responses=responses(401))
+@router.get("/distributed/status", response_model=DistributedStatus, responses=problems(401))
 async def distributed_status(request: Request) -> Response:
-    """Whether batches can be given to Celery workers, or why not."""
-    return answer(await server_of(request).remote.status())
+    """Whether batches can run on Celery workers, and if not, why."""
+    return json_response(await server_of(request).remote.status())
 
 
-@router.get("/{session_id}", response_model=SessionPage, responses=responses(401, 404, 422, 503))
+@router.get("/{session_id}", response_model=SessionPage, responses=problems(401, 404, 422, 503))
 async def read_session(
     session_id: SessionId,
     request: Request,
-    after: Annotated[int, Query(ge=0, le=10**13, description="`next` of the page before.")] = 0,
+    after: Annotated[int, Query(ge=0, le=10**13, description="`next` of the previous page.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """How far a batch is, and its results a page at a time, in the order in which they came in. A page ends early where
-    it would be too large."""
-    session = await _find(request, session_id)
+    """The progress of a batch and one page of its results, in the order in which they were fetched. A page may have
+    fewer than `limit` results, to bound its size."""
+    session = await _find_session(request, session_id)
     state = await session.state()
-    page = await session.read(after, limit, server_of(request).config.serve.max_answer_bytes)
-    return answer(
+    results = SessionResults(session)
+    page = await results.read(after, limit, server_of(request).config.serve.max_answer_bytes)
+    return json_response(
         {
             "session_id": session.id,
             "state": state,
@@ -116,14 +118,14 @@ async def read_session(
     )
 
 
-@router.delete("/{session_id}", response_model=SessionState, responses=responses(401, 404, 422, 503))
+@router.delete("/{session_id}", response_model=SessionState, responses=problems(401, 404, 422, 503))
 async def cancel_session(session_id: SessionId, request: Request) -> Response:
-    """Fetch nothing more of a batch. What is there can still be read."""
-    session = await _find(request, session_id)
+    """Cancel a batch: fetch no more pages. You can still read its results."""
+    session = await _find_session(request, session_id)
     server = server_of(request)
-    desk = await server.remote.desk() if session.settings.distributed else server.local
-    await desk.cancel(session)
-    return answer({"session_id": session.id, "state": await session.state()})
+    service = await server.remote.service() if session.settings.distributed else server.local
+    await service.cancel(session)
+    return json_response({"session_id": session.id, "state": await session.state()})
 
 
 @router.get(
@@ -131,36 +133,36 @@ async def cancel_session(session_id: SessionId, request: Request) -> Response:
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": _EVENTS}},
-        204: {"description": "There is nothing behind Last-Event-ID, and nothing more will come."},
-        **responses(401, 404, 422, 503),
+        204: {"description": "The batch has ended and there are no results after Last-Event-ID."},
+        **problems(401, 404, 422, 503),
     },
 )
 async def stream_session(
     session_id: SessionId,
     request: Request,
     after: Annotated[int, Query(ge=0, le=10**13)] = 0,
-    last_event_id: Annotated[str | None, Header(description="Sent by browsers that connect again.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Browsers send it when they reconnect.")] = None,
 ) -> Response:
-    """Results as they come, as server-sent events: `result` for each, `done` at the end. Browsers connect again after
-    that, and are told by 204 not to."""
-    session = await _find(request, session_id)
+    """Stream results as server-sent events: `result` for each result, then `done`. Browsers reconnect after `done`;
+    they get 204, which tells them to stop."""
+    session = await _find_session(request, session_id)
     if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < 16:
         after = int(last_event_id)
-        if await session.state() in OVER and not await session.read(after, 1, 0):
+        if await session.state() in OVER and not await SessionResults(session).read(after, 1, 0):
             return Response(status_code=204)
-    return StreamingResponse(_events(session, after), media_type="text/event-stream")
+    return StreamingResponse(_stream_events(session, after), media_type="text/event-stream")
 
 
-async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
+async def _stream_events(session: Session, after: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     quiet_since = loop.time()
-    async for found in session.follow(after):
-        for number, result in found:
+    async for portion in SessionResults(session).follow(after):
+        for number, result in portion:
             after = number
             yield b"id: %d\nevent: result\ndata: %b\n\n" % (number, msgspec.json.encode(result))
-        if found:
+        if portion:
             quiet_since = loop.time()
-        elif loop.time() - quiet_since > _ALIVE_EVERY:
+        elif loop.time() - quiet_since > _KEEP_ALIVE_EVERY:
             quiet_since = loop.time()
             yield b": alive\n\n"
     state = await session.state()
@@ -169,18 +171,19 @@ async def _events(session: Session, after: int) -> AsyncIterator[bytes]:
         yield b"id: %d\nevent: done\ndata: %b\n\n" % (after, data)
 
 
-async def _find(request: Request, session_id: str) -> Session:
-    """Only the caller's own."""
+async def _find_session(request: Request, session_id: str) -> Session:
+    """A session of the caller. Sessions of other callers are 404 too."""
     session = await server_of(request).find_session(session_id)
     if session is None or session.settings.caller != request.state.caller:
-        raise ProblemError(404, "no such session", f"there is no session {session_id!r:.110}, or it has expired")
+        raise ProblemError(404, "no such session", f"session {session_id!r:.110} does not exist or has expired")
     return session
 
 
-def _webhook(server: Server, batch: BatchRequest) -> Webhook | None:
+def _make_webhook(server: Server, batch: BatchRequest) -> Webhook | None:
     if batch.webhook is None:
         return None
     secret = batch.webhook.secret or server.config.serve.webhook_key
     if not secret:
-        raise ProblemError(422, "bad request", "webhook.secret: give one; this server has no key of its own")
+        message = "webhook.secret: required, because the server has no key of its own (serve.webhook_key)"
+        raise ProblemError(422, "bad request", message)
     return Webhook(Page(batch.webhook.url).url, secret)

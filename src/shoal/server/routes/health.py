@@ -1,4 +1,4 @@
-"""`/health` and `/ready`: whether the server lives, and whether it can work."""
+"""`/health` and `/ready`: liveness and readiness."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from shoal.server.responses import answer
-from shoal.server.errors import problem, responses
+from shoal.server.errors import problem, problems
+from shoal.server.responses import json_response
 from shoal.server.state import server_of
 
 router = APIRouter(tags=["health"])
 
 
 class Health(BaseModel):
-    """The server lives."""
+    """The server responds."""
 
     status: str
     sessions: int
@@ -22,12 +22,12 @@ class Health(BaseModel):
 
 @router.get("/health", response_model=Health)
 async def health(request: Request) -> Response:
-    """The process answers. Nothing else is asked."""
-    return answer({"status": "ok", "sessions": server_of(request).local.running})
+    """Liveness: the process responds. It checks no other server."""
+    return json_response({"status": "ok", "sessions": server_of(request).local.running})
 
 
-@router.get("/ready", response_model=Health, responses=responses(503))
+@router.get("/ready", response_model=Health, responses=problems(503))
 async def ready(request: Request) -> Response:
-    """It can work: its store answers."""
-    wrong = await server_of(request).is_ready()
-    return problem(503, "not ready", wrong) if wrong else await health(request)
+    """Readiness: the frontier responds too."""
+    reason = await server_of(request).why_not_ready()
+    return problem(503, "not ready", reason) if reason else await health(request)
