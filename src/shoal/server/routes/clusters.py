@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
@@ -87,6 +87,3 @@ async def _read_view(coordinator: Coordinator) -> ClusterView:
         raise
     except CoordinatorError as exc:
         raise ProblemError(404, "no such cluster", public_message(exc)) from exc
-
-
-

@@ -25,13 +25,18 @@ _MAX_HOSTS = 1000
 
 Host = Annotated[
     str,
-    Path(max_length=260, pattern=PRINTABLE, description="`example.com` or `example.com:8080`; `*` is the default of all hosts."),
+    Path(
+        max_length=260,
+        pattern=PRINTABLE,
+        description="`example.com` or `example.com:8080`; `*` is the default of all hosts.",
+    ),
 ]
 
 
 @router.get("", response_model=HostList, responses=problems(401, 422, 503))
 async def list_hosts(
-    request: Request, limit: Annotated[int, Query(ge=1, le=_MAX_HOSTS, description="Number of hosts, busiest first.")] = 30
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=_MAX_HOSTS, description="Number of hosts, busiest first.")] = 30,
 ) -> Response:
     """The hosts of all unfinished runs: delay and its source, requests in flight, blocks."""
     return await _list_hosts(server_of(request), limit)
@@ -62,7 +67,9 @@ async def unblock(host: Host, request: Request) -> Response:
 async def _update(server: Server, text: str, update: HostUpdate) -> Response:
     host = host_name(text)
     if host == "*" and update.block_for is not msgspec.UNSET:
-        raise ConfigError("cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run")
+        raise ConfigError(
+            "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
+        )
     runs = await server.store.list_runs()
     if not runs:
         raise ProblemError(409, "no run", "the frontier has no run yet, so it has no hosts to change")

@@ -83,5 +83,8 @@ async def _of_runs(server: Server) -> list[Family]:
     for run in live[:_MAX_RUNS]:
         frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
         labels = {"run": run.run_id, "spider": run.spider}
-        families += [*of_ledger(await frontier.stats(), labels), *of_hosts(await frontier.host_states(_MAX_HOSTS), labels)]
+        families += [
+            *of_ledger(await frontier.stats(), labels),
+            *of_hosts(await frontier.host_states(_MAX_HOSTS), labels),
+        ]
     return families

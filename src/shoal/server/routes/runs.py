@@ -56,9 +56,9 @@ RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run
 
 @router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 413, 422, 429, 503))
 async def start(body: StartRun, request: Request) -> Response:
-    """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request contains
-    no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The same request
-    again resumes an interrupted run, unless `new_run` is true."""
+    """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request
+    contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
+    same request again resumes an interrupted run, unless `new_run` is true."""
     server = server_of(request)
     urls = None if body.urls is None else await UrlList.parse(body.urls, normalize_url)
     with _spider_problems():
@@ -72,7 +72,9 @@ async def _choose(server: Server, body: StartRun) -> Chosen:
     orchestrator = server.orchestrator()
     if body.spider not in orchestrator.registry:
         known = ", ".join(orchestrator.registry) or "none"
-        raise ProblemError(404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}")
+        raise ProblemError(
+            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}"
+        )
     # A spider's file may be slow to import.
     return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
 
@@ -152,8 +154,8 @@ async def pause(run_id: RunId, request: Request) -> Response:
 
 @router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
 async def resume(run_id: RunId, request: Request) -> Response:
-    """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run that
-    worked in this server continues here."""
+    """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
+    that worked in this server continues here."""
     return await _transition(request, run_id, "running")
 
 
@@ -307,5 +309,3 @@ async def _describe(server: Server, run: Run) -> dict[str, Any]:
         "stats": {**msgspec.structs.asdict(ledger), **counts(ledger)},
         "error": server.jobs.failure(run.run_id),
     }
-
-
