@@ -32,6 +32,8 @@ router = APIRouter(prefix="/api/crawl", tags=["crawl"], route_class=BoundedRoute
 
 _KEEP_ALIVE_EVERY = 15.0  # seconds without a result after which a stream sends a comment
 
+_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not buffer the stream
+
 _EVENTS = {
     "schema": {  # of one event
         "type": "object",
@@ -150,7 +152,8 @@ async def stream_session(
         after = int(last_event_id)
         if await session.state() in OVER and not await SessionResults(session).read(after, 1, 0):
             return Response(status_code=204)
-    return StreamingResponse(_stream_events(session, after), media_type="text/event-stream")
+    events = _stream_events(session, after)
+    return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 async def _stream_events(session: Session, after: int) -> AsyncIterator[bytes]:
