@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.config import Serve
+from shoal.config import ServerSettings
 from shoal.errors import ConfigError
 from shoal.server.errors import ProblemError, problem
 
@@ -23,7 +23,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-def check_binding(config: Serve) -> None:
+def check_binding(config: ServerSettings) -> None:
     """ConfigError if the server would accept anyone on the network."""
     if config.host not in _LOOPBACK and not (config.token or config.tokens):
         raise ConfigError(
@@ -49,7 +49,7 @@ class AuthMiddleware:
     ``address``.
     """
 
-    def __init__(self, app: ASGIApp, config: Serve) -> None:
+    def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
         self._hosts = {*_LOOPBACK, config.host}
