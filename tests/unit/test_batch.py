@@ -33,7 +33,7 @@ from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import UrlList
 from shoal.batch.webhook import sign
-from shoal.config import Config, ServerSettings
+from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
 from shoal.frontier.memory.store import MemoryStore
