@@ -23,12 +23,21 @@ import pytest
 
 for _module in (
     "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "repeating", "fencing", "machine",
-    "coordination",
+    "pair", "sending", "coordination", "server_faults",
 ):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from shoal.testing.contract import FrontierContract  # noqa: E402 - what it imports has to be registered before
 from shoal.testing.coordination import CoordinatorContract, CoordinatorHarness  # noqa: E402
 from shoal.testing.harness import FakeClock, Harness  # noqa: E402
+from shoal.testing.server_faults import ServerFaultContract, ServerFaultHarness  # noqa: E402
 
-__all__ = ["CoordinatorContract", "CoordinatorHarness", "FakeClock", "FrontierContract", "Harness"]
+__all__ = [
+    "CoordinatorContract",
+    "CoordinatorHarness",
+    "FakeClock",
+    "FrontierContract",
+    "Harness",
+    "ServerFaultContract",
+    "ServerFaultHarness",
+]
