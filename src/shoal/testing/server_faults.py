@@ -246,9 +246,9 @@ class ServerFaultContract:
                 for number, lease in enumerate(leases)
             )
         )
-        first = [pushed for (pushed,) in answers if pushed not in (None, Pushed(0, 0))]
-        assert len(first) == 40
-        assert sum(pushed.added for pushed in first if pushed) == 41
+        added = [pushed.added for (pushed,) in answers if pushed is not None and pushed != Pushed(0, 0)]
+        assert len(added) == 40
+        assert sum(added) == 41
         assert (await clients[0].stats()).items == 40
         await check_books(clients[0])
         await faults.check_store()
