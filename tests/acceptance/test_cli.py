@@ -138,8 +138,8 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
         crawl.send_signal(number)
         _, stderr = crawl.communicate(timeout=15)
     assert crawl.returncode == 0, stderr
-    assert "stopped before the end" in stderr
-    assert "go on: the same command again" in stderr
+    assert "stopped before it was finished" in stderr
+    assert "resume: run the same command again" in stderr
     shoal(*command[:-4], "--delay", "0", *command[-2:])
     assert len({item["url"] for item in lines(tmp_path / "b.jsonl")}) == len(lines(tmp_path / "b.jsonl")) == 60
 
