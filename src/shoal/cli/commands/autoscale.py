@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from shoal.ports import Run
     from shoal.runs.worker_pools import Pool
 
+CoolDown = Annotated[
+    float,
+    typer.Option(
+        "--cool-down", metavar="SECONDS", help="Stop workers only after this long with less work (default 60).", min=0.0
+    ),
+]
+Via = Annotated[
+    str,
+    typer.Option(
+        "--via",
+        metavar="HOW",
+        help="Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT.",
+    ),
+]
+
 app = Commands()
 
 
@@ -51,20 +66,8 @@ def autoscale(
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="Check the queue this often (default 5).", min=0.05)
     ] = 5.0,
-    cool_down: Annotated[
-        float,
-        typer.Option(
-            "--cool-down", metavar="SECONDS", help="Stop workers only after this long with less work (default 60).",
-            min=0.0,
-        ),
-    ] = 60.0,
-    via: Annotated[
-        str,
-        typer.Option(
-            "--via", metavar="HOW",
-            help="Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT.",
-        ),
-    ] = "local",
+    cool_down: CoolDown = 60.0,
+    via: Via = "local",
     logs: Annotated[
         Path | None, typer.Option("--logs", metavar="FOLDER", help="Write the logs of local workers to this folder.")
     ] = None,
