@@ -123,7 +123,7 @@ def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)
         assert done.returncode == 2
-        assert "a fleet can't share the frontier" in done.stderr
+        assert "a fleet cannot share the frontier" in done.stderr
 
 
 # -- the registry and the orchestrator

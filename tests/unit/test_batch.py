@@ -32,8 +32,7 @@ from shoal.batch.shares import shares
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import GivenUrls
 from shoal.batch.webhook import sign
-from shoal.config import Config, Serve
-from shoal.config import Scope as ScopeConfig
+from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
 from shoal.frontier.memory.store import MemoryStore
@@ -523,7 +522,9 @@ class Waiting:
 async def desk_of(
     store: MemoryStore, told: Callable[[Session], Awaitable[bool]], keep: float = 100, **serve: int
 ) -> Desk:
-    desk = Desk(store, Waiting(), Config(serve=Serve(**serve)), distributed=False, max_sessions=2, keep=keep, told=told)
+    desk = Desk(
+        store, Waiting(), Config(serve=ServerSettings(**serve)), distributed=False, max_sessions=2, keep=keep, told=told
+    )
     await desk.open()
     return desk
 
@@ -612,7 +613,7 @@ async def test_a_session_that_cant_be_read_is_left_alone(changes: dict[str, Any]
 
 async def test_the_networks_of_the_server_are_kept_with_a_session() -> None:
     store = MemoryStore()
-    config = Config(serve=Serve(allow=("10.0.0.0/8",)))
+    config = Config(serve=ServerSettings(allow=("10.0.0.0/8",)))
     made = await Session.create(store, config, [URL], BatchOptions(), caller="", distributed=True)
     found = await Session.find(store, made.id)
     assert found is not None
@@ -718,7 +719,7 @@ async def test_redirects_count(location: str, kind: str) -> None:
 async def test_urls_and_headers_count_from_the_beginning() -> None:
     store = MemoryStore()
     options = BatchOptions(headers={"X-Long": "x" * 10_000})
-    config = Config(serve=Serve(max_session_bytes=200_000))
+    config = Config(serve=ServerSettings(max_session_bytes=200_000))
     made = await Session.create(store, config, [f"{URL}{n}" for n in range(10)], options, caller="", distributed=False)
     assert made.room.used > 100_000
     with pytest.raises(SessionTooLargeError, match="200000 at most"):
@@ -771,7 +772,7 @@ class Rival:
 
     def __init__(self, turns: Turns, session: Session, name: str, served: list[str]) -> None:
         taker = Taker(name, session.id, self._come)
-        scope = UrlScope(ScopeConfig(), ())
+        scope = UrlScope(ScopeSettings(), ())
         self.scheduler = TakingTurns(session, scope, turns, taker, ttl=60, max_pages=None)
         self.name, self._served = name, served
         self._tasks: set[asyncio.Task[Leased]] = set()
@@ -845,19 +846,21 @@ def test_a_signature_can_be_checked_by_the_recipe(secret: str, at: int, body: by
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", "127.0.0.2"])
 def test_an_open_address_needs_a_token(host: str) -> None:
     with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
-        check_binding(Serve(host=host))
+        check_binding(ServerSettings(host=host))
     with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
-        check_binding(Serve(host=host, token=""))
-    check_binding(Serve(host=host, token="x"))
-    check_binding(Serve(host=host, tokens={"ann": "x"}))
+        check_binding(ServerSettings(host=host, token=""))
+    check_binding(ServerSettings(host=host, token="x"))
+    check_binding(ServerSettings(host=host, tokens={"ann": "x"}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_the_loopback_needs_none(host: str) -> None:
-    check_binding(Serve(host=host))
+    check_binding(ServerSettings(host=host))
 
 
-async def knock(config: Serve, path: str = "/api", *, body: list[bytes] = [], **headers: str) -> tuple[int, str]:
+async def knock(
+    config: ServerSettings, path: str = "/api", *, body: list[bytes] = [], **headers: str
+) -> tuple[int, str]:
     """The status of the answer, and who the application took it for."""
     heard: list[str] = []
     answered: list[Message] = []
@@ -887,7 +890,7 @@ async def knock(config: Serve, path: str = "/api", *, body: list[bytes] = [], **
 
 
 async def test_the_gate_knows_callers_by_their_tokens() -> None:
-    config = Serve(tokens={"ann": "one", "bob": "zwéi"}, token="three")
+    config = ServerSettings(tokens={"ann": "one", "bob": "zwéi"}, token="three")
     assert await knock(config, authorization="Bearer one") == (200, "ann")
     assert await knock(config, authorization="bearer  one ") == (200, "ann")
     assert await knock(config, x_api_key="zwéi".encode().decode("latin-1")) == (200, "bob")
@@ -897,11 +900,11 @@ async def test_the_gate_knows_callers_by_their_tokens() -> None:
         assert await knock(config, **headers) == (401, "")
     assert await knock(config, "/health") == (200, "")
     assert await knock(config, "/health/x") == (401, "")
-    assert await knock(Serve()) == (200, "")
+    assert await knock(ServerSettings()) == (200, "")
 
 
 async def test_the_gate_counts_what_comes() -> None:
-    config = Serve(max_request_bytes=10)
+    config = ServerSettings(max_request_bytes=10)
     assert await knock(config, body=[b"12345", b"67890"]) == (200, "")
     assert (await knock(config, body=[b"12345", b"678901", b"2"]))[0] == 413
     assert (await knock(config, content_length="11"))[0] == 413

@@ -123,7 +123,7 @@ def test_what_no_request_can_be_made_of(options: dict[str, Any]) -> None:
 
 
 def test_no_callback_by_value() -> None:
-    with pytest.raises(RequestError, match=r"<lambda> can't be a callback: callbacks travel by name"):
+    with pytest.raises(RequestError, match=r"<lambda> cannot be a callback: callbacks are stored by name"):
         Request(URL, callback=lambda response: None)
 
 
@@ -369,7 +369,7 @@ def test_follow_an_element_without_a_link(query: str) -> None:
     "link", [None, 5, page(LINKS).css("a"), page("<!--c-->").xpath("//comment()")[0], ["/x"]], ids=steady
 )
 def test_follow_what_is_no_link(link: Any) -> None:
-    with pytest.raises(RequestError, match="can't follow"):
+    with pytest.raises(RequestError, match="cannot follow"):
         page(LINKS).follow(link)
 
 

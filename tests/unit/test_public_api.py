@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import shoal
+import shoal.errors
 
 SOURCE = Path(shoal.__file__).parent
 
 # What each layer may import: itself and whatever stands before it.
 LAYERS = [
-    {"errors", "clock", "layers", "config", "printable", "parsing"},
+    {"errors", "clock", "config", "printable", "parsing"},
     {"urls", "item", "selector"},
     {"http"},
     {"spider"},
@@ -31,6 +35,17 @@ LAYERS = [
     {"celery", "server"},
     {"cli"},
 ]
+
+
+# Exceptions that never reach a user: they end a step, and the code around it catches them.
+CONTROL_FLOW = {
+    "shoal.batch.queries._RefusedError",
+    "shoal.fetch.http._RefusedAddressError",
+    "shoal.frontier.redis.records.UnreadableError",
+    "shoal.middleware.Postponed",
+    "shoal.server.bodies.BodyError",
+    "shoal.server.errors.ProblemError",
+}
 
 
 def layer_of(module: str) -> int:
@@ -59,13 +74,27 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_all_is_exact() -> None:
     assert set(shoal.__all__) == {
-        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Node", "ZookeeperCrawler", "DropItem",
-        "ShoalError", "__version__",
+        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Orchestrator", "Scheduler",
+        "UrlWorkQueue", "Node", "ZookeeperCrawler", "DropItem", "ShoalError", "__version__",
     }  # fmt: skip
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None
     with pytest.raises(AttributeError):
         shoal.nonsense  # noqa: B018
+
+
+def test_every_error_derives_from_shoal_error_and_is_in_the_tree() -> None:
+    for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, pending = set(), [BaseException]
+    while pending:
+        pending += (derived := type.__subclasses__(pending.pop()))
+        found.update(each for each in derived if each.__module__.split(".")[0] == "shoal")
+    tree = re.findall(r"(\w+) {2,}\S", shoal.errors.__doc__ or "")
+    errors = {each for each in found if f"{each.__module__}.{each.__qualname__}" not in CONTROL_FLOW}
+    assert [each for each in errors if not issubclass(each, shoal.ShoalError)] == []
+    assert sorted([*tree, "ShoalError"]) == sorted(each.__name__ for each in errors)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.config import Serve
+from shoal.config import ServerSettings
 from shoal.errors import ConfigError
 from shoal.server.errors import ProblemError, problem
 
@@ -24,7 +24,7 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 
 
-def check_binding(config: Serve) -> None:
+def check_binding(config: ServerSettings) -> None:
     """ConfigError when anyone in the network could crawl from here."""
     if config.host not in _LOOPBACK and not (config.token or config.tokens):
         raise ConfigError(
@@ -50,7 +50,7 @@ class Gate:
     The name of the caller's token (none, if it is the one for all) and its address are in the scope's state.
     """
 
-    def __init__(self, app: ASGIApp, config: Serve) -> None:
+    def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
         self._hosts = {*_LOOPBACK, config.host}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from shoal.errors import QueueFullError
-from shoal.frontier.rules import LOST_KIND, SPARED_KINDS
+from shoal.frontier.rules import KINDS_NOT_RETRIED, LOST_KIND
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, HostUpdate, Pushed, RequestState, Stats
 from shoal.urls.normalize import host_of
@@ -336,7 +336,9 @@ class Model:
 
     def retry_dead(self, kinds: Sequence[str] | None) -> int:
         dead = self.in_state("dead")
-        chosen = [entry for entry in dead if (entry.kind not in SPARED_KINDS if kinds is None else entry.kind in kinds)]
+        chosen = [
+            entry for entry in dead if (entry.kind not in KINDS_NOT_RETRIED if kinds is None else entry.kind in kinds)
+        ]
         for entry in chosen:
             entry.state, entry.attempts = "ready", 0
         return len(chosen)

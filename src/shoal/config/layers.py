@@ -1,7 +1,7 @@
-"""How a tree of settings is filled from layers: a file, the environment, the command line, code.
+"""Fill a tree of settings from layers: a file, the environment, the command line, code.
 
-Nothing here knows a single key; those are in ``shoal.config``. A tree is a ``Section`` whose fields are values or
-further Sections, and a dotted key (``http.proxy``) names one value in it.
+This module does not know any key. The keys are in ``shoal.config.sections``. A tree is a ``Section`` whose fields are
+values or further Sections. A dotted key (``http.proxy``) names one value in it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -25,19 +26,23 @@ from shoal.errors import ConfigError
 Check: TypeAlias = Callable[[Any], str | None]
 Parse: TypeAlias = Callable[[inspect.Type, Any], Any]
 
+_MAX_SUGGESTIONS = 3
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the tree: checked when made, however it is made, and without secrets in its repr."""
+    """A part of the tree. Its values are checked whenever it is created, and its repr hides secrets."""
 
     checks: ClassVar[Mapping[str, Check]] = {}
-    """What a type can't say: gives the rest of a sentence that begins with the key, or None if all is well."""
+    """By field, what its type cannot express. Returns the rest of a sentence that begins with the key, or None."""
     masks: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """How a field that may hold a secret is shown."""
+    """By field, how to hide its secrets."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Names that other tools use for a setting, with its dotted key. An unknown key suggests it."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            held = checked(type(self), name, getattr(self, name), key=f"{type(self).__name__}.{name}")
-            force_setattr(self, name, held)
+            value = checked(type(self), name, getattr(self, name), key=f"{type(self).__name__}.{name}")
+            force_setattr(self, name, value)
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [(name, self.shown(name)) for name in self.__struct_fields__]
@@ -46,7 +51,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def shown(self, name: str) -> Any:
-        """The field's value with its secrets masked."""
+        """Return the field's value with its secrets masked."""
         value = getattr(self, name)
         return self.masks[name](value) if name in self.masks and value is not None else value
 
@@ -62,13 +67,13 @@ def _hints(section: type[Section]) -> dict[str, Any]:
 
 @cache
 def sections(root: type[Section]) -> dict[str, type[Section]]:
-    """The Sections in ``root`` by their names."""
+    """Return the Sections in ``root`` by name."""
     return {name: hint for name, hint in _hints(root).items() if isinstance(hint, type) and issubclass(hint, Section)}
 
 
 @cache
 def keys(root: type[Section]) -> dict[str, tuple[type[Section], str]]:
-    """Every dotted key, in the order of the fields, with the Section and the field that it names."""
+    """Return every dotted key with its Section and field, in the order of the fields."""
     inner = sections(root)
     flat: dict[str, tuple[type[Section], str]] = {name: (root, name) for name in _hints(root) if name not in inner}
     for prefix, section in inner.items():
@@ -77,7 +82,7 @@ def keys(root: type[Section]) -> dict[str, tuple[type[Section], str]]:
 
 
 def flatten(tree: Section, *, reveal: bool = False) -> dict[str, Any]:
-    """Each dotted key with its value, for printing. Secrets are masked unless ``reveal`` is set."""
+    """Return each dotted key with its value, for printing. Secrets are masked unless ``reveal`` is set."""
     flat = {}
     for key, (_, name) in keys(type(tree)).items():
         owner = getattr(tree, key.partition(".")[0]) if "." in key else tree
@@ -86,7 +91,7 @@ def flatten(tree: Section, *, reveal: bool = False) -> dict[str, Any]:
 
 
 def build(root: type[S], values: Mapping[str, Any]) -> S:
-    """The tree with these values under their dotted keys, which must be known, and the defaults for the rest."""
+    """Build the tree from values under dotted keys, which must be known. All other keys have their defaults."""
     parts: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         prefix, _, name = key.rpartition(".")
@@ -102,10 +107,10 @@ def read_settings(
     source: Callable[[str], str] | None = None,
     parse: Parse | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """One layer: the checked values under their dotted keys, and a sentence for each setting that is wrong.
+    """Read one layer. Return the checked values under their dotted keys, and a sentence for each problem.
 
-    ``settings`` has dotted keys, nested mappings or Sections. ``source`` says where a key came from, for the
-    sentences. ``parse`` sees a value before it is checked; a ValueError from it is a bad value.
+    ``settings`` has dotted keys, nested mappings or Sections. ``source`` returns where a key came from, for the
+    sentences. ``parse`` converts a value before it is checked; it raises ValueError for a bad one.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -117,7 +122,7 @@ def read_settings(
             if key not in keys(root):
                 raise ConfigError(f'unknown key "{key}"{nearest(root, key)}')
             if key in values:
-                raise ConfigError(f'"{key}" is given twice')
+                raise ConfigError(f'"{key}" is set twice')
             section, name = keys(root)[key]
             values[key] = checked(section, name, value, key=key, parse=parse)
         except ConfigError as exc:
@@ -138,15 +143,28 @@ def _entries(root: type[Section], settings: Mapping[Any, Any], prefix: str = "")
 
 
 def nearest(root: type[Section], key: str, spell: Callable[[str], str] = '"{}"'.format) -> str:
-    """``; did you mean ...?`` with the keys that may have been meant, or nothing."""
-    last = key.lower().rpartition(".")[2]
-    same = [known for known in keys(root) if known.rpartition(".")[2] == last]
-    found = same or get_close_matches(key.lower(), keys(root), n=1)
-    return f"; did you mean {' or '.join(spell(known) for known in found)}?" if found else ""
+    """Return ``; did you mean ...?`` with the keys most similar to an unknown one, or an empty string."""
+    key = key.lower().replace("-", "_")
+    last = key.rpartition(".")[2]
+    found = (
+        [known for known in keys(root) if known.rpartition(".")[2] == last]
+        or [root.aliases[last] for _ in root.aliases.keys() & {last}]
+        or _with_words(root, key)
+        or _with_words(root, last)
+        or get_close_matches(key, keys(root), n=1)
+    )
+    return f"; did you mean {' or '.join(spell(known) for known in found[:_MAX_SUGGESTIONS])}?" if found else ""
+
+
+def _with_words(root: type[Section], key: str) -> list[str]:
+    """Return the keys that contain every word of this one, the least nested first."""
+    words = set(re.split("[._]", key))
+    found = [known for known in keys(root) if words <= set(re.split("[._]", known))]
+    return [known for known in found if "." not in known] or found
 
 
 def checked(section: type[Section], name: str, value: Any, *, key: str, parse: Parse | None = None) -> Any:
-    """The value as the field holds it (a list becomes a tuple); ConfigError, naming ``key``, if it can't."""
+    """Convert the value to the type of its field (a list becomes a tuple). ConfigError names ``key`` if that fails."""
     hint = _hints(section)[name]
     if name in sections(section):
         if not isinstance(value, hint):
@@ -158,19 +176,19 @@ def checked(section: type[Section], name: str, value: Any, *, key: str, parse: P
             value = parse(info, value)
         if isinstance(info, inspect.LiteralType) and isinstance(value, str):
             value = next((word for word in info.values if str(word).lower() == value.lower()), value)
-        held = msgspec.convert(value, hint)
+        converted = msgspec.convert(value, hint)
     except (msgspec.MsgspecError, ValueError):
-        # No "from": the cause may quote a secret, and says no more than this.
-        but_was = "" if name in section.masks else f", not {value!r}"
-        raise ConfigError(f'"{key}" must be {expected(info)}{but_was}') from None
-    problem = section.checks[name](held) if name in section.checks else None
+        # No "from exc": the cause may contain a secret, and adds nothing.
+        actual = "" if name in section.masks else f", not {value!r}"
+        raise ConfigError(f'"{key}" must be {expected(info)}{actual}') from None
+    problem = section.checks[name](converted) if name in section.checks else None
     if problem is not None:
         raise ConfigError(f'"{key}" {problem}')
-    return held
+    return converted
 
 
 def expected(info: inspect.Type) -> str:
-    """What a field of this type takes, in words."""
+    """Describe the values that a field of this type accepts."""
     match info:
         case inspect.IntType(gt=gt, ge=ge, le=le) | inspect.FloatType(gt=gt, ge=ge, le=le):
             words = ["an integer" if isinstance(info, inspect.IntType) else "a number"]
@@ -181,7 +199,7 @@ def expected(info: inspect.Type) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType(min_length=min_length):
-            return "text that is not empty" if min_length else "text"
+            return "non-empty text" if min_length else "text"
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(f'"{word}"' for word in values)
         case inspect.VarTupleType(item_type=item):
@@ -192,17 +210,17 @@ def expected(info: inspect.Type) -> str:
             return ", or ".join(expected(part) for part in types)
         case inspect.NoneType():
             return "none"
-    raise TypeError(f"no words for {info}")
+    raise TypeError(f"no description for {info}")
 
 
 _BOOLS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 
 
 def from_text(info: inspect.Type, value: Any) -> Any:
-    """What text from the environment or the command line means for a field of this type; ValueError: nothing.
+    """Convert text from the environment or the command line to this type. ValueError if that is not possible.
 
     Lists are separated by commas or written in JSON, tables are JSON, and ``none`` is None where that is allowed. A
-    value that is no text is kept.
+    value that is not text is returned unchanged.
     """
     if not isinstance(value, str):
         return value
@@ -222,7 +240,7 @@ def from_text(info: inspect.Type, value: Any) -> Any:
         case inspect.FloatType():
             return float(value)
         case inspect.VarTupleType(item_type=item):
-            # "[0-9]" may be a regex: only a list of the right things is JSON.
+            # "[0-9]" may be a regex: it is JSON only if it decodes to a list of the right type.
             wanted = list[int] if isinstance(item, inspect.IntType) else list[str]
             try:
                 return msgspec.json.decode(value, type=wanted)
@@ -234,40 +252,41 @@ def from_text(info: inspect.Type, value: Any) -> Any:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What the file says; ConfigError with its name, and the line if it can't be read as TOML.
+    """Read a TOML file. ConfigError names the file, and the line if it is not valid TOML.
 
-    ConfigError also if another user could have written it: it names code that runs, and where data goes.
+    A file that another user could have written also raises ConfigError: settings decide which code runs and where
+    data goes.
     """
     try:
         with file.open("rb") as opened:
-            check_trust(file, os.fstat(opened.fileno()))  # of what was opened: a link counts by its target
+            check_trust(file, os.fstat(opened.fileno()))  # of the opened file: the target of a link counts
             return tomllib.loads(opened.read().decode("utf-8"))
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"{file}: not valid TOML: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not valid TOML: not UTF-8 at byte {exc.start}") from exc
     except OSError as exc:
-        raise ConfigError(f"{file}: can't be read: {exc.strerror}") from exc
+        raise ConfigError(f"cannot read {file}: {exc.strerror}") from exc
 
 
 def check_trust(file: Path, status: os.stat_result) -> None:
-    """ConfigError if the file is neither this user's nor root's, or if others can write it."""
+    """Raise ConfigError unless the file belongs to this user or root, and nobody else can write to it."""
     me = os.geteuid()
     if status.st_uid not in (me, 0):
         raise ConfigError(
-            f"{file} is not used: it belongs to user {status.st_uid}, and its settings would run as user {me}. If you "
-            f"trust it, make it yours: chown {me} {file}"
+            f"refusing to read {file}: it belongs to user {status.st_uid}, but its settings would run as user {me}. "
+            f"If you trust it, run: chown {me} {file}"
         )
     if status.st_mode & 0o002:
-        raise ConfigError(f"{file} is not used: every user can write it. Fix that: chmod go-w {file}")
+        raise ConfigError(f"refusing to read {file}: every user can write to it. Run: chmod go-w {file}")
     if status.st_mode & 0o020 and not _is_private_group(status.st_gid):
         raise ConfigError(
-            f"{file} is not used: the members of group {status.st_gid} can write it. Fix that: chmod g-w {file}"
+            f"refusing to read {file}: the members of group {status.st_gid} can write to it. Run: chmod g-w {file}"
         )
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether it is the group that many systems make for each user: named like the user, with nobody else in it."""
+    """Whether this is the user's own group, as many systems create it: same name, no other members."""
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
