@@ -184,6 +184,7 @@ SPIDER = "from shoal import Spider\n\n\nclass Books(Spider):\n    pass\n"
         (["run", "Planes"], "there is no spider Planes: .*; `shoal list` shows the spiders in this folder"),
         (["run", "Novls"], "there is no spider Novls: .*; did you mean novels?"),
         (["config", "--set", "downlod_delay=3"], ".*did you mean.*download_delay.*"),
+        (["config", "--set", "delay=3"], ".*did you mean.*download_delay.*"),
         (["completion", "basch"], ".*use bash, zsh or fish; did you mean bash?"),
         (["run"], "missing argument 'SPIDER'; see `shoal run --help`"),
         (["run", "books.py", "--delay"], "option '--delay' requires an argument; see `shoal run --help`"),
