@@ -1,4 +1,4 @@
-"""Answers as JSON."""
+"""JSON responses."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import msgspec
 from fastapi.responses import Response
 
 
-def answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
