@@ -297,6 +297,23 @@ def test_json() -> None:
             page(bad).json()
 
 
+def test_jmespath() -> None:
+    response = page('{"a": [{"b": 1}, {"b": 2}], "c": "ü"}'.encode("utf-16"))
+    assert response.jmespath("a[*].b").getall() == [1, 2]
+    assert response.jmespath("c").get() == "ü"
+    assert response.jmespath("nope").get("none") == "none"
+    for bad in (b"", b"{", b"\xff", b"<html>", b"[" * 100_000):
+        assert page(bad).jmespath("a").getall() == []
+    with pytest.raises(SelectorError):
+        response.jmespath("a[")
+
+
+def test_namespaces() -> None:
+    response = page("<html xmlns:m='u'><m:p>x</m:p>")
+    assert response.xpath("//n:p/text()", {"n": "u"}).get() == "x"
+    assert response.xpath("//n:p[.=$text]", namespaces={"n": "u"}, text="y").get() is None
+
+
 def test_queries() -> None:
     response = page("<p class=x>a1</p><p>b2</p>")
     assert response.css("p.x::text").get() == "a1"

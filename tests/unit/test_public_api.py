@@ -25,6 +25,7 @@ LAYERS = [
     {"spider"},
     {"ports"},
     {"stores"},
+    {"stores"},
     {"frontier", "fetch", "middleware", "sinks"},
     {"testing"},
     {"crawling"},
@@ -71,6 +72,57 @@ def test_imports_point_one_way(path: Path) -> None:
     module = "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__")
     for imported in imports_of(path):
         assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which is above it"
+
+
+def import_graph() -> dict[str, set[str]]:
+    """All modules with the modules they import, also within functions and as ``from package import module``."""
+    paths = {
+        "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
+        for path in SOURCE.rglob("*.py")
+        if path != SOURCE / "__init__.py"
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found = imports_of(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shoal":
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        graph[module] = found & paths.keys()
+    return graph
+
+
+def reachable_from(package: str, graph: dict[str, set[str]]) -> dict[str, str]:
+    """All modules that ``package`` imports, directly or not, each with a module that imports it."""
+    found: dict[str, str] = {}
+    stack = [module for module in graph if f"{module}.".startswith(f"{package}.")]
+    while stack:
+        module = stack.pop()
+        for imported in graph[module] - found.keys():
+            found[imported] = module
+            stack.append(imported)
+    return found
+
+
+@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks"])
+def test_nothing_below_the_server_imports_it(package: str) -> None:
+    """So there is no path from the server through the tasks back to the server either."""
+    back = {
+        module: importer
+        for module, importer in reachable_from(package, import_graph()).items()
+        if module.startswith(("shoal.server", "shoal.cli"))
+    }
+    assert back == {}
+
+
+@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks", "shoal.server"])
+def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
+    graph = import_graph()
+    own = {module: graph[module] - {module} for module in graph if f"{module}.".startswith(f"{package}.")}
+    left = {module: {each for each in imported if each in own} for module, imported in own.items()}
+    while free := [module for module, imported in left.items() if not imported & left.keys()]:
+        for module in free:
+            del left[module]
+    assert left == {}
 
 
 def test_all_is_exact() -> None:
