@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -19,6 +20,23 @@ PAGES = {  # in the repository -> on the site
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A folder in the navigation stands for all its pages, README.md first."""
+    config.nav = [_expand(entry, Path(config.docs_dir)) for entry in config.nav or []]
+    return config
+
+
+def _expand(entry: Any, docs: Path) -> Any:
+    if isinstance(entry, dict):
+        return {title: _expand(inner, docs) for title, inner in entry.items()}
+    if isinstance(entry, list):
+        return [_expand(inner, docs) for inner in entry]
+    if entry.endswith("/"):
+        pages = sorted((docs / entry).glob("*.md"), key=lambda path: (path.name != "README.md", path.name))
+        return [entry + page.name for page in pages]
+    return entry
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

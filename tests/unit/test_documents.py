@@ -21,7 +21,9 @@ GENERATED = {"index.md", "changelog.md", "contributing.md", "bench.md"}
 
 
 def pages(nav: Any) -> Iterator[str]:
-    if isinstance(nav, str):
+    if isinstance(nav, str) and nav.endswith("/"):
+        yield from (nav + path.name for path in (DOCS / nav).glob("*.md"))
+    elif isinstance(nav, str):
         yield nav
     else:
         for entry in nav.values() if isinstance(nav, dict) else nav:
