@@ -55,11 +55,13 @@ def test_a_picture_loads_nothing(picture: Path) -> None:
 
 
 def commands(group: Any, name: str) -> Iterator[str]:
-    for each, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{name} {each}")
-        else:
-            yield f"{name} {each}"
+    with group.make_context(name, [], resilient_parsing=True) as context:
+        for each in group.list_commands(context):
+            command = group.get_command(context, each)
+            if hasattr(command, "list_commands"):
+                yield from commands(command, f"{name} {each}")
+            else:
+                yield f"{name} {each}"
 
 
 def test_every_command_is_listed() -> None:
