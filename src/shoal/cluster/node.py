@@ -14,7 +14,7 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import Role
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
-from shoal.cluster.slot_work import Holding
+from shoal.cluster.slot_work import NodeSlot
 from shoal.config import Config, mask
 from shoal.crawling.assembly import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
@@ -74,7 +74,7 @@ class Node:
         self._allow_changed = allow_changed
         self._grace = grace
         self._member: Membership | None = None
-        self._holding: Holding | None = None
+        self._slot: NodeSlot | None = None
         self._frontier: Frontier | None = None
         self._asked = False
         self._check()
@@ -124,16 +124,16 @@ class Node:
     @property
     def happened(self) -> Counter[str]:
         """How often it was elected, took over, retired, was lost or fenced."""
-        return Counter() if self._holding is None else self._holding.happened
+        return Counter() if self._slot is None else self._slot.happened
 
     async def snapshot(self) -> Snapshot | None:
         """The crawl at this moment; None while this node does not work."""
-        tenure = None if self._holding is None else self._holding.tenure
-        return None if tenure is None else await tenure.worker.snapshot()
+        running = None if self._slot is None else self._slot.running
+        return None if running is None else await running.worker.snapshot()
 
     def vitals(self) -> Vitals:
         """What it knows of itself."""
-        worker = None if self._holding is None else self._holding.worker
+        worker = None if self._slot is None else self._slot.worker
         working = None if worker is None else worker.vitals()
         return Vitals(
             worker=self.name,
@@ -147,7 +147,7 @@ class Node:
         )
 
     def _counters(self) -> Counters:
-        return Counters() if self._holding is None else self._holding.counters
+        return Counters() if self._slot is None else self._slot.counters
 
     def __await__(self) -> Generator[Any, None, Summary]:
         return self._execute().__await__()
@@ -173,14 +173,14 @@ class Node:
 
     async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
-        self._holding = Holding(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
-        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._holding)
+        self._slot = NodeSlot(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
+        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._slot)
         if self._asked:
             self._member.over.set()
         preload()
         try:
             await self._member.live()
-            self.error = self._holding.error
+            self.error = self._slot.error
         except ShoalError as exc:
             self.error = exc
 
