@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,8 @@ import pytest
 from shoal.cluster.postgres import PostgresCoordinator
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError, StoreAwayError
 from shoal.ports import Counts
-from tests.databases import PostgresServer, shared
+from tests.contracts.postgres_steps import schema_for
+from tests.databases import PostgresServer
 
 COUNTS = Counts(2, 1)
 
@@ -28,19 +28,9 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    """A schema of its own on the server that the tests share."""
-    return f"{shared(PostgresServer).url}?schema={schema_of(request)}"
-
-
-@pytest.fixture
 def harmed(request: pytest.FixtureRequest, server: PostgresServer) -> str:
     """A schema of its own on the server that is harmed."""
-    return f"{server.url}?schema={schema_of(request)}"
-
-
-def schema_of(request: pytest.FixtureRequest) -> str:
-    return "t_" + re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
+    return f"{server.url}?schema={schema_for(request)}"
 
 
 @asynccontextmanager
@@ -85,7 +75,7 @@ async def until_news(member: PostgresCoordinator) -> None:
 
 
 async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:
-    with pytest.raises(CoordinatorAwayError, match="can't be reached") as caught:
+    with pytest.raises(CoordinatorAwayError, match="cannot reach") as caught:
         await PostgresCoordinator.open(f"postgresql://me:sesame@127.0.0.1:{unused_tcp_port}/db", "cluster", 10)
     assert isinstance(caught.value.__cause__, StoreAwayError)
     assert "sesame" not in str(caught.value)
@@ -223,7 +213,7 @@ async def test_a_late_call_of_an_earlier_session_changes_nothing(url: str) -> No
         await member.join("a", COUNTS)
         await member.take(0)
         for function, arguments in (
-            ("leave", ()), ("retire", (member._epoch,)), ("join", (10.0, 5, 5, "", member._channel)),
+            ("leave", ()), ("retire", (member._epoch,)), ("join", (10.0, 5, 5, False, "", member._channel)),
         ):  # fmt: skip
             await member._call(function, "a", member._client, first, *arguments)
         assert await member._call("take", "a", member._client, first, 1) == []
