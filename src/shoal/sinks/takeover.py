@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from shoal.errors import ShoalError, SinkError, StoreAwayError
 from shoal.ports import Frontier, Sink
-from shoal.sinks.drainer import Drainer, RoleTakenError, may_pass, position_of
+from shoal.sinks.drainer import Drainer, RoleTakenError, is_retryable, position_of
 from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
