@@ -558,7 +558,7 @@ async def test_outputs_that_can_not_be_opened(bad: MisbehavingServer, tmp_path: 
         "device.jsonl": "it is not a regular file",
         "text.db": "it is not a SQLite database",
         "corrupt.db": "database disk image is malformed",
-        "items.xml": "can't tell from '.*items.xml' what to write",
+        "items.xml": "unknown type of output: '.*items.xml'",
         "items.json": r"use .*items\.jsonl",
         "items": "can't tell from",
     }
@@ -577,7 +577,7 @@ async def test_a_database_of_someone_else_is_left_alone(bad: MisbehavingServer, 
     made = crawl(Pages, QUICK, outputs=[str(path)], arguments={"start_urls": [bad.url + "/leaf/1"]})
     _, summary = await ended(made)
     assert summary.state == "failed"
-    assert "its table 'item' was not made by Shoal" in summary.error
+    assert "Shoal did not create its table 'item'" in summary.error
     with sqlite3.connect(path) as database:
         assert database.execute("SELECT * FROM item").fetchall() == [("theirs",)]
 
@@ -627,7 +627,7 @@ async def test_a_full_disk(bad: MisbehavingServer, tmp_path: Path) -> None:
     os.close(full)
     assert code == 1
     assert "Traceback" not in err
-    assert "can't write standard output: the disk is full; free some space, then go on" in err
+    assert "can't write standard output: the disk is full; free some space, then resume the run" in err
     assert re.search(r"lost +0", err)
 
 
@@ -675,7 +675,7 @@ MISTAKES = {
     "bad value": (["run", "good.py", "--set", "concurrency=many"], '--set concurrency: .*must be an integer'),
     "bad option": (["run", "good.py", "--concurrency", "0"], "--concurrency: .*at least 1, not 0"),
     "no value": (["run", "good.py", "--set", "concurrency"], "--set 'concurrency': write it as key=value"),
-    "output": (["run", "good.py", "-o", "items.xml"], "can't tell from 'items.xml' what to write; use file.jsonl"),
+    "output": (["run", "good.py", "-o", "items.xml"], "unknown type of output: 'items.xml'; use file.jsonl"),
     "frontier": (["run", "good.py", "--frontier", "mongodb://h/x"], "--frontier: .*must be memory:, sqlite:///file"),
     "url": (["crawl", "http://[bad"], r"not a URL: 'http://\[bad'"),
     "field": (["crawl", "http://127.0.0.1:1/", "--item", "price=p[["], r"--item .*price=p\[\["),

@@ -99,6 +99,9 @@ class SQLiteSink(TableSink):
         with self._transaction() as database:
             return [reject for name, rows in tables.items() for reject in self._table(database, name).write(rows)]
 
+    async def _complete_tables(self) -> None:
+        """Nothing to do: each field got its column when it was first written."""
+
     async def _registered(self) -> list[str]:
         return await in_thread(self._registered_now)
 

@@ -74,7 +74,7 @@ def changed(path: str, what: str, run_id: str = "") -> SinkError:
     """The error for an output that another program changed."""
     run = f"run {run_id}" if run_id else "this run"
     return SinkError(
-        f"{path} {what}: another program changed it since {run} wrote it. Nothing was written. Restore the file, choose "
+        f"{path} {what}: it changed since {run} wrote it. Nothing was written. Restore the file, choose "
         f"another output, or write all items of the run to a new file with `shoal export {run_id or 'RUN'} -o FILE`"
     )
 

@@ -77,8 +77,8 @@ def rows_by_table(items: Iterable[LoggedItem], options: TableOptions) -> tuple[d
 def foreign_table(database: str, table: str, option: str) -> SinkError:
     """The error for a table that no sink created. ``option`` is how to choose another."""
     return SinkError(
-        f"can't write {database}: Shoal did not create its table {table!r}, or an older version did (it lacks the "
-        f"primary key {KEY!r} or one of the columns {', '.join(SYSTEM_COLUMNS[1:])}); choose another table with {option}"
+        f"can't write {database}: Shoal did not create its table {table!r}, or an older version did (the primary key "
+        f"{KEY!r} or one of the columns {', '.join(SYSTEM_COLUMNS[1:])} is missing); choose another table with {option}"
     )
 
 

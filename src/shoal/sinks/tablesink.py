@@ -112,5 +112,6 @@ class TableSink(ABC):
         rows that they once replaced are gone.
         """
 
+    @abstractmethod
     async def _complete_tables(self) -> None:
-        """Called when the run is finished."""
+        """Make the last changes when the run is finished."""
