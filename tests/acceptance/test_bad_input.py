@@ -39,20 +39,20 @@ FAULTS = [
     # path, kind, what the message says, whether another attempt may help
     ("/hang", "timeout", r"sent nothing for 0\.3 s \(http\.read_timeout\)", True),
     ("/hang-body", "timeout", r"sent nothing for 0\.3 s \(http\.read_timeout\)", True),
-    ("/reset", "reset", "broke the connection: Connection reset by peer", True),
-    ("/half", "half body", "broke off.*500 of 1000 bytes", True),
-    ("/half-chunked", "half body", "the body broke off", True),
-    ("/bad-chunk", "protocol", "does not keep to HTTP: Invalid character in chunk size", False),
-    ("/bad-length", "protocol", "does not keep to HTTP: .*Content-Length", False),
-    ("/endless-headers", "protocol", "does not keep to HTTP: Too many headers", False),
+    ("/reset", "reset", "closed the connection: Connection reset by peer", True),
+    ("/half", "half body", "incomplete.*500 of 1000 bytes", True),
+    ("/half-chunked", "half body", "the body is incomplete", True),
+    ("/bad-chunk", "protocol", "sent invalid HTTP: Invalid character in chunk size", False),
+    ("/bad-length", "protocol", "sent invalid HTTP: .*Content-Length", False),
+    ("/endless-headers", "protocol", "sent invalid HTTP: Too many headers", False),
     ("/huge-header", "protocol", r"header that is too long \(http\.max_header_bytes\)", False),
-    ("/junk", "protocol", "does not keep to HTTP: Bad status line", False),
+    ("/junk", "protocol", "sent invalid HTTP: Bad status line", False),
     ("/huge", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes\)", False),
     ("/huge-declared", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/brotli-bomb", "too large", r"unpacks to more than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/zstd-bomb", "too large", r"unpacks to more than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/bad-gzip", "bad encoding", "no valid gzip", True),
-    ("/truncated-gzip", "bad encoding", "no valid gzip: it ends too early", True),
+    ("/brotli-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes\)", False),
+    ("/zstd-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes\)", False),
+    ("/bad-gzip", "bad encoding", "not valid gzip", True),
+    ("/truncated-gzip", "bad encoding", "not valid gzip: it is truncated", True),
     ("/unknown-encoding", "bad encoding", "unknown content coding 'x-no-such'", False),
     ("/redirect-loop", "redirects", "more than 10 redirects, from .*/redirect-loop", False),
     ("/redirect/11", "redirects", "more than 10 redirects, from .*/redirect/11", False),
@@ -60,9 +60,9 @@ FAULTS = [
     ("/redirect-out?to=mailto:a@b.c", "redirects", "only http and https", False),
     ("/status/404", "http 404", "answered 404", False),
     ("/status/503", "http 503", "answered 503", True),
-    ("http://no-such-host.invalid/", "dns", "the host no-such-host.invalid could not be found", True),
+    ("http://no-such-host.invalid/", "dns", "can.t resolve the host no-such-host.invalid", True),
     ("http://127.0.0.1:1/", "connect", "no connection to 127.0.0.1:1: Connection refused", True),
-    ("http://x..y/", "request", "http://x..y/ can't be fetched: .*label empty or too long", False),
+    ("http://x..y/", "request", "can't fetch http://x..y/: .*label empty or too long", False),
 ]
 
 
@@ -224,8 +224,8 @@ ROBOTS = [
     ("/hang", "timeout", "sent nothing for"),
     ("/status/500", "robots unavailable", "answered 500"),
     ("/huge", "too large", "larger than 1000000 bytes"),
-    ("/reset", "reset", "broke the connection"),
-    ("/junk", "protocol", "does not keep to HTTP"),
+    ("/reset", "reset", "closed the connection"),
+    ("/junk", "protocol", "sent invalid HTTP"),
 ]
 
 
@@ -241,7 +241,7 @@ async def test_a_robots_txt_that_can_not_be_had(
         assert {visit.path for visit in host.requests} == {"/robots.txt"}
         assert host.sent[path] < 20_000_000
     assert summary.dead_kinds == {kind: 1}
-    assert f"robots.txt of {host.url} can't be had" in caplog.text
+    assert f"can't fetch robots.txt of {host.url}" in caplog.text
     assert message in caplog.text
 
 

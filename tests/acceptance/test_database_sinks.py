@@ -389,12 +389,12 @@ NAMINGS = [Naming(fold=str.lower), Naming(limit=20, length=lambda name: len(name
 def test_each_field_has_a_column_of_its_own(naming: Naming, fields: list[str], random: Random) -> None:
     """And keeps it, in whatever order another process meets the fields."""
     columns = Columns(naming, {"_key": None})
-    homes = {field: columns.home(field) for field in fields}
+    homes = {field: columns.column_for(field) for field in fields}
     assert len({naming.fold(home) for home in homes.values()} | {"_key"}) == len(fields) + 1
     assert all(naming.limit is None or naming.length(home) <= naming.limit for home in homes.values())
     again = Columns(naming, dict.fromkeys(["_key", *homes.values()]))
     random.shuffle(fields)
-    assert {field: again.home(field) for field in fields} == homes
+    assert {field: again.column_for(field) for field in fields} == homes
 
 
 def test_kinds() -> None:
@@ -737,12 +737,8 @@ async def test_waiting_for_another_that_changes_the_table(place: Place) -> None:
     """That may take longer than anything else."""
     slow: Any = await opened(place.spec(timeout=1))
     sink = await opened(place.spec(timeout=1))
-    if place.is_postgres:
-        await slow._begin()
-        await slow._take_lock("item")
-    else:
-        lock = slow._lock("`item`")
-        lock.__enter__()
+    lock = slow._exclusive("item")
+    await lock.__aenter__()
     writing = asyncio.create_task(sink.write(logged([{"a": 1}])))
     await asyncio.sleep(1.5)
     assert not writing.done()

@@ -220,7 +220,7 @@ async def test_a_robots_txt_that_can_not_be_had_now_makes_its_pages_wait(status:
     site = Site({ROBOTS: answer(status, headers={"Retry-After": "7"})})
     fetch = wrap(site, [StatusCheck(retried=[503], handled=handled)])
     layer = robots_layer()
-    with pytest.raises(FetchError, match=r"robots\.txt of http://ex.com can't be had") as caught:
+    with pytest.raises(FetchError, match=r"can't fetch robots\.txt of http://ex.com") as caught:
         await layer(Request(URL), fetch)
     assert (caught.value.kind, caught.value.retryable, caught.value.status) == ("robots unavailable", True, status)
     assert caught.value.retry_after == timedelta(seconds=1 if handled else 7)
@@ -406,7 +406,7 @@ async def test_only_the_beginning_of_a_huge_robots_txt_is_read() -> None:
 
 
 async def test_what_is_known_of_robots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robots, "_MOST_KEPT", 10_000)
+    monkeypatch.setattr(robots, "_MAX_CACHED", 10_000)
     site, layer = Site({"*": "User-agent: *\nDisallow: /x"}), robots_layer()
     for number in range(50):
         await learned(layer, site, f"http://h{number}/")
@@ -636,11 +636,11 @@ async def test_a_frontier_that_is_away_does_not_cost_the_page() -> None:
 
 
 async def test_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "_MOST_HOSTS", 5)
+    monkeypatch.setattr(throttle, "_MAX_HOSTS", 5)
     layer, site = throttle_layer(Told()), Site({"*": error(429)})
     for number in range(20):
         await refusal(layer, Request(f"http://h{number}/"), site)
-    assert list(layer._hosts) == list(layer._told) == [f"h{number}" for number in range(15, 20)]
+    assert list(layer._hosts) == list(layer._reported) == [f"h{number}" for number in range(15, 20)]
 
 
 # -- cookies
@@ -954,16 +954,16 @@ async def test_a_folder_that_can_not_be_used_does_not_cost_the_page(
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
     assert (await cache()(Request(URL), page)).body == b"\0page"
-    assert "could not be cached" in caplog.text
+    assert "can't cache" in caplog.text
 
 
 async def test_a_throttle_goes_on_from_what_the_fleet_has_learned() -> None:
     told, site = Told(), Site({"*": "page"})
     layer = throttle_layer(told)
     lease = Lease(Request(URL), b"", 1, 1, "ex.com", 0.0, 8.0)
-    layer.heard(lease)
+    layer.adopt(lease)
     await layer(Request(URL), site)
     assert [update.learned_delay for _, update in told.updates] == [pytest.approx(6.4)]
-    layer.heard(msgspec.structs.replace(lease, learned_delay=0.0))
+    layer.adopt(msgspec.structs.replace(lease, learned_delay=0.0))
     await layer(Request(URL), site)
     assert len(told.updates) == 1  # nothing to tell: it is as the frontier has it
