@@ -800,21 +800,21 @@ async def test_the_nearest_comes_first() -> None:
 
 
 async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cookies, "_MOST_DOMAINS", 3)
+    monkeypatch.setattr(cookies, "_MAX_DOMAINS", 3)
     jar = Jar()
     await jar.set("keep=1", url="http://used/")
     for number in range(200):
         await jar.set(f"c{number}={'x' * 4000}; Path=/")
         await jar.set("a=1", url=f"http://h{number}/")
         assert await jar.sent("http://used/") == "keep=1"
-    assert sum(map(len, jar.layer._domains.values())) <= 3 * cookies._MOST_OF_A_DOMAIN
+    assert sum(map(len, jar.layer._domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
     header = await jar.sent()
     assert header is not None
     assert len(header) <= 8190
 
 
 async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cookies, "_MOST_BYTES", 200_000)
+    monkeypatch.setattr(cookies, "_MAX_BYTES", 200_000)
     jar = Jar()
     wide = "\u00e9" * 2000 + "\U0001f41f"  # each of its characters takes four bytes
     for number in range(40):
@@ -832,7 +832,7 @@ async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() 
     for number in range(30):
         await jar.set(f"c{number}={'x' * 4000}; Path=/{number}")
     host = host_of(URL)
-    assert jar.layer._sizes[host] <= cookies._MOST_BYTES_OF_A_DOMAIN
+    assert jar.layer._sizes[host] <= cookies._MAX_BYTES_PER_DOMAIN
     names = [name for name, _ in jar.layer._domains[host]]
     assert names == [f"c{number}" for number in range(30 - len(names), 30)]
     assert len(names) > 10
