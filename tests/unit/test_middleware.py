@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -726,7 +727,22 @@ async def test_where_a_cookie_goes(line: str, url: str, is_sent: bool) -> None:
         ("shop.co.uk", "co.uk", "bank.co.uk", False),
         ("a.com.au", "com.au", "b.com.au", False),
         ("a.bbc.co.uk", "bbc.co.uk", "b.bbc.co.uk", True),
+        ("evil.github.io", "github.io", "good.github.io", False),
+        ("evil.github.io", "github.io", "github.io", False),
+        ("evil.github.io", "evil.github.io", "www.evil.github.io", True),
+        ("github.io", "github.io", "github.io", True),
+        ("github.io", "github.io", "good.github.io", False),
+        ("evil.s3.amazonaws.com", "s3.amazonaws.com", "good.s3.amazonaws.com", False),
+        ("a.foo.kobe.jp", "foo.kobe.jp", "b.foo.kobe.jp", False),  # the rule is *.kobe.jp
+        ("a.city.kobe.jp", "city.kobe.jp", "b.city.kobe.jp", True),  # and this is its exception
+        ("a.xn--p1ai", "xn--p1ai", "b.xn--p1ai", False),
+        ("a.intern.corp", "intern.corp", "b.intern.corp", True),
+        ("a.corp", "corp", "b.corp", False),
         ("localhost", "localhost", "localhost", True),
+        ("localhost", "localhost", "a.localhost", False),
+        ("a.localhost", "localhost", "b.localhost", False),
+        ("intranet", "intranet", "intranet", True),
+        ("intranet", "", "intranet", True),
         ("127.0.0.1", "0.0.1", "2.0.0.1", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1", True),
         ("[::1]", "", "[::1]", True),
@@ -738,6 +754,16 @@ async def test_nobody_sets_cookies_for_strangers(host: str, domain: str, other: 
     jar = Jar()
     await jar.set(f"a=1; Domain={domain}", url=f"http://{host}/")
     assert (await jar.sent(f"http://{other}/") is not None) is is_sent
+
+
+def test_the_public_suffix_list_is_loaded_only_when_it_is_needed() -> None:
+    code = (
+        "import sys; from shoal.middleware.cookies import read_cookie\n"
+        "for line in ('a=1', 'a=1; Domain=com', 'a=1; Domain=other.com', 'a=1; Domain=ex.com'):\n"
+        "    read_cookie(line, 'http://www.ex.com/', 0.0); print('publicsuffixlist' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False", "True"]
 
 
 @pytest.mark.parametrize(
