@@ -166,6 +166,11 @@ class Stats(Struct, frozen=True, kw_only=True):
     def remaining(self) -> int:
         return self.ready + self.waiting + self.leased + self.incoming
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do: no request remains, and seeding is complete."""
+        return not (self.remaining or self.seeding)
+
 
 class Rewind(Struct, frozen=True, kw_only=True):
     """The store went back in time: a restored backup, a promoted replica that lagged, a power cut before a sync."""

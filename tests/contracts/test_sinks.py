@@ -19,7 +19,7 @@ import pytest
 
 from shoal.ports import Sink
 from shoal.sinks import open_sink
-from shoal.testing.sinks import SinkContract, SinkHarness
+from shoal.testing import SinkContract, SinkHarness
 from tests.databases import MariaServer, PostgresServer, shared
 
 _spaces = count()

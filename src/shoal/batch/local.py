@@ -6,9 +6,8 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, suppress
 
-from shoal.batch.fairness import Taker, TakingTurns, Turns
+from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.session import OVER, Session
-from shoal.batch.shares import shares
 from shoal.config import Config
 from shoal.crawling.assembly import make_engine
 from shoal.crawling.engine import Engine
@@ -50,30 +49,30 @@ class LocalWork:
         self._ended = Counters()
         """What engines did that are no more."""
         self._callers: dict[str, str] = {}
-        self._turns = Turns()
+        self._round_robin = RoundRobin()
 
     async def run(self, session: Session) -> None:
         """To the end, or until it is cancelled."""
         config = session.config(self._config)
         spider = session.spider(self._worker_id)
-        taker = Taker(session.settings.sharer, session.id, lambda: self._engines[session.id].look())
+        participant = Participant(session.settings.owner, session.id, lambda: self._engines[session.id].look())
         scope = Scope(config.scope, spider.allowed_domains)
-        scheduler = TakingTurns(
-            session, scope, self._turns, taker, ttl=config.lease.ttl, max_pages=config.scope.max_pages
+        scheduler = FairScheduler(
+            session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
         )
         async with AsyncExitStack() as stack:
             engine = make_engine(
                 spider, config, scheduler, stack, [_Nudge(session)], source=None, shared=session.shared,
                 keep_items=True, fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
             )  # fmt: skip
-            self._engines[session.id], self._callers[session.id] = engine, session.settings.sharer
+            self._engines[session.id], self._callers[session.id] = engine, session.settings.owner
             self._share_out()
             watch = asyncio.create_task(self._watch(session))
             try:
                 await self._to_the_end(session, engine)
             finally:
                 watch.cancel()
-                self._turns.leave(taker)
+                self._round_robin.leave(participant)
                 del self._engines[session.id], self._callers[session.id]
                 self._ended.add(engine.counters)
                 self._share_out()
@@ -123,5 +122,5 @@ class LocalWork:
         return sum(engine.in_flight for engine in self._engines.values())
 
     def _share_out(self) -> None:
-        for session_id, places in shares(self._callers, self._places).items():
+        for session_id, places in divide_slots(self._callers, self._places).items():
             self._engines[session_id].concurrency = places

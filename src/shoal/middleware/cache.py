@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.config import Cache as CacheConfig
+from shoal.config import CacheSettings
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 
@@ -30,7 +30,7 @@ class Cache:
     """One file per page. It keeps answers to GET and HEAD with a 2xx or 3xx status. They never expire without a
     ``ttl``: the cache is for developing a spider, not for fresh pages."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheSettings) -> None:
         self._folder = Path(config.folder)
         self._ttl = config.ttl
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from msgspec import Struct
 from protego import Protego
 
-from shoal.config import Robots as RobotsConfig
+from shoal.config import RobotsSettings
 from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
@@ -51,7 +51,7 @@ class Robots:
 
     def __init__(
         self,
-        config: RobotsConfig,
+        config: RobotsSettings,
         user_agent: str,
         frontier: Frontier,
     ) -> None:
@@ -147,7 +147,7 @@ class Robots:
             self._size -= self._rules.pop(next(iter(self._rules))).size
 
 
-def read_rules(text: str, user_agent: str, config: RobotsConfig) -> Rules:
+def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:
     """The rules in a robots.txt for this user agent."""
     parsed = Protego.parse(_with_own_group(text, user_agent))
     delay = parsed.crawl_delay(user_agent)

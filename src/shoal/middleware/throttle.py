@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import UNSET, Struct, UnsetType
 
-from shoal.config import Throttle as ThrottleConfig
+from shoal.config import ThrottleSettings
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.middleware.retry import parse_retry_after
@@ -35,7 +35,7 @@ class Learned(Struct):
     delay: float = 0.0
 
 
-def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learned:
+def after_answer(host: Learned, latency: float, config: ThrottleSettings) -> Learned:
     """Learn from a good answer that took ``latency`` seconds."""
     usual = latency if not host.usual or latency < host.usual else host.usual + 0.02 * (latency - host.usual)
     capped = min(latency, _SLOW_FACTOR * max(host.recent, config.slow_after))  # one slow page is not a slow host
@@ -49,7 +49,7 @@ def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learn
     return Learned(usual, recent, delay)
 
 
-def after_overload(host: Learned, config: ThrottleConfig) -> Learned:
+def after_overload(host: Learned, config: ThrottleSettings) -> Learned:
     """Learn from an answer that says the host is overloaded."""
     delay = min(config.max_delay, max(_FIRST_DELAY, host.delay * config.backoff_factor))
     return Learned(host.usual, host.recent, delay)
@@ -58,7 +58,7 @@ def after_overload(host: Learned, config: ThrottleConfig) -> Learned:
 class Throttle:
     """Measures each fetch and reports delays to the frontier, which applies them to the whole fleet."""
 
-    def __init__(self, config: ThrottleConfig, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
+    def __init__(self, config: ThrottleSettings, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
         self._config = config
         self._update_host = update_host
         self._hosts: dict[str, Learned] = {}

@@ -2,7 +2,7 @@
 
 Write a harness that makes sinks for one empty output, and reads that output. Then subclass `SinkContract`::
 
-    from shoal.testing.sinks import SinkContract, SinkHarness
+    from shoal.testing import SinkContract, SinkHarness
 
     class MyHarness(SinkHarness):
         replaces = False                                  # a new run adds to the output, and does not replace it
