@@ -178,7 +178,7 @@ class Response:
     """A fetched page. Its text and its parsed tree are created on first use."""
 
     __slots__ = (
-        "_base_url", "_budget", "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers",
+        "_base_url", "_budget", "_document", "_json", "_selector", "_text", "body", "elapsed", "from_cache", "headers",
         "request", "status", "url",
     )  # fmt: skip
 
@@ -209,6 +209,7 @@ class Response:
         self._document: turbohtml.Document | None = None
         self._budget: AttributeBudget | None = None
         self._selector: Selector | None = None
+        self._json: Selector | None = None
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.url}>"
@@ -277,8 +278,17 @@ class Response:
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, **variables: Any) -> SelectorList:
-        return self.selector.xpath(query, **variables)
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+        return self.selector.xpath(query, namespaces, **variables)
+
+    def jmespath(self, query: str, **options: Any) -> SelectorList:
+        """Query the body as JSON. A body that is not valid JSON contains nothing; ``json()`` says why."""
+        if self._json is None:
+            from shoal.selector import Selector
+            from shoal.selector.documents import load_json
+
+            self._json = Selector(root=load_json(self.body))
+        return self._json.jmespath(query, **options)
 
     def re(self, pattern: str | re.Pattern[str]) -> list[str]:
         """Return all matches in the text: the groups if the pattern has any, or else the whole match."""

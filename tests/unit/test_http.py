@@ -1,4 +1,4 @@
-"""Requests: what they refuse, and that nothing of them is lost on the way. Responses: what a page is read as."""
+"""Requests: what they refuse, and that encoding loses nothing. Responses: how a page is decoded and queried."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page(html: str | bytes, content_type: str | None = "text/html; charset=utf-8
 
 
 def sent(request: Request) -> Request:
-    """As it comes back from a store."""
+    """Encode and decode a request as a store does."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
 
 
@@ -295,6 +295,23 @@ def test_json() -> None:
     for bad in (b"", b"{", b"\xff", b"<html>"):
         with pytest.raises(ValueError, match=r"."):
             page(bad).json()
+
+
+def test_jmespath() -> None:
+    response = page('{"a": [{"b": 1}, {"b": 2}], "c": "ü"}'.encode("utf-16"))
+    assert response.jmespath("a[*].b").getall() == [1, 2]
+    assert response.jmespath("c").get() == "ü"
+    assert response.jmespath("nope").get("none") == "none"
+    for bad in (b"", b"{", b"\xff", b"<html>", b"[" * 100_000):
+        assert page(bad).jmespath("a").getall() == []
+    with pytest.raises(SelectorError):
+        response.jmespath("a[")
+
+
+def test_namespaces() -> None:
+    response = page("<html xmlns:m='u'><m:p>x</m:p>")
+    assert response.xpath("//n:p/text()", {"n": "u"}).get() == "x"
+    assert response.xpath("//n:p[.=$text]", namespaces={"n": "u"}, text="y").get() is None
 
 
 def test_queries() -> None:
