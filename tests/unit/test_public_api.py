@@ -24,6 +24,8 @@ LAYERS = [
     {"http"},
     {"spider"},
     {"ports"},
+    {"stores"},
+    {"stores"},
     {"frontier", "fetch", "middleware", "sinks"},
     {"testing"},
     {"crawling"},
