@@ -1,4 +1,4 @@
-"""The expected values are parsel's, unless a test says that Shoal differs."""
+"""Selectors. The expected values are those of parsel 1.12, unless a test says that Shoal differs."""
 
 from __future__ import annotations
 
@@ -433,9 +433,7 @@ def test_queries_of_another_kind() -> None:
     data = Selector(JSON, type="json")
     with pytest.raises(SelectorError, match=r"bad CSS query 'p': cannot use CSS on a JSON value: use jmespath\(\)"):
         data.css("p")
-    with pytest.raises(
-        SelectorError, match=r"bad XPath query .*: cannot use XPath on a JSON value: use jmespath"
-    ):
+    with pytest.raises(SelectorError, match=r"bad XPath query .*: cannot use XPath on a JSON value: use jmespath"):
         data.jmespath("user").xpath("//p")
     for query in ("[", "", "nope(@)", "length(total)"):
         with pytest.raises(SelectorError, match=f"bad JMESPath query {re.escape(repr(query))}: "):
