@@ -117,7 +117,7 @@ def make_onion(
     if config.throttle.enabled:
         throttle = Throttle(config.throttle, frontier.update_host)
         layers.append(throttle)
-        on_lease = throttle.heard
+        on_lease = throttle.adopt
     layers.append(StatusCheck(config.retry.statuses, spider.handle_statuses))
     if config.cache.enabled:
         layers.append(Cache(config.cache))

@@ -48,7 +48,7 @@ class SQLiteInspection:
         return (await self.stats()).finished
 
     async def recover(self) -> Rewind | None:
-        """None: only one process has the file, so nobody rewinds it meanwhile."""
+        """None: only one process has the file, so nobody can rewind it."""
         return None
 
     async def rewinds(self) -> list[Rewind]:
