@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.ports import Claim, Fetch, Frontier
+from shoal.ports import Claim, Fetch, Roles
 
 PER_ENTRY = 200
 """Bytes that a store needs for a request or a result besides what is in it, roughly."""
@@ -28,7 +28,7 @@ _EVERY = 2.0  # ... or after so many seconds
 class Room:
     """What a session may hold. A layer around the fetcher refuses to fetch when it is used up."""
 
-    def __init__(self, limit: int, base: int = 0, frontier: Frontier | None = None) -> None:
+    def __init__(self, limit: int, base: int = 0, frontier: Roles | None = None) -> None:
         """``base``: what it holds from its beginning. ``frontier``: where processes share their counts."""
         self.limit = limit
         self._base = base
@@ -94,7 +94,7 @@ class Room:
                 if role.role.startswith(_ROLE) and role.role != self._role and role.cursor.isdigit()
             )
 
-    async def _save(self, frontier: Frontier) -> None:
+    async def _save(self, frontier: Roles) -> None:
         here = self._here
         if self._claim is None:
             self._claim = await frontier.claim(self._role, _ROLE_TTL)

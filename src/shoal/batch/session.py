@@ -168,7 +168,7 @@ class Session:
     async def is_complete(self) -> bool:
         """Whether there is nothing more to do for anyone: all is settled, or the pages that it may have are done. What
         others have leased may still come back to be done again, so it counts for neither."""
-        if await self.frontier.is_finished():
+        if (await self.frontier.stats()).finished:
             return True
         if not self.options.depth:
             return False

@@ -93,7 +93,7 @@ def stats(
         async with opened(frontier, run, readonly=True) as (chosen, found):
             before, at = await found.stats(), time.monotonic()
             _print_stats(chosen.run_id, before, None, as_json=as_json)
-            while watch and (before.remaining or before.seeding):
+            while watch and not before.finished:
                 await asyncio.sleep(1.0)
                 now = await found.stats()
                 speed = (now.done - before.done) / (time.monotonic() - at)

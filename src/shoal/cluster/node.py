@@ -230,7 +230,7 @@ class Node:
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
                 stats, kinds = await frontier.stats(), await frontier.dead_kinds()
-        state = "stopped" if stats.remaining or stats.seeding else "finished"
+        state = "finished" if stats.finished else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,

@@ -215,11 +215,10 @@ class Engine:
         if self.poll_after and time.monotonic() < self._check_again:
             return False
         self._check_again = time.monotonic() + _SELDOM * self.poll_after
-        if not self._stay and await self._persist(self._frontier.is_finished):
+        stats = await self._persist(self._frontier.stats)
+        if stats.finished and not self._stay:
             return True
-        if self._seeder.failure is None:
-            return False
-        return (await self._persist(self._frontier.stats)).remaining == 0
+        return self._seeder.failure is not None and stats.remaining == 0
 
     def _wanted(self) -> int:
         """How many leases there is room for."""

@@ -45,7 +45,6 @@ class HeldFrontier:
         self.audit = frontier.audit
         self.recover = frontier.recover
         self.rewinds = frontier.rewinds
-        self.is_finished = frontier.is_finished
         self.find = frontier.find
         self.dead_kinds = frontier.dead_kinds
         self.dead = frontier.dead

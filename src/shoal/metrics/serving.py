@@ -21,7 +21,7 @@ from shoal.crawling.stats import Vitals
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics.exposition import CONTENT_TYPE, Family, render
 from shoal.metrics.families import of_frontier, of_hosts, of_ledger, of_vitals
-from shoal.ports import Frontier, HostState, Stats
+from shoal.ports import HostState, RunView, Stats
 
 log = logging.getLogger("shoal.metrics")
 
@@ -118,7 +118,7 @@ class Exporter:
             families += [*of_ledger(ledger.stats, labels), *of_hosts(ledger.hosts, labels)]
         return families
 
-    async def _look(self, frontier: Frontier | None) -> Ledger | None:
+    async def _look(self, frontier: RunView | None) -> Ledger | None:
         """None if there is no answer in time. The question goes on then, as cutting it off could cost the crawl a
         connection, and who asks next waits for the same answer."""
         if frontier is None:
@@ -134,7 +134,7 @@ class Exporter:
             self._asking.cancel()
 
 
-async def _ask(frontier: Frontier) -> Ledger | None:
+async def _ask(frontier: RunView) -> Ledger | None:
     try:
         return Ledger(await frontier.stats(), await frontier.host_states(_HOSTS))
     except ShoalError as exc:  # its server is away, or the run was removed

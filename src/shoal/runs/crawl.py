@@ -239,7 +239,7 @@ class Crawl:
             store = self._store or await self._open_store(stack)
             run = self.run = self.run or await self.choose_run(store)
             frontier = self._frontier = await store.frontier(run.run_id, frontier_options(self.config))
-            if run.state != "running" and not await frontier.is_finished():
+            if run.state != "running" and not (await frontier.stats()).finished:
                 run = self.run = await store.transition(run.run_id, "running")
             shared = store.shared or self._store is not None  # another crawl may keep a host from this one
             scheduler = make_scheduler(self.spider, self.config, frontier, shared=shared)
@@ -257,7 +257,7 @@ class Crawl:
                     if self._stop_asked:
                         engine.stop()
                     await engine.run()
-                    ended = scheduler.limit_reached or await frontier.is_finished()
+                    ended = scheduler.limit_reached or (await frontier.stats()).finished
                 except ShoalError as exc:
                     self.error = exc
                 finally:
@@ -375,7 +375,7 @@ class Crawl:
     async def _summarize(self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float) -> Summary:
         assert self._engine is not None
         error = self.error
-        finished = await frontier.is_finished()
+        finished = (await frontier.stats()).finished
         state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=run.run_id,

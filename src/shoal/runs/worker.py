@@ -200,7 +200,7 @@ class Worker:
             self._engine.counters.item_errors += count
 
     async def _begin(self, store: Store, run: Run, frontier: Frontier) -> None:
-        if run.state == "queued" or (run.state == "finished" and not await frontier.is_finished()):
+        if run.state == "queued" or (run.state == "finished" and not (await frontier.stats()).finished):
             with suppress(RunError):  # another worker was first
                 await store.transition(run.run_id, "running")
 
@@ -227,7 +227,7 @@ class Worker:
                 if looks % _SEED_LOOKS == 0 and await self._is_unseeded(frontier):
                     log.warning("seeding is incomplete and no process is seeding; run `shoal start` again")
                 if self._keep_alive and state in ("running", "finished"):
-                    await self._show_state(store, state, finished=await frontier.is_finished())
+                    await self._show_state(store, state, finished=(await frontier.stats()).finished)
             except FrontierError as exc:
                 log.debug("could not look at the run: %s", exc)
 
@@ -273,7 +273,9 @@ class Worker:
         self, store: Store, frontier: Frontier, scheduler: Scheduler, drains: Sequence[StandbyDrainer], *, stopped: bool
     ) -> None:
         persist = Persistence(shared=store.shared)
-        ended = not stopped and (await persist(frontier.is_finished) or await self._limit_is_kept(scheduler, persist))
+        ended = not stopped and (
+            (await persist(frontier.stats)).finished or await self._limit_is_kept(scheduler, persist)
+        )
         if not stopped and not ended:  # the engine ended, so perhaps the store went back since: this call would notice
             await persist(lambda: frontier.lease(0, self.config.lease.ttl))
         for drain in drains:
@@ -303,8 +305,7 @@ class Worker:
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout_at(until if self._asked.is_set() else None):
                 stats, kinds = await frontier.stats(), await frontier.dead_kinds()
-                finished = not (stats.remaining or stats.seeding)
-                state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
+                state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,

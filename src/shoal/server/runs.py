@@ -19,7 +19,7 @@ from shoal.crawling.stats import counts
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
+from shoal.ports import Event, Frontier, History, Inspection, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
@@ -267,7 +267,7 @@ async def read_dead(run_id: RunId, request: Request, limit: Annotated[int, Query
     return _json({"run_id": run_id, "kinds": kinds, "dead": await _some_dead(frontier, limit) if limit else []})
 
 
-async def _some_dead(frontier: Frontier, limit: int) -> list[History]:
+async def _some_dead(frontier: Inspection, limit: int) -> list[History]:
     found: list[History] = []
     async with aclosing(cast(Any, frontier.dead())) as dead:
         async for history in dead:

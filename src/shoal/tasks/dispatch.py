@@ -160,7 +160,7 @@ class _Dispatch:
             return True
 
     def _may_be_complete(self, stats: Stats) -> bool:
-        if not (stats.remaining or stats.seeding):
+        if stats.finished:
             return True
         options = self._session.options
         return bool(options.depth) and stats.done >= options.max_pages and not stats.leased

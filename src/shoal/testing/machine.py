@@ -522,7 +522,7 @@ class FrontierMachine(RuleBasedStateMachine):
         assert finished == (expected.remaining == 0 and not expected.seeding)
 
     async def _books(self) -> tuple[Stats, Stats, bool]:
-        return await self.frontier.stats(), await self.frontier.audit(), await self.frontier.is_finished()
+        return await self.frontier.stats(), await self.frontier.audit(), (await self.frontier.stats()).finished
 
     def teardown(self) -> None:
         try:
@@ -547,11 +547,11 @@ class FrontierMachine(RuleBasedStateMachine):
             claim, expected = self._do(self.frontier.claim("seed", 100.0)), self.model.claim("seed", 100.0)
             assert claim
             assert expected
-            assert not self._do(self.frontier.is_finished())
+            assert not self._do(self.frontier.stats()).finished
             self.model.relinquish("seed", expected[0], finished=True)
             assert self._do(self.frontier.relinquish(claim, finished=True))
         self.the_books_agree()
-        assert self._do(self.frontier.is_finished())
+        assert self._do(self.frontier.stats()).finished
         self._check_log()
         kinds = [entry.kind for entry in self.model.in_state("dead")]
         assert self._do(self.frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}

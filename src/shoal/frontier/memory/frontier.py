@@ -575,10 +575,6 @@ class MemoryFrontier:
     async def rewinds(self) -> list[Rewind]:
         return []
 
-    async def is_finished(self) -> bool:
-        ready, waiting, leased, _, _ = self._counts
-        return not (ready or waiting or leased or self._seeding())
-
     async def find(self, request: Request) -> History | None:
         number: int | None = int.from_bytes(request.fingerprint(), "big")
         if number not in self._records:

@@ -589,10 +589,6 @@ class SQLiteFrontier:
     async def rewinds(self) -> list[Rewind]:
         return []
 
-    async def is_finished(self) -> bool:
-        stats = await self.stats()
-        return not (stats.remaining or stats.seeding)
-
     async def find(self, request: Request) -> History | None:
         def step() -> History | None:
             if self._file.readonly:
