@@ -83,7 +83,8 @@ class Session:
         """This process ends: nobody waits for it here any longer."""
         self.shared = store.shared
         """Whether other processes may work on it too."""
-        self._store = store
+        self.store = store
+        self.run = run
 
     @classmethod
     async def create(
@@ -179,25 +180,25 @@ class Session:
 
     async def state(self) -> str:
         """``running``, ``paused``, ``finished`` or ``cancelled``; RunError when it was removed."""
-        state = await self._store.run_state(self.id)
+        state = await self.store.run_state(self.id)
         if state is None:
             raise RunError(f"session {self.id} was removed")
         return state
 
     async def finish(self) -> None:
         with suppress(RunError):  # it was cancelled in this moment
-            await self._store.transition(self.id, "finished")
+            await self.store.transition(self.id, "finished")
         self.changed.set()
 
     async def reopen(self) -> None:
         """It was taken for finished, but the store went back in time."""
-        if await self._store.run_state(self.id) == "finished" and not await self.is_complete():
-            await self._store.transition(self.id, "running")
+        if await self.store.run_state(self.id) == "finished" and not await self.is_complete():
+            await self.store.transition(self.id, "running")
 
     async def cancel(self) -> None:
         """Nothing more of it is fetched; what is there can still be read."""
         with suppress(RunError):  # it was finished in this moment
-            await self._store.transition(self.id, "cancelled")
+            await self.store.transition(self.id, "cancelled")
         self.changed.set()
 
     def leave(self) -> None:

@@ -202,14 +202,12 @@ def _work(
     output: list[str], keep_alive: bool, allow_changed: bool, *, quiet: bool, metrics_port: str | None,
 ) -> None:  # fmt: skip
     from shoal.runs.orchestrator import check_fleet
-    from shoal.runs.worker import Worker
+    from shoal.runs.worker import Worker, WorkerOptions
 
     check_fleet(resolve(None, options, setting).config)
     spider, resolved = prepare(reference, entry, options, setting, run_id)
-    made = Worker(
-        spider, resolved.config, run_id, outputs=output, keep_alive=keep_alive, allow_changed=allow_changed,
-        grace=grace_of(resolved),
-    )  # fmt: skip
+    how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=grace_of(resolved))
+    made = Worker(spider, resolved.config, run_id, outputs=output, options=how)
     work_to_the_end(made, resolved, quiet=quiet, metrics_port=metrics_port)
 
 
@@ -241,7 +239,7 @@ def prepare(
 
 def grace_of(resolved: Resolved) -> float:
     """A worker of a fleet gives back sooner than a crawl that is alone, unless it was told."""
-    from shoal.runs.worker import GRACE
+    from shoal.runs.lifecycle import GRACE
 
     return GRACE if resolved.sources["shutdown_grace"] == "default" else resolved.config.shutdown_grace
 

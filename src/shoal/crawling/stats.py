@@ -92,7 +92,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     spider: str
     counters: Counters
     in_flight: int = 0
-    went_round: float | None = None
+    looped_at: float | None = None
     """When its loop last did, on the monotonic clock; None while it has none: before it works, or standing by."""
     frontier: RunView | None = None
     """Whom to ask for the rest; None before it was opened."""

@@ -148,8 +148,8 @@ def ailment(vitals: Vitals, *, up: bool, now: float) -> str | None:
         return "it has not begun"
     if not up:
         return "the frontier does not answer"
-    if vitals.went_round is not None and now - vitals.went_round > _STUCK:
-        return f"its loop has not gone round for {now - vitals.went_round:.0f} s"
+    if vitals.looped_at is not None and now - vitals.looped_at > _STUCK:
+        return f"its loop has not gone round for {now - vitals.looped_at:.0f} s"
     return None
 
 

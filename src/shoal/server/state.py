@@ -84,7 +84,7 @@ class Server:
         """What it has done, of batches that are its own to work on."""
         return Vitals(
             worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
-            in_flight=self.work.in_flight, went_round=time.monotonic(),  # it answers, so its loop does
+            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # it answers, so its loop does
         )  # fmt: skip
 
     async def is_ready(self) -> str:
