@@ -223,7 +223,7 @@ async def test_a_late_call_of_an_earlier_session_changes_nothing(url: str) -> No
         await member.join("a", COUNTS)
         await member.take(0)
         for function, arguments in (
-            ("leave", ()), ("retire", (member._epoch,)), ("join", (10.0, 5, 5, "", member._channel)),
+            ("leave", ()), ("retire", (member._epoch,)), ("join", (10.0, 5, 5, False, "", member._channel)),
         ):  # fmt: skip
             await member._call(function, "a", member._client, first, *arguments)
         assert await member._call("take", "a", member._client, first, 1) == []

@@ -27,7 +27,7 @@ _FEW_NODES = 3000
 _MOST_REPEATED = 300_000  # pairs of a node and an ancestor: about a second
 _MOST_SORTED = 200_000_000  # pairs of siblings: about a second
 _MOST_CHARACTERS, _CHARACTERS_TIMES = 1 << 20, 4  # of all fields, or so many times the size of the page
-_TIME = 0.5  # seconds for all fields of a page: what is found may hold the same text many times
+_TIME = 0.5  # seconds of CPU time for all fields of a page: what is found may hold the same text many times
 
 Found: TypeAlias = str | list[str] | None
 Shape: TypeAlias = tuple[int, int]
@@ -41,7 +41,7 @@ def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str,
         raise SelectorError(f"the page is nested more than {_DEEPEST} deep, which is too much for fields")
     if response.xpath(_TOO_WIDE):
         raise SelectorError(f"an element has more than {_MOST_SIBLINGS} elements in it, which is too much for fields")
-    end = time.monotonic() + _TIME
+    end = time.thread_time() + _TIME
     most = max(_MOST_CHARACTERS, _CHARACTERS_TIMES * len(response.body))
     shape = cache(partial(_shape, response.document))
     found: dict[str, Found] = {}
@@ -100,5 +100,5 @@ def _shape(document: Document) -> Shape:
 
 
 def _check_time(end: float) -> None:
-    if time.monotonic() > end:
-        raise SelectorError(f"the fields of this page take more than {_TIME:g} s")
+    if time.thread_time() > end:
+        raise SelectorError(f"the fields of this page take more than {_TIME:g} s of CPU time")
