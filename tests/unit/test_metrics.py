@@ -192,7 +192,7 @@ class Patient(Spider):
 
 
 async def test_the_loop_of_an_idle_crawl_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_ROUND", 0.05)
+    monkeypatch.setattr(engine, "_MAX_SLEEP", 0.05)
     crawl = Crawl(Patient, Config())
     assert crawl.vitals().looped_at is None
     task = asyncio.ensure_future(crawl._to_the_end())

@@ -200,8 +200,8 @@ class Crawl:
 
     @property
     def stopping(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stop_asked
+        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled."""
+        return self._stop_asked or (self._life is not None and self._life.stopping)
 
     async def poll_state(self) -> None:
         """Do at once what the state of the run asks for: pause, continue, or stop."""
