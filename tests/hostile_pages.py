@@ -93,7 +93,7 @@ def cost(body: bytes) -> dict[str, object]:
             ended[mode] = "read"
         except ShoalError as error:
             ended[mode] = f"{type(error).__name__}: {error}"
-            if "parsing of its" in str(error) and len(ended) > 1:
+            if "parsing its" in str(error) and len(ended) > 1:
                 break  # the other modes parse it in the same way
         seconds[mode] = round(time.process_time() - began, 3)
     return {"seconds": seconds, "ended": ended}

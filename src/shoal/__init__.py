@@ -1,6 +1,6 @@
 """Shoal: many crawlers that move as one.
 
-Names are imported when they are first used, so that ``import shoal`` costs next to nothing.
+Names are imported when they are first used, so ``import shoal`` is fast.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from shoal.cluster.node import Node as Node
     from shoal.cluster.node import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
+    from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
     from shoal.http import Request as Request
     from shoal.http import Response as Response
     from shoal.runs.crawl import Crawl as Crawl
     from shoal.runs.crawl import crawl as crawl
+    from shoal.runs.orchestrator import Orchestrator as Orchestrator
+    from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
     from shoal.spider import Spider as Spider
 
@@ -26,17 +29,20 @@ _HOMES = {
     "Crawl": "shoal.runs.crawl",
     "DropItem": "shoal.errors",
     "Node": "shoal.cluster.node",
+    "Orchestrator": "shoal.runs.orchestrator",
     "Request": "shoal.http",
     "Response": "shoal.http",
+    "Scheduler": "shoal.crawling.scheduler",
     "Selector": "shoal.selector",
     "ShoalError": "shoal.errors",
     "Spider": "shoal.spider",
+    "UrlWorkQueue": "shoal.runs.work_queue",
     "ZookeeperCrawler": "shoal.cluster.node",
     "crawl": "shoal.runs.crawl",
 }
 
 __version__ = "0.1.0"
-__all__ = [  # noqa: RUF022 - in the order in which one meets them
+__all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Spider",
     "Request",
     "Response",
@@ -44,6 +50,9 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "Config",
     "crawl",
     "Crawl",
+    "Orchestrator",
+    "Scheduler",
+    "UrlWorkQueue",
     "Node",
     "ZookeeperCrawler",
     "DropItem",

@@ -1,4 +1,4 @@
-"""For Celery's own commands: ``celery -A shoal.celery worker``, ``celery -A shoal.celery flower``."""
+"""The Celery app for Celery's own commands: ``celery -A shoal.celery worker``, ``celery -A shoal.celery flower``."""
 
 from shoal.tasks.app import app as app
 

@@ -1,4 +1,4 @@
-"""The clock that leases and sessions are counted by."""
+"""The clock for leases and sessions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def now() -> float:
-        """Seconds of a clock that never steps, and that counts the time in which the machine is suspended."""
+        """Return the seconds of a clock that never jumps and that keeps running while the machine is suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:
 
     def now() -> float:
-        """Seconds of a clock that never steps. On this system it may stop while the machine is suspended."""
+        """Return the seconds of a clock that never jumps. On this system it may stop while the machine is suspended."""
         return time.monotonic()
 
 
 def steady_time() -> Callable[[], float]:
-    """A clock that begins at the time of day and never steps, whatever is done to the system's clock."""
+    """Return a clock that starts at the time of day and never jumps, even if the system clock does."""
     start = time.time() - now()
     return lambda: start + now()

@@ -1,32 +1,39 @@
-"""Every error that Shoal raises on purpose.
+"""All errors that Shoal raises on purpose.
 
 ::
 
     ShoalError
-    ├── ConfigError          a setting: names the key and the layer it came from
-    ├── SpiderError          a spider file or class that can't be used
-    ├── RequestError         a request that can't be made: bad URL, method or callback
-    ├── SelectorError        a CSS or XPath query that can't be read
-    ├── FetchError           a page that could not be had; says whether a retry can help
-    │   └── TooComplexError  a page that takes too much memory or time to parse
-    ├── ItemError            an item that can't be stored
-    │   └── DropItem         raised by a pipeline to drop an item on purpose
-    ├── SinkError            an output that can't be opened or written
-    ├── RunError             a run that does not exist, or is not in the right state
-    ├── CoordinatorError     the members and slots of a cluster
-    │   ├── NameTakenError   a living member of the cluster has this name
-    │   ├── SessionLostError this member was taken for dead; others may have its slot
-    │   └── CoordinatorAwayError   its server can't be reached or does not answer now
-    └── FrontierError        the store of URLs
-        ├── QueueFullError   an explicit push past the maximum; nothing was recorded
-        ├── LeaseLostError   the lease's token is no longer current; nothing was changed
-        ├── FencedError      a slot of a cluster has another holder now; nothing was given to the old one
-        ├── StoreBusyError   another process works on this store
-        ├── StoreAwayError   its server can't be reached or does not answer now; it may be back in a moment
-        ├── StoreRewoundError   the store went back in time: what this client knows of it is no longer true
-        └── StoreError       the store can't be opened, is corrupt, or is something else
+    ├── ConfigError                  an unknown setting or a bad value
+    ├── SpiderError                  a spider file or class that Shoal cannot use
+    ├── RequestError                 an invalid request: bad URL, method or callback
+    │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.batch)
+    │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.batch)
+    ├── SelectorError                an invalid CSS, XPath or JMESPath query
+    ├── FetchError                   a page that was not fetched; says whether a retry can help
+    │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── ItemError                    an item that cannot be stored
+    │   └── DropItem                 raised by a pipeline to drop an item
+    ├── SinkError                    an output that cannot be opened or written
+    │   ├── RoleTakenError           another process writes to this output (shoal.sinks)
+    │   └── SinkBusyError            another process has locked this output (shoal.sinks)
+    ├── RunError                     a run that does not exist or has the wrong state
+    ├── TooManySessionsError         the server runs as many sessions as it may (shoal.batch)
+    ├── BrokerAwayError              the Celery broker cannot be reached (shoal.tasks)
+    ├── CoordinatorError             a cluster's coordinator failed
+    │   ├── NameTakenError           a live member of the cluster has this name
+    │   ├── SessionLostError         this member's session expired; another may have its slot
+    │   └── CoordinatorAwayError     the coordinator's server cannot be reached
+    └── FrontierError                the store of URLs failed
+        ├── QueueFullError           the queue is full; nothing was stored
+        ├── LeaseLostError           the lease is no longer valid; nothing was changed
+        ├── RoleLostError            another process has taken over this role (shoal.crawling)
+        ├── FencedError              the cluster slot has a new holder; nothing was changed
+        ├── StoreBusyError           another process uses this store
+        ├── StoreAwayError           the store's server cannot be reached
+        ├── StoreRewoundError        the store lost changes that it had acknowledged
+        └── StoreError               the store cannot be opened, is damaged, or is not a Shoal store
 
-Errors of libraries are wrapped at the border, with ``raise ... from exc``.
+Errors of libraries are wrapped where they occur, with ``raise ... from exc``.
 """
 
 from __future__ import annotations
@@ -35,31 +42,31 @@ from datetime import timedelta
 
 
 class ShoalError(Exception):
-    """The root: ``except ShoalError`` catches whatever Shoal raises on purpose."""
+    """The base class: ``except ShoalError`` catches every error that Shoal raises on purpose."""
 
 
 class ConfigError(ShoalError, ValueError):
-    """A setting is unknown or has a bad value."""
+    """A setting is unknown or has a bad value. The message names the key and its source."""
 
 
 class SpiderError(ShoalError):
-    """A spider file or class can't be used."""
+    """Shoal cannot use a spider file or class."""
 
 
 class RequestError(ShoalError, ValueError):
-    """A request can't be made from what was given."""
+    """A request is invalid."""
 
 
 class SelectorError(ShoalError, ValueError):
-    """A CSS or XPath query can't be read."""
+    """A CSS, XPath or JMESPath query is invalid, or its document is."""
 
 
 class FetchError(ShoalError):
-    """A page could not be had.
+    """A page was not fetched.
 
-    ``kind`` is a short word that failures are counted by (``timeout``, ``dns``, ``http 404`` ...). ``retryable`` says
-    whether another attempt can help, ``retry_after`` how long the server asked to wait. ``contacted`` is False when
-    nothing was sent to the host, so that its delay need not be kept. ``status`` is the HTTP status if there was one.
+    ``kind`` is a short label for statistics (``timeout``, ``dns``, ``http 404`` ...). ``retryable`` says whether a
+    retry can help. ``retry_after`` is the delay that the server asked for. ``contacted`` is False if nothing was sent
+    to the host, so its delay does not apply. ``status`` is the HTTP status, or 0.
     """
 
     def __init__(
@@ -81,75 +88,76 @@ class FetchError(ShoalError):
 
 
 class TooComplexError(FetchError):
-    """A page is built so that parsing or converting it would take far more memory or time than its size explains."""
+    """Parsing or converting a page would need far more memory or time than its size explains."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="too complex", retryable=False)
 
 
 class ItemError(ShoalError):
-    """An item can't be stored."""
+    """An item cannot be stored."""
 
 
 class DropItem(ItemError):
-    """Raised by a pipeline: this item is not wanted. It is counted, not an error."""
+    """Raise it in a pipeline to drop an item. The item is counted as dropped, not as an error."""
 
 
 class SinkError(ShoalError):
-    """An output can't be opened or written."""
+    """An output cannot be opened or written."""
 
 
 class RunError(ShoalError):
-    """A run does not exist, or is not in the state that this needs."""
+    """A run does not exist, or its state does not allow the operation."""
 
 
 class CoordinatorError(ShoalError):
-    """The coordinator of a cluster could not do what was asked, or is something else."""
+    """The coordinator of a cluster failed, or its data is not a Shoal cluster."""
 
 
 class NameTakenError(CoordinatorError):
-    """A living member of the cluster has this name."""
+    """A live member of the cluster has this name."""
 
 
 class SessionLostError(CoordinatorError):
-    """This member was not heard of for too long, and was taken for dead: others may have its slot by now."""
+    """This member sent no heartbeat for too long and counts as dead. Another member may have its slot."""
 
 
 class CoordinatorAwayError(CoordinatorError):
-    """The coordinator's server can't be reached, or does not answer. It may be back in a moment."""
+    """The coordinator's server cannot be reached or does not answer. A retry may succeed."""
 
 
 class FrontierError(ShoalError):
-    """The store of URLs could not do what was asked."""
+    """The store of URLs failed."""
 
 
 class QueueFullError(FrontierError):
-    """An explicit push went past the maximum queue size. Nothing was recorded; push it again later."""
+    """An explicit push exceeded the maximum queue size. Nothing was stored; push again later."""
 
 
 class LeaseLostError(FrontierError):
-    """The lease's token is no longer current: someone else has the request now. Nothing was changed."""
+    """The lease's token is no longer valid: another worker has the request. Nothing was changed."""
 
 
 class FencedError(FrontierError):
-    """A slot of a cluster is held under a later epoch: what this one asked for was not given."""
+    """A cluster slot is held under a later epoch. The request of the old holder was refused."""
 
 
 class StoreBusyError(FrontierError):
-    """Another process works on this store."""
+    """Another process uses this store."""
 
 
 class StoreAwayError(FrontierError):
-    """The store's server can't be reached, or does not answer. What was asked of it was done whole or not at all."""
+    """The store's server cannot be reached or does not answer. The call was either applied completely or not at all."""
 
 
 class StoreRewoundError(FrontierError):
-    """The store went back in time: it does not know a change that it had acknowledged. Nothing was changed.
+    """The store went back in time: it lost a change that it had acknowledged. Nothing was changed.
 
-    A restored backup, a promoted replica that lagged behind, or a power cut before the last second reached the disk.
-    Drop everything that was learned from the store, call ``Frontier.recover``, and continue from what the store has.
+    Possible causes: a restored backup, a promoted replica that lagged behind, or a power cut before the last second
+    reached the disk. Discard everything you learned from the store, call ``Frontier.recover``, and continue from the
+    store's state.
     """
 
 
 class StoreError(FrontierError):
-    """The store can't be opened, is corrupt, or is something else."""
+    """The store cannot be opened, is damaged, or is not a Shoal store."""

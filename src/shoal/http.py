@@ -1,4 +1,4 @@
-"""Request and Response: what a spider gives and gets."""
+"""Request and Response: what a spider yields and receives."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.http")
 
-_MOST_CHARACTERS = 48 << 20  # of the links that one query finds
+_MAX_CHARACTERS = 48 << 20  # of all links that one query finds
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
 _COOKIE_NAME = re.compile("[^\0-\x20\x7f;=\ud800-\udfff]+")
 _UNSAFE_IN_COOKIE = re.compile("[\0-\x1f\x7f;\ud800-\udfff]")
-_LARGEST = 1e300
-_LONGEST = 1e9
-_LONGEST_TYPE = 1000  # characters of a Content-Type that are read
+_MAX_PRIORITY = 1e300
+_MAX_TIMEOUT = 1e9
+_MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
 class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A page to fetch. ``json`` or ``form`` make the body, its content type, and POST of a GET.
+    """A page to fetch. ``json`` or ``form`` set the body and its content type, and turn a GET into a POST.
 
-    ``callback`` and ``errback`` are methods of the spider, or their names: they travel by name. ``priority`` is a
-    number, higher first. ``dont_filter`` fetches it even if the run had its URL before. ``meta`` comes back with the
-    response; it holds whatever msgpack can. ``depth`` is set by the engine.
+    ``callback`` and ``errback`` are methods of the spider, or their names. They are stored by name. ``priority`` is a
+    number, higher first. ``dont_filter`` fetches the URL even if the run has seen it before. ``meta`` is available
+    on the response; its values must be msgpack types. The engine sets ``depth``.
     """
 
     url: str
@@ -59,7 +59,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     timeout: float | None = None
     proxy: str | None = None
     redirects: list[str] = []
-    """The URLs that led here, first one first."""
+    """The URLs that redirected here, the first one first."""
     json: Any = None
     form: Any = None
 
@@ -80,7 +80,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     def _make_body(self) -> None:
         if self.body or (self.json is not None and self.form is not None):
-            raise RequestError(f"give one of body, json and form, not several: {self.url}")
+            raise RequestError(f"set only one of body, json and form: {self.url}")
         try:
             if self.json is not None:
                 self.body, kind = msgspec.json.encode(self.json), "application/json"
@@ -88,7 +88,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
                 self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
         except (TypeError, ValueError) as exc:
-            raise RequestError(f"no body can be made for {self.url}: {exc}") from exc
+            raise RequestError(f"cannot encode the body for {self.url}: {exc}") from exc
         self.json = self.form = None
         if self.method == "GET":
             self.method = "POST"
@@ -98,29 +98,29 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def _check_head(self) -> None:
         try:
             if not _TOKEN.fullmatch(self.method):
-                raise RequestError(f"not an HTTP method: {self.method!r}")
+                raise RequestError(f"invalid HTTP method: {self.method!r}")
             self.method = self.method.upper()
             for name, value in self.headers.items():
                 if not _TOKEN.fullmatch(name) or _UNSAFE_IN_HEADER.search(value):
-                    raise RequestError(f"not an HTTP header: {name!r}: {value[:80]!r}")
+                    raise RequestError(f"invalid HTTP header: {name!r}: {value[:80]!r}")
             for name, value in self.cookies.items():
                 if not _COOKIE_NAME.fullmatch(name) or _UNSAFE_IN_COOKIE.search(value):
-                    raise RequestError(f"not a cookie: {name!r}: {value[:80]!r}")
+                    raise RequestError(f"invalid cookie: {name!r}: {value[:80]!r}")
             if not isinstance(self.body, bytes):
                 self.body = self.body.encode() if isinstance(self.body, str) else bytes(memoryview(self.body))
         except (AttributeError, TypeError) as exc:
-            raise RequestError(f"method, headers and cookies must be text, and the body bytes: {exc}") from exc
+            raise RequestError(f"method, headers and cookies must be text, and body must be bytes: {exc}") from exc
 
     def _check_values(self) -> None:
-        """What would not come back as it went out, or would put the queue in disorder, is refused here."""
-        if type(self.priority) not in (int, float) or not -_LARGEST <= self.priority <= _LARGEST:
-            raise RequestError(f"priority must be a number, and not without end: {self.priority!r}")
+        """Refuse values that would change when they are stored, or that would break the order of the queue."""
+        if type(self.priority) not in (int, float) or not -_MAX_PRIORITY <= self.priority <= _MAX_PRIORITY:
+            raise RequestError(f"priority must be a finite number, not {self.priority!r}")
         if abs(self.priority) >= 2**63:
             self.priority = float(self.priority)
-        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout < _LONGEST):
-            raise RequestError(f"timeout must be a number of seconds, not {self.timeout!r}")
+        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout < _MAX_TIMEOUT):
+            raise RequestError(f"timeout must be a positive number of seconds, not {self.timeout!r}")
         if not isinstance(self.meta, dict) or not all(isinstance(key, str) for key in self.meta):
-            raise RequestError(f"meta must be a dict whose keys are text: {self.meta!r:.80}")
+            raise RequestError(f"meta must be a dict with text keys, not {self.meta!r:.80}")
         if self.proxy is not None and not (isinstance(self.proxy, str) and self.proxy.isascii()):
             raise RequestError(f"proxy must be a URL, not {self.proxy!r:.80}")
         if not isinstance(self.redirects, list) or not all(isinstance(url, str) for url in self.redirects):
@@ -128,16 +128,16 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
         self.dont_filter = bool(self.dont_filter)
 
     def fingerprint(self) -> bytes:
-        """What two requests for the same thing have in common."""
+        """Return 16 bytes that are equal for requests with the same method, URL and body."""
         return url_fingerprint(self.url, self.method, self.body)
 
     def replace(self, **changes: Any) -> Request:
-        """A copy with other values."""
+        """Return a copy with these values changed."""
         return msgspec.structs.replace(self, **changes)
 
 
 class LinkBatch(Struct, kw_only=True):
-    """Links of one page that are followed in the same way: one object, however many they are. Yield it as it is."""
+    """Many links of one page with the same callback and options, in one object. Yield the batch itself."""
 
     base: str
     hrefs: list[str]
@@ -155,11 +155,11 @@ class LinkBatch(Struct, kw_only=True):
         return len(self.hrefs)
 
     def __iter__(self) -> Iterator[Request]:
-        """One by one, for those who write ``yield from``: each URL once, without those that can't be crawled."""
+        """Return a request for each URL, for ``yield from``: without duplicates and URLs that cannot be crawled."""
         return map(self.request, resolve(self.base, self.hrefs))
 
     def request(self, url: str) -> Request:
-        """The request for one of the links."""
+        """Return the request for one of the links."""
         return Request(
             url, callback=self.callback, errback=self.errback, priority=self.priority, headers=self.headers,
             cookies=self.cookies, meta=self.meta, dont_filter=self.dont_filter, timeout=self.timeout, proxy=self.proxy,
@@ -167,18 +167,18 @@ class LinkBatch(Struct, kw_only=True):
 
 
 def callback_name(callback: Callable[..., Any]) -> str:
-    """The name under which a spider's method travels."""
+    """Return the name of a spider's method. RequestError if the callback is not a method."""
     if getattr(callback, "__self__", None) is None:
         name = getattr(callback, "__qualname__", repr(callback))
-        raise RequestError(f"{name} can't be a callback: callbacks travel by name, so give a method of the spider")
+        raise RequestError(f"{name} cannot be a callback: callbacks are stored by name, so use a method of the spider")
     return callback.__name__
 
 
 class Response:
-    """A page that was fetched. What is costly (text, the parsed tree) is made when first asked for."""
+    """A fetched page. Its text and its parsed tree are created on first use."""
 
     __slots__ = (
-        "_base_url", "_budget", "_document", "_selector", "_text", "body", "elapsed", "from_cache", "headers",
+        "_base_url", "_budget", "_document", "_json", "_selector", "_text", "body", "elapsed", "from_cache", "headers",
         "request", "status", "url",
     )  # fmt: skip
 
@@ -202,13 +202,14 @@ class Response:
         self.body = body
         self.request = request
         self.elapsed = elapsed
-        """Seconds from sending the request to the end of its headers."""
+        """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
         self._base_url: str | None = None
         self._text: str | None = None
         self._document: turbohtml.Document | None = None
         self._budget: AttributeBudget | None = None
         self._selector: Selector | None = None
+        self._json: Selector | None = None
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.url}>"
@@ -223,18 +224,18 @@ class Response:
 
     @property
     def redirects(self) -> list[str]:
-        """The URLs that led here, first one first."""
+        """The URLs that redirected here, the first one first."""
         return self.request.redirects
 
     @property
     def document(self) -> turbohtml.Document:
-        """The parsed page, as turbohtml gives it. TooComplexError for one that would take too much memory."""
+        """The page as a turbohtml document. TooComplexError if it would need too much memory."""
         self._attributes.check()
         return self._tree
 
     @property
     def _tree(self) -> turbohtml.Document:
-        """The parsed page, for those who read no long attributes, or few."""
+        """The document without the check of its attributes, for code that reads few of them."""
         if self._document is None:
             from shoal import parsing
 
@@ -251,19 +252,19 @@ class Response:
 
     @property
     def encoding(self) -> str:
-        """Found as browsers do: byte-order mark, header, meta tag, then the content itself."""
+        """The encoding, detected as browsers do: byte-order mark, header, meta tag, then the content."""
         return self._tree.encoding or "utf-8"
 
     @property
     def text(self) -> str:
         if self._text is None:
-            import turbohtml.detect  # noqa: F401 - registers the codecs of the web, which are not quite Python's
+            import turbohtml.detect  # noqa: F401 - registers the encodings of the web, which differ from Python's
 
             self._text = self.body.decode("whatwg-" + self.encoding.lower(), "replace").removeprefix("\ufeff")
         return self._text
 
     def json(self) -> Any:
-        """The body as JSON. ValueError says where it is not."""
+        """Decode the body as JSON. ValueError names the position of an error."""
         return jsonlib.loads(self.body)
 
     @property
@@ -277,11 +278,20 @@ class Response:
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, **variables: Any) -> SelectorList:
-        return self.selector.xpath(query, **variables)
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+        return self.selector.xpath(query, namespaces, **variables)
+
+    def jmespath(self, query: str, **options: Any) -> SelectorList:
+        """Query the body as JSON. A body that is not valid JSON contains nothing; ``json()`` says why."""
+        if self._json is None:
+            from shoal.selector import Selector
+            from shoal.selector.documents import load_json
+
+            self._json = Selector(root=load_json(self.body))
+        return self._json.jmespath(query, **options)
 
     def re(self, pattern: str | re.Pattern[str]) -> list[str]:
-        """All matches in the text: the groups if there are any, else the whole match."""
+        """Return all matches in the text: the groups if the pattern has any, or else the whole match."""
         found: list[str] = []
         for match in re.finditer(pattern, self.text):
             found.extend(match.groups(default="") if match.re.groups else [match[0]])
@@ -289,7 +299,7 @@ class Response:
 
     @property
     def base_url(self) -> str:
-        """What relative links are relative to: the page's own ``<base>``, or its URL."""
+        """The URL that relative links refer to: the page's ``<base>``, or its own URL."""
         if self._base_url is None:
             self._base_url = self.url
             base = self._tree.select_one("base[href]")
@@ -299,27 +309,27 @@ class Response:
         return self._base_url
 
     def urljoin(self, href: str) -> str:
-        """The URL that a link on this page leads to."""
+        """Return the absolute URL of a link on this page."""
         return join_url(self.base_url, href)
 
     def links(self, within: str = "a[href]") -> list[str]:
-        """The URLs of the page's links, each once; those that can't be crawled are left out."""
+        """Return the URLs of the page's links, without duplicates and URLs that cannot be crawled."""
         return resolve(self.base_url, self._hrefs(within))
 
     def to_markdown(self) -> str:
-        """The page as Markdown."""
+        """Convert the page to Markdown."""
         from shoal import parsing
 
         return parsing.to_markdown(self.document, len(self.body))
 
     def main_text(self) -> str:
-        """The text of the page's main content, without navigation and the like; all its text if none is found."""
+        """Return the text of the page's main content, without navigation; all its text if none is found."""
         from shoal import parsing
 
         return parsing.main_text(self.document, len(self.body))
 
     def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
-        """A request for a link: a URL, relative or not, or a selected element or attribute."""
+        """Return a request for a link: a URL, relative or absolute, or a selected element or attribute."""
         href = href_of(link)
         if href is None:
             raise RequestError(f"{link!r:.80} has no href to follow")
@@ -331,9 +341,9 @@ class Response:
         callback: Callable[..., Any] | str | None = None,
         **options: Any,
     ) -> LinkBatch:
-        """Follow many links in the same way: a CSS query (all links if left out), or URLs, elements, attributes.
+        """Follow many links with the same options. ``links`` is a CSS query, or URLs, elements or attributes.
 
-        One batch object whatever their number: yield it as it is.
+        The result is one object for all links. Yield it as it is.
         """
         if isinstance(links, str):
             hrefs = self._hrefs(links)
@@ -360,38 +370,38 @@ class Response:
 
 @lru_cache(maxsize=256)
 def _charset_in(content_type: str) -> str | None:
-    match = _CHARSET.search(content_type[:_LONGEST_TYPE])
-    # A page in ASCII is one in anything else, and what is said to be ASCII but is not needs a closer look.
+    match = _CHARSET.search(content_type[:_MAX_CONTENT_TYPE])
+    # ASCII is a subset of every other encoding. A page that wrongly claims to be ASCII needs detection.
     return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
 
 
 def _up_to_limit(found: Iterable[str | None]) -> list[str]:
-    """The links that there are, up to a total length: selected elements around one link all have that one."""
+    """Return the links up to a total length: nested elements around one link all yield that link."""
     hrefs: list[str] = []
-    room = _MOST_CHARACTERS
+    room = _MAX_CHARACTERS
     for href in found:
         if href is not None:
             room -= len(href)
             if room < 0:
-                log.warning("links left out: those before have %d characters", _MOST_CHARACTERS)
+                log.warning("too many links: ignored those after the first %d characters", _MAX_CHARACTERS)
                 break
             hrefs.append(href)
     return hrefs
 
 
 def _first_href(element: turbohtml.Element) -> str | None:
-    """An element's own link, or the first within it: ``li.next`` may be selected as well as ``li.next a``."""
+    """Return the href of the element or of the first link in it: ``li.next`` works as well as ``li.next a``."""
     inner = element if element.attr("href") is not None else element.select_one("a[href]")
     return inner.attr("href") if inner is not None else None
 
 
 def href_of(link: str | Selector) -> str | None:
-    """The link in a string, a selected attribute, or a selected element; None if the element has none."""
+    """Return the link in a string, a selected attribute or a selected element; None if the element has none."""
     if isinstance(link, str):
         return link
     root = getattr(link, "root", None)
     if isinstance(root, str):
         return root
     if not hasattr(root, "attr"):
-        raise RequestError(f"can't follow {link!r:.80}: give a URL, or one selected element or attribute")
+        raise RequestError(f"cannot follow {link!r:.80}: pass a URL, or one selected element or attribute")
     return _first_href(cast("turbohtml.Element", root))

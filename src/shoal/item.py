@@ -1,8 +1,8 @@
-"""What an item is, and how it travels: msgpack of ``[type name, data]``.
+"""Items: what counts as one, and how it is encoded (msgpack of ``[type name, data]``).
 
-An item is a dict (or another mapping), a dataclass, a msgspec Struct, a pydantic model or an attrs class, with text
-for keys. Values are what msgspec knows: text, numbers, bytes, dates, UUIDs, decimals, enums, lists, sets, and any of
-these in each other. Neither pydantic nor attrs is imported here.
+An item is a dict (or another mapping), a dataclass, a msgspec Struct, a pydantic model or an attrs class. Its keys are
+text. Its values are types that msgspec supports: text, numbers, bytes, dates, UUIDs, decimals, enums, lists, sets, and
+nested ones. This module imports neither pydantic nor attrs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from shoal.errors import ItemError
 
 PLAIN = "item"
-"""The type name of an item that has no class of its own."""
+"""The type name of an item without a class of its own."""
 
 _KINDS = "a dict, dataclass, msgspec Struct, pydantic model or attrs class"
 _VALUES = "text, numbers, bytes, dates, lists and dicts of them"
@@ -26,7 +26,7 @@ _FAILURES = (TypeError, ValueError, OverflowError, RecursionError, AttributeErro
 
 
 def _dump(model: Any) -> Any:
-    """A pydantic model as plain data. Its JSON form knows every type of pydantic, but not binary data."""
+    """Convert a pydantic model to plain data. JSON mode supports every type of pydantic except binary data."""
     try:
         return model.model_dump(mode="json")
     except ValueError:
@@ -34,7 +34,7 @@ def _dump(model: Any) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """What msgspec does not know by itself, as something that it does."""
+    """Convert a type that msgspec does not support to one that it does."""
     if _is_pydantic(type(value)):
         return _dump(value)
     if isinstance(value, Mapping):
@@ -45,7 +45,7 @@ def _to_plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    raise TypeError(f"a {_type_name(value)} can't be stored")
+    raise TypeError(f"cannot store a {_type_name(value)}")
 
 
 def _is_pydantic(kind: type) -> bool:
@@ -58,7 +58,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def is_item(value: object) -> bool:
-    """Whether it looks like an item; what is in it is seen when it is encoded."""
+    """Whether the value looks like an item. Its fields are checked when it is encoded."""
     if isinstance(value, _WITH_FIELDS):
         return True
     kind = type(value)
@@ -66,7 +66,7 @@ def is_item(value: object) -> bool:
 
 
 def encode_item(item: object) -> bytes:
-    """The item as bytes. ItemError says which of its fields can't be stored, and why."""
+    """Encode the item. ItemError names the field that cannot be stored, and why."""
     name, data = (PLAIN, item) if type(item) is dict else _named(item)
     try:
         payload = _encode((name, data))
@@ -76,14 +76,14 @@ def encode_item(item: object) -> bytes:
             data = _decode(payload)[1]
             _check_keys(data)
         if b"\0" in payload and (bad := [field for field in data if "\0" in field]):
-            raise ValueError(f"its field {bad[0]!r} has a NUL in its name, which no column can have; rename the field")
+            raise ValueError(f"the name of field {bad[0]!r} contains a NUL, which databases do not allow; rename it")
     except _FAILURES as exc:
-        raise ItemError(_explain(item) or f"this {_type_name(item)} can't be stored: {exc}") from exc
+        raise ItemError(_explain(item) or f"cannot store this {_type_name(item)}: {exc}") from exc
     return payload
 
 
 def decode_item(payload: bytes) -> tuple[str, dict[str, Any]]:
-    """The type name and the data of an encoded item."""
+    """Return the type name and the data of an encoded item."""
     try:
         return _decode(payload)
     except msgspec.MsgspecError as exc:
@@ -91,7 +91,7 @@ def decode_item(payload: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """A value of a decoded item as text: text as it is, anything else as JSON writes it, without quotes around."""
+    """Convert a value of a decoded item to text: text unchanged, anything else as JSON without outer quotes."""
     if type(value) is str:
         return value
     text = _encode_json(value).decode()
@@ -100,7 +100,7 @@ def as_text(value: Any) -> str:
 
 def _named(item: object) -> tuple[str, Any]:
     if not is_item(item):
-        raise ItemError(f"an item is {_KINDS}, not {_article(item)}")
+        raise ItemError(f"an item must be {_KINDS}, not {_article(item)}")
     kind = type(item)
     name = PLAIN if kind.__module__ in ("builtins", "collections", "types") else kind.__name__
     if isinstance(item, msgspec.Struct) and item.__struct_config__.array_like:
@@ -120,30 +120,30 @@ def _check_keys(value: Any) -> None:
             if type(child) not in _SCALARS:
                 _check_keys(child)
     elif type(value) is msgspec.msgpack.Ext:
-        raise TypeError("a msgpack extension is no value that an output can hold")
+        raise TypeError("outputs cannot store a msgpack extension")
 
 
-# -- finding out what was wrong, once something was
+# --- explaining an error
 
 
 def _explain(item: object) -> str | None:
     try:
         return _find_fault(item, "", ())
     except RecursionError:
-        return "the item is nested too deep"
+        return "the item is nested too deeply"
 
 
 def _find_fault(value: Any, path: str, above: tuple[int, ...]) -> str | None:
-    """The first thing in ``value`` that can't be stored, in words. ``above`` are the containers that lead to it."""
+    """Describe the first part of ``value`` that cannot be stored. ``above`` has the ids of its containers."""
     where = f"item field {path}" if path else "the item"
     if id(value) in above:
-        return f"{where} refers back to a {_type_name(value)} that it is part of"
+        return f"{where} is a {_type_name(value)} that contains itself"
     try:
         children = _children(value)
     except RecursionError:
         raise
     except _FAILURES as exc:
-        return f"{where} ({_article(value)}) can't be stored: {exc}"
+        return f"{where} ({_article(value)}) cannot be stored: {exc}"
     if children is None:
         return _leaf_fault(value, where)
     for key, child in children:
@@ -160,22 +160,22 @@ def _leaf_fault(value: Any, where: str) -> str | None:
     try:
         _encode(value)
     except OverflowError:
-        return f"{where} is an int past 64 bits: store it as text"
+        return f"{where} is an int that needs more than 64 bits: store it as text"
     except UnicodeEncodeError:
-        return f"{where} is text with half a surrogate pair, which is no valid Unicode"
+        return f"{where} is text with half a surrogate pair, which is not valid Unicode"
     except _FAILURES:
-        return f"{where} is {_article(value)}, which can't be stored: use {_VALUES}"
+        return f"{where} is {_article(value)}, which cannot be stored: use {_VALUES}"
     return None
 
 
 class _Index(msgspec.Struct):
-    """A place in a list, where others have a key."""
+    """The key of a list element."""
 
     index: int
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]] | None:
-    """The parts of a container with their keys; None for anything else."""
+    """Return the parts of a container with their keys; None for anything else."""
     kind = type(value)
     if isinstance(value, Mapping):
         return iter(list(value.items()))

@@ -1,11 +1,11 @@
-"""Parsing within a budget: no page takes more than its share of memory, however it is built.
+"""Parse pages with a limit on memory, so that a malicious page cannot exhaust it.
 
-HTML's rules let a small page grow into a huge tree: every paragraph repeats all formatting tags that were left open,
-and 246 KB become 4 GB. Which pages do so can't be seen without doing most of the parser's work, so the parser is
-stopped when it has used its budget: for the time of the call the system refuses this process more memory than that, and
-the parser gives up cleanly. It keeps at most 512 elements open, so its time is bounded together with the memory.
+The rules of HTML let a small page grow into a huge tree: every paragraph repeats all formatting tags that were left
+open, and 246 KB become 4 GB. Detecting such a page takes most of the parser's work. So the parser runs with a budget:
+during the call the operating system refuses this process more memory, and the parser fails cleanly. It keeps at most
+512 elements open, so the limit on memory also limits its time.
 
-A page of a few kilobytes can't become large enough to matter, and skips even that.
+A page of a few kilobytes cannot grow enough to matter and is parsed without the limit.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ T = TypeVar("T")
 _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
-_TREE = (96 << 20, 46)  # bytes, or so many times the size of the page if that is more
-_LARGEST_MODEST = _TREE[0] // _TREE[1]
-_NOT_LARGE = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
-_ATTRIBUTES = (32 << 20, 4)  # characters, or so many times the size of the page if that is more
+_MAX_TREE = (96 << 20, 46)  # bytes, or this multiple of the page's size if that is more
+_FIXED_LIMIT_SIZE = _MAX_TREE[0] // _MAX_TREE[1]
+_FEW_ATTRIBUTES = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
+_MAX_ATTRIBUTES = (32 << 20, 4)  # characters, or this multiple of the page's size if that is more
 _FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
 _attributes = turbohtml.XPath("$elements/@*")
-_MOST_CELLS = 2_000_000
-_MOST_CELLS_IN_LAYOUT = 50_000
-_MOST_CELLS_IN_NESTED = 1000
-_MOST_PADDED = 32 << 20  # characters of a table that is laid out
+_MAX_CELLS = 2_000_000
+_MAX_CELLS_IN_LAYOUT = 50_000
+_MAX_CELLS_IN_NESTED = 1000
+_MAX_PADDED = 32 << 20  # characters of a table after layout
 _INDENTING = ":is(ol, ul, dl, blockquote) "
-_DEEPEST_INDENT = 17  # turbohtml indents no further
-_WIDEST_INDENT = 21  # characters: a list may begin at any number
-_MOST_INDENTED, _INDENTED_TIMES = 64 << 20, 16  # characters, or so many times the size of the page
+_MAX_INDENT_DEPTH = 17  # turbohtml indents no further
+_MAX_INDENT_WIDTH = 21  # characters: a list may start at any number
+_MAX_INDENTED = (64 << 20, 16)  # characters, or this multiple of the page's size if that is more
 _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
-_LARGE = 256 * 1024  # bytes: up to here no tree is slow to convert
-_DEEPEST = "/*" * 129
-_STALE = 0.25  # seconds
+_FAST_TO_CONVERT = 256 * 1024  # bytes: no tree of such a page is slow to convert
+_DEEP = "/*" * 129
+_MEASURE_EVERY = 0.25  # seconds
 
 
 def parse(body: bytes | str, charset: str | None = None) -> Document:
-    """The tree of a page. TooComplexError for a page that needs more memory than its size can explain.
+    """Parse a page. TooComplexError if it needs more memory than its size explains.
 
-    ``charset`` is what a header says of the bytes; one that does not exist is ignored. Ask an `AttributeBudget` before
-    many attributes of the tree are read or compared.
+    ``charset`` is the encoding from a header; an unknown one is ignored. Check an `AttributeBudget` before you read or
+    compare many attributes of the tree.
     """
     if len(body) <= _SMALL:
         return _parse(body, charset)
@@ -63,52 +63,52 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
 class AttributeBudget:
     """Refuses a page whose formatting tags repeat long attributes, before they are read.
 
-    The copies of a tag that was left open share its attributes, so the tree stays small. But who reads the attributes
-    makes a string for each copy, and who looks for a class compares each. No other element is copied. The attributes
-    of a page have at most a sixteenth of the square of its size together.
+    The copies of a tag that was left open share its attributes, so the tree stays small. But reading the attributes
+    creates a string for each copy, and searching for a class compares each copy. Other elements are not copied. All
+    attributes of a page together have at most a sixteenth of the square of its size.
     """
 
     __slots__ = ("_document", "_size")
 
     def __init__(self, document: Document, size: int) -> None:
         self._document = document
-        self._size = size if size > _NOT_LARGE else 0
+        self._size = size if size > _FEW_ATTRIBUTES else 0
 
     def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
-        """One attribute of each of these elements. TooComplexError if that would be huge."""
-        if len(elements) * self._size <= _ATTRIBUTES[0]:
+        """Return one attribute of each of these elements. TooComplexError if the result would be huge."""
+        if len(elements) * self._size <= _MAX_ATTRIBUTES[0]:
             return [element.attr(name) for element in elements]
         found: list[str | None] = []
-        left = most = _most_attributes(self._size)
-        for chunk in _chunks(elements, most // self._size):
+        left = limit = _max_attributes(self._size)
+        for chunk in _chunks(elements, limit // self._size):
             found += [element.attr(name) for element in chunk]
             left -= sum(map(len, filter(None, found[-len(chunk) :])))
             if left < 0:
-                raise _repeated(self._size, most)
+                raise _repeated(self._size, limit)
         return found
 
     def check(self) -> None:
-        """All attributes may be read. TooComplexError if they would be huge."""
+        """Raise TooComplexError if all attributes together would be huge. Otherwise you may read any of them."""
         if not self._size:
             return
-        most = _most_attributes(self._size)
-        if cast(float, _count_elements(self._document)) * self._size > most:
+        limit = _max_attributes(self._size)
+        if cast(float, _count_elements(self._document)) * self._size > limit:
             elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
-            if len(elements) * self._size > most:
-                self._add_up(elements, most)
+            if len(elements) * self._size > limit:
+                self._check_total(elements, limit)
         self._size = 0
 
-    def _add_up(self, elements: Sequence[Element], most: int) -> None:
-        left = most
-        for chunk in _chunks(elements, most // self._size):
+    def _check_total(self, elements: Sequence[Element], limit: int) -> None:
+        left = limit
+        for chunk in _chunks(elements, limit // self._size):
             left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
             if left < 0:
-                raise _repeated(self._size, most)
+                raise _repeated(self._size, limit)
 
 
-def _most_attributes(size: int) -> int:
-    least, times = _ATTRIBUTES
-    return max(least, times * size)
+def _max_attributes(size: int) -> int:
+    fixed, multiple = _MAX_ATTRIBUTES
+    return max(fixed, multiple * size)
 
 
 def _chunks(elements: Sequence[Element], length: int) -> Iterator[Sequence[Element]]:
@@ -116,9 +116,9 @@ def _chunks(elements: Sequence[Element], length: int) -> Iterator[Sequence[Eleme
         yield elements[begin : begin + max(1, length)]
 
 
-def _repeated(size: int, most: int) -> TooComplexError:
+def _repeated(size: int, limit: int) -> TooComplexError:
     return TooComplexError(
-        f"the page is too complex: the attributes of its {size} bytes repeat to more than {most} characters"
+        f"the page is too complex: the repeated attributes of its {size} bytes have more than {limit} characters"
     )
 
 
@@ -132,33 +132,33 @@ def _parse(body: bytes | str, charset: str | None) -> Document:
 
 
 def parse_xml(text: str) -> Document:
-    """The tree of an XML document, with the same limits. HTMLParseError for what is not well-formed."""
+    """Parse an XML document, with the same limits. HTMLParseError if it is not well-formed."""
     return _bounded(turbohtml.parse_xml, (text,), len(text))
 
 
 def to_markdown(document: Document, size: int) -> str:
-    """``size`` is that of the page. TooComplexError for tables and nested lists that would be huge.
+    """Convert a page of ``size`` bytes to Markdown. TooComplexError if its tables or nested lists would be huge.
 
-    The limit on memory is not used here: where none is left, turbohtml's parser gives up, but its writers crash.
+    There is no limit on memory here: without memory turbohtml's parser fails cleanly, but its writers crash.
     """
     if size > _SMALL and _has_huge_table(document):
         raise TooComplexError(
-            f"the page is too complex: laid out, a table of it has more than {_MOST_CELLS} cells, empty ones included"
+            f"the page is too complex: a table has more than {_MAX_CELLS} cells after layout, including empty ones"
         )
     if _has_huge_indents(document, size):
-        raise TooComplexError("the page is too complex: its lists and quotes are nested, and indent too many lines")
+        raise TooComplexError("the page is too complex: its nested lists and quotes indent too many lines")
     return document.to_markdown()
 
 
 def main_text(document: Document, size: int) -> str:
-    """The text of the page's main content; all its text if none is found.
+    """Return the text of the page's main content; all its text if none is found.
 
-    Finding it looks at whole branches again and again, so a large page that is nested deeply has all its text instead.
-    A page whose layout would be huge has its text without one.
+    The search visits whole branches repeatedly, so a large and deeply nested page returns all its text instead. A page
+    whose layout would be huge returns its text without layout.
     """
     if size > _SMALL and (_has_costly_tables(document) or _has_huge_indents(document, size)):
         return _plain_text(document)
-    deep = size > _LARGE and turbohtml.XPath(f"boolean({_DEEPEST})")(document)
+    deep = size > _FAST_TO_CONVERT and turbohtml.XPath(f"boolean({_DEEP})")(document)
     return ("" if deep else document.main_text()) or document.to_text().strip()
 
 
@@ -168,38 +168,41 @@ def _plain_text(document: Document) -> str:
 
 
 def _has_costly_tables(document: Document) -> bool:
-    """Laid out, every cell is as wide as the widest of its column, and a table in a cell is laid out once for each of
-    the tables around it."""
+    """Whether the layout of the tables would be slow or huge.
+
+    Every cell is padded to the widest of its column. A nested table is laid out once for each table around it.
+    """
     cells = document.select("td, th")
     if not cells:
         return False
-    if len(cells) > _MOST_CELLS_IN_LAYOUT or _has_huge_table(document):
+    if len(cells) > _MAX_CELLS_IN_LAYOUT or _has_huge_table(document):
         return True
-    if len(cells) > _MOST_CELLS_IN_NESTED and document.select_one("table table table") is not None:
+    if len(cells) > _MAX_CELLS_IN_NESTED and document.select_one("table table table") is not None:
         return True
     rows = document.select("tr")
-    room = _MOST_PADDED // max((sum(1 for _ in row.children) for row in rows), default=1) // max(len(rows), 1)
+    room = _MAX_PADDED // max((sum(1 for _ in row.children) for row in rows), default=1) // max(len(rows), 1)
     return any(len(cell.text) > room for cell in cells)
 
 
 def _has_huge_indents(document: Document, size: int) -> bool:
-    """Each line is indented by all lists and quotes around it, the number of a list included."""
-    lines, most = size, max(_MOST_INDENTED, _INDENTED_TIMES * size)
-    if lines * _DEEPEST_INDENT * _WIDEST_INDENT <= most or document.select_one(_INDENTING * 3) is None:
+    """Whether the indentation would be huge. Each list and quote around a line indents it, numbers included."""
+    lines, limit = size, max(_MAX_INDENTED[0], _MAX_INDENTED[1] * size)
+    if lines * _MAX_INDENT_DEPTH * _MAX_INDENT_WIDTH <= limit or document.select_one(_INDENTING * 3) is None:
         return False
     lines = document.text.count("\n") + int(cast(float, _count_elements(document)))
     depth = 3
-    while depth < _DEEPEST_INDENT and document.select_one(_INDENTING * (depth + 1)) is not None:
+    while depth < _MAX_INDENT_DEPTH and document.select_one(_INDENTING * (depth + 1)) is not None:
         depth += 1
-    return lines * depth * _WIDEST_INDENT > most
+    return lines * depth * _MAX_INDENT_WIDTH > limit
 
 
 def _has_huge_table(document: Document) -> bool:
-    """Laid out, every row is as wide as the widest one: 1,000 rows, of which one has 1,000 cells, are a million."""
+    """Whether the layout of a table is huge. Every row is as wide as the widest one: 1,000 rows of which one has 1,000
+    cells have a million cells."""
     rows = int(cast(float, turbohtml.XPath("count(//tr)")(document)))
     if not rows:
         return False
-    wide = cast("list[Element]", turbohtml.XPath(f"//tr[*[{_MOST_CELLS // rows + 1}]]")(document))
+    wide = cast("list[Element]", turbohtml.XPath(f"//tr[*[{_MAX_CELLS // rows + 1}]]")(document))
     tables: dict[Node | None, int] = {}
     for row in wide:
         table = row.parent
@@ -207,27 +210,27 @@ def _has_huge_table(document: Document) -> bool:
             table = table.parent
         tables[table] = max(tables.get(table, 0), sum(1 for _ in row.children))
     return any(
-        width * cast(float, turbohtml.XPath("count(tr | */tr)")(table if table is not None else document)) > _MOST_CELLS
+        width * cast(float, turbohtml.XPath("count(tr | */tr)")(table if table is not None else document)) > _MAX_CELLS
         for table, width in tables.items()
     )
 
 
 def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T:
-    """The work on a page of this size. TooComplexError if it needs more memory than the page may take."""
-    most = size * _TREE[1] if size > _LARGEST_MODEST else _TREE[0]
+    """Call ``work`` for a page of this size. TooComplexError if it needs more memory than such a page may use."""
+    limit = size * _MAX_TREE[1] if size > _FIXED_LIMIT_SIZE else _MAX_TREE[0]
     try:
-        return _memory.limit(work, arguments, most)
+        return _memory.limit(work, arguments, limit)
     except MemoryError:
         raise TooComplexError(
-            f"the page is too complex: parsing of its {size} bytes takes more than {most >> 20} MB of memory"
+            f"the page is too complex: parsing its {size} bytes takes more than {limit >> 20} MB of memory"
         ) from None
 
 
 class _Memory:
-    """Limits the memory of this process while something is done.
+    """Limits the memory of this process during a call.
 
-    The limit is the system's, so it holds for all threads. Python code of other threads does not run meanwhile; their
-    native code has the room that the work does not use.
+    The operating system enforces the limit, so it applies to all threads. Python code of other threads does not run
+    during the call. Their native code can use the memory that the call does not use.
     """
 
     def __init__(self) -> None:
@@ -238,24 +241,24 @@ class _Memory:
         os.register_at_fork(after_in_child=self._open)
 
     def _open(self) -> None:
-        """A file of /proc/self is that of the process that opened it: a fork needs its own."""
+        """Open the file with the memory use of this process. After a fork, the child needs its own."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
         self._used = 0
         self._stale_at = 0.0
 
-    def limit(self, work: Callable[..., T], arguments: tuple[Any, ...], most: int) -> T:
-        """MemoryError when the work needs more than ``most`` bytes. Where the system can't tell, there is no limit.
+    def limit(self, work: Callable[..., T], arguments: tuple[Any, ...], limit: int) -> T:
+        """Call ``work``. MemoryError if it needs more than ``limit`` bytes. There is no limit except on Linux.
 
-        Every page passes here, so what the process uses is measured only a few times a second. The process never gets
-        more than ``most`` bytes above what it used within that time.
+        This runs for every page, so the memory use of the process is measured only a few times a second. The process
+        never gets more than ``limit`` bytes above its last measured use.
         """
         if self._statm is None:
             return work(*arguments)
         with self._lock:
             if fresh := time.monotonic() > self._stale_at:
                 self._measure()
-            limit = self._used + most
-            setrlimit(RLIMIT_DATA, (limit if limit < self._ceiling else self._ceiling, self._before[1]))
+            total = self._used + limit
+            setrlimit(RLIMIT_DATA, (total if total < self._ceiling else self._ceiling, self._before[1]))
             try:
                 return work(*arguments)
             except MemoryError:
@@ -263,13 +266,13 @@ class _Memory:
                     raise
             finally:
                 setrlimit(RLIMIT_DATA, self._before)
-            self._stale_at = 0.0  # others may have taken memory since it was measured
-            return self.limit(work, arguments, most)
+            self._stale_at = 0.0  # other threads may have allocated memory since the last measurement
+            return self.limit(work, arguments, limit)
 
     def _measure(self) -> None:
         assert self._statm is not None
         pages = os.pread(self._statm, 256, 0).split()[5]
-        self._used, self._stale_at = int(pages) * resource.getpagesize(), time.monotonic() + _STALE
+        self._used, self._stale_at = int(pages) * resource.getpagesize(), time.monotonic() + _MEASURE_EVERY
 
 
 _memory = _Memory()

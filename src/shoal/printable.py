@@ -1,7 +1,7 @@
-"""Text from strangers, made safe to show to people: in a log, on a terminal.
+"""Make untrusted text safe to print in a log or on a terminal.
 
-Pages, URLs, headers and error texts may hold escape sequences that rewrite a terminal, line ends that forge log lines,
-and marks that reverse the order of the letters after them. None of them is data that a reader needs as it is.
+Pages, URLs, headers and error messages may contain escape sequences that rewrite a terminal, line breaks that forge
+log lines, and marks that reverse the order of letters. A reader needs none of them unescaped.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _UNSAFE_IN_LINES = re.compile(rf"[\0-\x08\x0b-\x1f{_HIDDEN}]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""The text with each control character, bidirectional mark and invisible character as an escape (``\x1b``).
+    r"""Escape each control character, bidirectional mark and invisible character (``\x1b``).
 
-    ``lines`` keeps line ends and tabs, for text that is meant to have several lines.
+    ``lines`` keeps line breaks and tabs, for text with several lines.
     """
     if text.isprintable():
         return text
@@ -38,7 +38,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """One line for each message, whatever is in it. Only a traceback has lines of its own."""
+    """Prints each message on one line. Only a traceback has several lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -52,7 +52,7 @@ class LogFormatter(logging.Formatter):
 
 
 class LogFilter(logging.Filter):
-    """The same for handlers whose format is somebody else's, such as Celery's."""
+    """Does the same for handlers that have another formatter, such as Celery's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), ()

@@ -22,7 +22,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "tests.acceptance.forked_workers",
-        *("shoal.cli.main", "shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker"),
+        *("shoal.cli.main", "shoal.cli.commands.worker", "shoal.cli.commands.cluster"),
+        *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker"),
         *("shoal.fetch.http", "shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
         *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.runs.orchestrator"),
         *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),

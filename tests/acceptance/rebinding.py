@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import uvloop
 
-from shoal.config import Http
+from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -117,7 +117,7 @@ async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: 
         await asyncio.start_server(converse, address, 80)
     await loop.create_datagram_endpoint(lambda: NameServer(answers), ("127.0.0.1", 53))
     looked_up = await loop.getaddrinfo(NAME, 80, type=socket.SOCK_STREAM)
-    fetcher = HttpFetcher(Http(dns_cache_seconds=0), "test", AddressGuard(allowed))
+    fetcher = HttpFetcher(HttpSettings(dns_cache_seconds=0), "test", AddressGuard(allowed))
     fetched = []
     for _ in range(fetches):
         try:

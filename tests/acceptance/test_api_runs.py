@@ -457,7 +457,7 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
                 check_problem(answers[-1], 503, path)
             answers += [api.get("/api/clusters/x"), api.get("/ready")]
             assert must(answers[-2], 503)["error"]["kind"] == "coordinator away"
-            assert must(answers[-1], 503)["error"]["message"] == "the frontier does not answer"
+            assert must(answers[-1], 503)["error"]["message"] == "the frontier does not respond"
             place = url.rpartition("@")[2].partition("/")[0]
             assert place not in str(answers)
             assert "127.0.0.1" not in str(answers)
@@ -472,7 +472,9 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
 
 
 def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[Api, str]) -> None:
-    from shoal.server import run_models
+    from shoal.server.schemas import clusters, hosts, runs
+
+    models = {**vars(runs), **vars(hosts), **vars(clusters)}
 
     api, _ = any_api
     described = must(api.get("/openapi.json"))
@@ -484,7 +486,7 @@ def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[A
             assert step["description"], (method, path)
             good = step["responses"].get("201") or step["responses"]["200"]
             name = good["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            model = getattr(run_models, name)
+            model = models[name]
             examples = described["components"]["schemas"][name]["examples"]
             assert examples, name
             for example in examples:
@@ -493,6 +495,6 @@ def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[A
                 text = str(step["requestBody"])
                 asked = next(name for name in described["components"]["schemas"] if f"schemas/{name}'" in text)
                 for example in described["components"]["schemas"][asked]["examples"]:
-                    getattr(run_models, asked).model_validate(example)
+                    models[asked].model_validate(example)
             for problem in ("401", "422", "503"):
                 assert problem in step["responses"], (method, path)

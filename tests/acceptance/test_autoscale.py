@@ -210,7 +210,7 @@ def test_what_can_not_work_is_told(fleet: Fleet, site: Target) -> None:
         assert done.returncode == 2, done.stderr
         return done.stderr
 
-    assert "where is the spider 'pages'" in says()
+    assert "shoal.toml does not list 'pages'" in says()
     assert "--min 3 is more than --max 2" in says("--spider", "spider.py", "--min", "3", "--max", "2")
     assert "--via 'swarm:x': write local, compose:FILE" in says("--via", "swarm:x")
     (fleet.folder / "other.py").write_text(SPIDER + "# a change")

@@ -56,7 +56,7 @@ FAULTS = [
     ("/unknown-encoding", "bad encoding", "unknown content coding 'x-no-such'", False),
     ("/redirect-loop", "redirects", "more than 10 redirects, from .*/redirect-loop", False),
     ("/redirect/11", "redirects", "more than 10 redirects, from .*/redirect/11", False),
-    ("/redirect-bad", "redirects", r"not a URL: 'http://\[bad'", False),
+    ("/redirect-bad", "redirects", r"invalid URL: 'http://\[bad'", False),
     ("/redirect-out?to=mailto:a@b.c", "redirects", "only http and https", False),
     ("/status/404", "http 404", "answered 404", False),
     ("/status/503", "http 503", "answered 503", True),
@@ -174,7 +174,7 @@ async def test_a_page_that_is_too_complex_costs_only_itself(caplog: Any) -> None
     assert items == [{"url": server.url + "/bomb", "kind": "too complex", "status": 200}]
     assert summary.dead_kinds == {"too complex": 1}
     assert summary.counters.errors == {"too complex": 1}  # it is not tried again
-    assert "the page is too complex: parsing of its" in caplog.text
+    assert "the page is too complex: parsing its" in caplog.text
 
 
 async def test_broken_html_is_read_as_far_as_it_goes(bad: MisbehavingServer) -> None:
@@ -282,7 +282,7 @@ async def test_start_urls_that_are_none(bad: MisbehavingServer, caplog: Any) -> 
     assert [item["h1"] for item in items] == ["Leaf healthy"]
     assert summary.counters.errors == {"bad url": len(NO_URLS)}
     assert summary.stats.pushed == 1
-    assert "not a URL: 'nonsense' has no scheme; write http:// or https:// before it" in caplog.text
+    assert "invalid URL: 'nonsense' has no scheme; add http:// or https://" in caplog.text
 
 
 async def test_a_start_url_that_is_a_text_and_no_list(bad: MisbehavingServer) -> None:
@@ -531,7 +531,7 @@ async def test_items_that_can_not_be_stored_cost_no_others_of_their_page(bad: Mi
     assert items == [{"n": 1}, {"n": 7}]
     assert summary.counters.item_errors == 5
     assert summary.dead_kinds == {}
-    for message in ("item field price.value", "item field digits", "item field text", "the key 5", "refers back"):
+    for message in ("item field price.value", "item field digits", "item field text", "the key 5", "contains itself"):
         assert message in caplog.text
 
 
@@ -659,17 +659,17 @@ def test_a_frontier_of_an_unknown_kind() -> None:
 # -- the command line
 
 MISTAKES = {
-    "no file": (["run", "nothing.py"], "there is no spider file nothing.py"),
+    "no file": (["run", "nothing.py"], "spider file nothing.py does not exist"),
     "syntax": (["run", "syntax.py"], r"syntax.py, line 3: expected ':': class Broken\(Spider\)"),
     "at import": (["run", "divides.py"], "divides.py, line 4: ZeroDivisionError: division by zero"),
     "missing module": (["run", "imports.py"], "imports.py, line 2: ModuleNotFoundError: No module named 'no_such_lib'"),
     "in what it imports": (["run", "deeper.py"], "deeper.py, line 1: ZeroDivisionError: division by zero"),
     "no spider": (["run", "empty.py"], "empty.py: no spider: write a class that inherits from shoal.Spider"),
-    "two spiders": (["run", "two.py"], "say which one: two.py:One, two.py:Two"),
+    "two spiders": (["run", "two.py"], "choose one: two.py:One, two.py:Two"),
     "init": (["run", "init.py"], r"init.py.*Shy.*ValueError: not today.*line 6"),
     "argument": (["run", "init.py", "-a", "colour=red"], "init.py.*Shy.*unexpected keyword argument 'colour'"),
     "argument form": (["run", "good.py", "-a", "colour"], "-a 'colour': write it as key=value"),
-    "method as argument": (["run", "good.py", "-a", "parse=x"], "would hide the spider's own parse"),
+    "method as argument": (["run", "good.py", "-a", "parse=x"], "would replace the spider's own parse"),
     "spider's settings": (["run", "settings.py"], 'spider Wrong: unknown key "downlod_delay".*did you mean'),
     "unknown setting": (["run", "good.py", "--set", "htp.proxy=x"], '--set htp.proxy: unknown key "htp.proxy"'),
     "bad value": (["run", "good.py", "--set", "concurrency=many"], '--set concurrency: .*must be an integer'),
@@ -677,7 +677,7 @@ MISTAKES = {
     "no value": (["run", "good.py", "--set", "concurrency"], "--set 'concurrency': write it as key=value"),
     "output": (["run", "good.py", "-o", "items.xml"], "can't tell from 'items.xml' what to write; use file.jsonl"),
     "frontier": (["run", "good.py", "--frontier", "mongodb://h/x"], "--frontier: .*must be memory:, sqlite:///file"),
-    "url": (["crawl", "http://[bad"], r"not a URL: 'http://\[bad'"),
+    "url": (["crawl", "http://[bad"], r"invalid URL: 'http://\[bad'"),
     "field": (["crawl", "http://127.0.0.1:1/", "--item", "price=p[["], r"--item .*price=p\[\["),
 }  # fmt: skip
 

@@ -104,7 +104,8 @@ def test_shell_config_doctor_version(shoal, shop: str) -> None:
 
 def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
-    assert "no spider file" in shoal("run", "nothing.py", code=2).stderr
+    assert 'did you mean "download_delay"?' in shoal("config", "--set", "delay=3", code=2).stderr
+    assert "nothing.py does not exist" in shoal("run", "nothing.py", code=2).stderr
     assert "--frontier" in shoal("audit", code=2).stderr
     (tmp_path / "s.py").write_text(
         "from shoal import Spider\nclass S(Spider):\n    start_urls = ['http://127.0.0.1:9/']\n"
@@ -138,8 +139,8 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
         crawl.send_signal(number)
         _, stderr = crawl.communicate(timeout=15)
     assert crawl.returncode == 0, stderr
-    assert "stopped before the end" in stderr
-    assert "go on: the same command again" in stderr
+    assert "stopped before it was finished" in stderr
+    assert "resume: run the same command again" in stderr
     shoal(*command[:-4], "--delay", "0", *command[-2:])
     assert len({item["url"] for item in lines(tmp_path / "b.jsonl")}) == len(lines(tmp_path / "b.jsonl")) == 60
 

@@ -167,7 +167,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(frontier: str, tmp_p
         assert picture(frontier, fleet.run_id) == before
         assert [visit for visit in site.visits() if visit.start >= woken] == []
         for number in range(3):
-            assert "finished: every page that was found is accounted for" in log_of(fleet, number)
+            assert "finished: every page found is accounted for" in log_of(fleet, number)
 
 
 async def test_a_stale_token_changes_nothing(frontier: str) -> None:

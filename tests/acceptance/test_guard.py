@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal import Request, Response, Spider
-from shoal.config import Http
+from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError, RequestError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -57,7 +57,7 @@ def forbidden() -> Iterator[Forbidden]:
 
 
 async def fetch(url: str, *allowed: str, proxy: str | None = None) -> Response:
-    fetcher = HttpFetcher(Http(), "test", AddressGuard(allowed))
+    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(allowed))
     try:
         return await fetcher.fetch(Request(url, proxy=proxy))
     finally:
@@ -137,7 +137,7 @@ async def test_no_proxy_connects_in_its_place(server: MisbehavingServer) -> None
         with pytest.raises(FetchError) as caught:
             await fetch(f"{server.url}/leaf/1", "127.0.0.0/8", proxy=proxy.url)
         with pytest.raises(ConfigError, match=r'^"http\.proxy" can\'t be used here'):
-            HttpFetcher(Http(proxy=proxy.url), "test", AddressGuard(["127.0.0.0/8"]))
+            HttpFetcher(HttpSettings(proxy=proxy.url), "test", AddressGuard(["127.0.0.0/8"]))
     assert (caught.value.kind, caught.value.retryable, caught.value.contacted) == ("proxy", False, False)
     assert proxy.connections == server.connections == 0
 
@@ -200,7 +200,7 @@ def test_when_the_public_address_is_down_the_others_are_not_tried(others: list[s
 @pytest.fixture
 async def guarded() -> AsyncIterator[type[Spider]]:
     """A spider whose innermost layer is a guarded fetcher: robots.txt and each hop of a redirect come through it."""
-    fetcher = HttpFetcher(Http(), "test", AddressGuard(["127.0.0.1/32"]))
+    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(["127.0.0.1/32"]))
 
     async def through_the_guard(request: Request, fetch: Any) -> Response:
         return await fetcher.fetch(request)

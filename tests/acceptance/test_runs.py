@@ -74,7 +74,7 @@ def test_a_run_can_be_seen(fleet: Fleet, url: str) -> None:
     fleet.worker()  # a run that was finished goes on
     fleet.wait()
     assert fleet.stats()["failed"] == 1
-    assert "forgotten" in fleet.shoal("rm", fleet.run_id).stdout
+    assert "is deleted" in fleet.shoal("rm", fleet.run_id).stdout
     assert fleet.run_id not in fleet.shoal("runs").stdout
 
 
@@ -89,7 +89,7 @@ def test_hosts_are_changed_by_hand(fleet: Fleet, url: str) -> None:
     assert "by the webmaster" not in fleet.shoal("hosts", "unblock", host).stdout
     done = fleet.shoal("hosts", "set", "http://x/", "--delay", "1", check=False)
     assert (done.returncode, "is no host" in done.stderr) == (2, True)
-    assert "say what to change" in fleet.shoal("hosts", "set", host, check=False).stderr
+    assert "nothing to change: pass --delay" in fleet.shoal("hosts", "set", host, check=False).stderr
 
 
 def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
 
     assert f"there is no run nonsense; the newest ones are: {run_id}" in says("stats", "nonsense")
     assert f"the newest ones are: {run_id}" in says("worker", "spider.py", "--run-id", "nonsense")
-    assert "cancel it first, or say --force" in says("rm", run_id)
+    assert "cancel it first, or pass --force" in says("rm", run_id)
     (fleet.folder / "other.py").write_text(SPIDER.replace('"pages"', '"other"'))
     assert "is of the spider 'pages', not of 'other'" in says("worker", "other.py", "--run-id", run_id)
     (fleet.folder / "spider.py").write_text(SPIDER + "\n# a change\n")
@@ -123,7 +123,7 @@ def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)
         assert done.returncode == 2
-        assert "a fleet can't share the frontier" in done.stderr
+        assert "a fleet cannot share the frontier" in done.stderr
 
 
 # -- the registry and the orchestrator
@@ -230,7 +230,7 @@ def test_the_scope_is_the_runs(fleet: Fleet, url: str) -> None:
     fleet.worker(settings={"scope.max_depth": 5})
     fleet.wait()
     assert fleet.stats()["completed"] == 11  # the first page and the ten that it links to
-    assert "scope.max_depth is the run's" in (fleet.folder / "worker-0.log").read_text()
+    assert "scope.max_depth is ignored: the run fixes this setting" in (fleet.folder / "worker-0.log").read_text()
 
 
 def test_a_page_limit_is_the_runs(fleet: Fleet, url: str) -> None:

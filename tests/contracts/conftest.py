@@ -15,7 +15,9 @@ from shoal.frontier.sqlite import SQLiteStore
 from shoal.ports import Store
 from shoal.testing import FakeClock, Harness
 from tests.contracts.postgres_harness import PostgresHarness
+from tests.contracts.postgres_steps import schema_for
 from tests.contracts.redis_harness import RedisHarness
+from tests.databases import PostgresServer, shared
 
 
 class MemoryHarness(Harness):
@@ -81,3 +83,9 @@ def harness(request: pytest.FixtureRequest) -> Harness:
     """Each backend in turn."""
     made: Harness = request.param()
     return made
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """A schema of its own on the PostgreSQL server that the tests share."""
+    return f"{shared(PostgresServer).url}?schema={schema_for(request)}"

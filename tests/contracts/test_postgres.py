@@ -11,24 +11,22 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
 
 from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
 from shoal.frontier.postgres import PostgresStore, connection, schema
-from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
-from shoal.testing.steps import history, reissue
+from shoal.testing.server_faults import until_back
+from shoal.testing.steps import check_books, history, reissue
+from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
 from tests.databases import PostgresServer, RedisServer, shared
-
-WIDE = FrontierOptions(concurrency_per_host=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -37,59 +35,6 @@ def server() -> Iterator[PostgresServer]:
     server = PostgresServer(synchronous_commit="on")
     yield server
     server.close()
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    """A schema of its own on the server that the tests share."""
-    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
-    return f"{shared(PostgresServer).url}?schema=t_{name}"
-
-
-@asynccontextmanager
-async def opened(url: str, run_id: str = "run", options: FrontierOptions = WIDE) -> AsyncIterator[Frontier]:
-    """A frontier in a process of its own."""
-    store = await PostgresStore.open(url)
-    try:
-        if await store.get_run(run_id) is None:
-            await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=0.0))
-        yield await store.frontier(run_id, options)
-    finally:
-        await store.close()
-
-
-async def ask(url: str, statement: str, *arguments: Any) -> Any:
-    link = await asyncpg.connect(url.partition("?")[0])
-    try:
-        return await link.fetchval(statement, *arguments)
-    finally:
-        await link.close()
-
-
-def schema_of(url: str) -> str:
-    return Address.of(url).schema
-
-
-def pages(*numbers: int, host: str = "a.example") -> list[Request]:
-    return [Request(f"http://{host}/{number}") for number in numbers]
-
-
-async def check_books(frontier: Frontier) -> None:
-    stats = await frontier.stats()
-    assert stats.balanced
-    assert await frontier.audit() == stats
-
-
-async def until_back(frontier: Frontier) -> None:
-    """It finds its server again by itself."""
-    limit = time.monotonic() + 20
-    while True:
-        try:
-            await frontier.stats()
-            return
-        except StoreAwayError:
-            assert time.monotonic() < limit
-            await asyncio.sleep(0.05)
 
 
 # -- opening
@@ -196,14 +141,6 @@ async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatc
         await PostgresStore.open(url)
 
 
-async def test_a_schema_of_a_newer_version(url: str) -> None:
-    async with opened(url):
-        pass
-    await ask(url, f"INSERT INTO {schema_of(url)}.migration (number, name) VALUES (9999, 'later')")
-    with pytest.raises(StoreError, match="newer Shoal"):
-        await PostgresStore.open(url)
-
-
 async def test_a_schema_of_something_else(url: str) -> None:
     await ask(url, f"CREATE SCHEMA {schema_of(url)}")
     await ask(url, f"CREATE TABLE {schema_of(url)}.run (speed integer)")
@@ -224,57 +161,9 @@ async def test_it_says_when_the_server_may_lose_something(url: str, caplog: pyte
 # -- faults
 
 
-async def test_a_server_that_is_killed_loses_nothing(server: PostgresServer) -> None:
-    async with opened(f"{server.url}?timeout=5") as frontier:
-        await frontier.push(pages(*range(300)))
-        told: list[Lease] = []
-        held: list[Lease] = []
-        attempted = asyncio.Event()
-
-        async def work() -> None:
-            while True:
-                leases = (await frontier.lease(3, 600)).leases
-                held.extend(leases)
-                await frontier.complete([Completion(lease=lease, items=[b"x"]) for lease in leases])
-                told.extend(leases)
-                attempted.set()
-
-        workers = [asyncio.create_task(work()) for _ in range(3)]
-        await attempted.wait()
-        server.kill()
-        for ended in await asyncio.gather(*workers, return_exceptions=True):
-            assert isinstance(ended, StoreAwayError)
-        with pytest.raises(StoreAwayError):
-            await frontier.stats()
-        server.start()
-        await until_back(frontier)
-        stats = await frontier.stats()
-        await check_books(frontier)
-        assert stats.pushed == 300
-        assert stats.done == stats.items >= len(told)
-        again = await frontier.complete([Completion(lease=lease, children=pages(9999)) for lease in told])
-        assert again == [Pushed(0, 0)] * len(told)
-        tokens = {lease.token for lease in held}
-        rest = (await frontier.lease(1000, 600)).leases
-        assert len(rest) == stats.ready
-        assert not tokens & {lease.token for lease in rest}
-
-
-async def test_a_server_that_does_not_answer(server: PostgresServer) -> None:
-    async with opened(f"{server.url}?timeout=1&schema=frozen") as frontier:
-        await asyncio.gather(*(frontier.push(pages(number)) for number in range(8)))
-        with server.frozen():
-            started = time.monotonic()
-            answers = await asyncio.gather(
-                frontier.lease(1, 60), *(frontier.stats() for _ in range(6)), return_exceptions=True
-            )
-            assert all(isinstance(answer, StoreAwayError) for answer in answers)
-            assert time.monotonic() - started < 4
-            with pytest.raises(StoreAwayError, match="did not answer within 1 s"):
-                await PostgresStore.open(f"{server.url}?timeout=1")
-            assert time.monotonic() - started < 9
-        await until_back(frontier)
-        await check_books(frontier)
+async def test_opening_a_frozen_server_says_how_long_it_waited(server: PostgresServer) -> None:
+    with server.frozen(), pytest.raises(StoreAwayError, match="did not answer within 1 s"):
+        await PostgresStore.open(f"{server.url}?timeout=1")
 
 
 async def test_a_connection_that_an_administrator_ends(url: str) -> None:
@@ -418,26 +307,6 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
         await check_books(one)
 
 
-_DISAGREEMENTS = """
-SELECT 'lane', count(*) FROM {0}.lane l CROSS JOIN LATERAL (
-    SELECT count(*) AS n, (array_agg(id ORDER BY rank, id))[1] AS best FROM {0}.ready WHERE lane = l.id) r
-    WHERE l.ready <> r.n OR l.best_id IS DISTINCT FROM r.best OR (l.place = 0) <> (r.n = 0)
-        OR (l.place >= 2) <> (l.due IS NOT NULL)
-UNION ALL SELECT 'in flight', count(*) FROM {0}.host h
-    WHERE h.in_flight <> (SELECT count(*) FROM {0}.held WHERE host = h.id AND state = 2)
-UNION ALL SELECT 'full, with room', count(*) FROM {1}.politeness WHERE place = 3 AND room > 0
-UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 AND room > 0 AND due > due_at + 0.001
-"""
-
-
-async def check_tables(url: str) -> None:
-    link = await asyncpg.connect(url.partition("?")[0])
-    functions = schema.functions_schema(Address.of(url))
-    for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):
-        assert count == 0, what
-    await link.close()
-
-
 async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
     """Three runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
     runs = {
@@ -525,23 +394,6 @@ async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -
         assert read == list(range(1, 1601))
 
 
-async def test_clients_that_reissue_the_same_leases(url: str) -> None:
-    async with opened(url) as one, opened(url) as two:
-        await one.push(pages(*range(40)))
-        leases = (await one.lease(40, 600)).leases
-        for _ in range(10):
-            answers = await asyncio.gather(
-                *(reissue(client, [lease]) for lease in leases for client in (one, two)),
-                *(client.renew(leases[::-1], 600) for client in (one, two)),
-            )
-            won = [lease for (lease,) in answers[:80] if lease]
-            assert sorted(lease.fingerprint for lease in won) == sorted(lease.fingerprint for lease in leases)
-            leases = won
-        assert None not in await two.complete([Completion(lease=lease) for lease in leases])
-        await check_books(one)
-        await check_tables(url)
-
-
 async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str) -> None:
     """Its connection was cut, which the server has not noticed yet."""
     async with opened(f"{url}&timeout=0.5") as hasty, opened(url) as patient:
@@ -579,25 +431,6 @@ async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> No
         await store.close()
         await check_books(one)
         await check_tables(url)
-
-
-async def test_a_lease_that_is_cancelled_is_given_back(url: str) -> None:
-    async with opened(url) as frontier:
-        await frontier.push(pages(*range(20)))
-        await frontier.lease(0, 60)
-        cancelled = 0
-        for _ in range(20):
-            task = asyncio.create_task(frontier.lease(1, 600))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            task.cancel()
-            try:
-                await frontier.release((await task).leases)
-            except asyncio.CancelledError:
-                cancelled += 1
-        assert cancelled
-        stats = await frontier.stats()
-        assert (stats.ready, stats.leased) == (20, 0)
 
 
 async def test_a_run_that_is_deleted_while_others_work_on_it(url: str) -> None:

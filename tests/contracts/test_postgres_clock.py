@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator
 
@@ -10,9 +9,8 @@ import pytest
 
 from shoal import clock
 from shoal.frontier.postgres import PostgresStore
-from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Run
-from tests.databases import PostgresServer, shared
+from tests.contracts.postgres_steps import pages
 
 HOUR = 3600.0
 POLITE = FrontierOptions(delay=10, max_attempts=3)
@@ -29,17 +27,11 @@ def server_clock() -> Clock:
 
 
 @pytest.fixture
-async def frontier(request: pytest.FixtureRequest, server_clock: Clock) -> AsyncIterator[Frontier]:
-    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
-    url = f"{shared(PostgresServer).url}?schema=t_{name}"
+async def frontier(url: str, server_clock: Clock) -> AsyncIterator[Frontier]:
     store = await PostgresStore.open(url, offset=lambda: server_clock.offset)
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
     yield await store.frontier("run", POLITE)
     await store.close()
-
-
-def pages(*numbers: int, host: str = "a.example") -> list[Request]:
-    return [Request(f"http://{host}/{number}") for number in numbers]
 
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR], ids=["back", "forward"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,8 @@ import pytest
 from shoal.cluster.postgres import PostgresCoordinator
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError, StoreAwayError
 from shoal.ports import Counts
-from tests.databases import PostgresServer, shared
+from tests.contracts.postgres_steps import schema_for
+from tests.databases import PostgresServer
 
 COUNTS = Counts(2, 1)
 
@@ -28,19 +28,9 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    """A schema of its own on the server that the tests share."""
-    return f"{shared(PostgresServer).url}?schema={schema_of(request)}"
-
-
-@pytest.fixture
 def harmed(request: pytest.FixtureRequest, server: PostgresServer) -> str:
     """A schema of its own on the server that is harmed."""
-    return f"{server.url}?schema={schema_of(request)}"
-
-
-def schema_of(request: pytest.FixtureRequest) -> str:
-    return "t_" + re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
+    return f"{server.url}?schema={schema_for(request)}"
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from shoal.errors import StoreRewoundError
 from shoal.frontier.postgres import PostgresStore, columns
 from shoal.http import Request
 from shoal.ports import Completion, Counts, Failure, Frontier, FrontierOptions, HostUpdate, Run
+from tests.contracts.postgres_steps import schema_for
 from tests.databases import PgBouncer, PostgresServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=1000)
@@ -30,7 +30,7 @@ def pooler() -> Iterator[PgBouncer]:
 
 @pytest.fixture
 def schema(request: pytest.FixtureRequest) -> str:
-    return "t_" + re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
+    return schema_for(request)
 
 
 def links(count: int, start: int = 0) -> list[Request]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.postgres import PostgresStore
-from shoal.http import Request
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, Lease, Pushed, Run
+from tests.contracts.postgres_steps import WIDE, lease_one, opened, pages, schema_for
 from tests.databases import PostgresServer, shared
-
-WIDE = FrontierOptions(concurrency_per_host=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +28,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def url(request: pytest.FixtureRequest, server: PostgresServer) -> str:
     """A schema of its own on that server."""
-    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
-    return f"{server.url}?schema=t_{name}"
-
-
-@asynccontextmanager
-async def opened(url: str, run_id: str = "run", options: FrontierOptions = WIDE) -> AsyncIterator[Frontier]:
-    """A frontier in a process of its own."""
-    store = await PostgresStore.open(url)
-    try:
-        if await store.get_run(run_id) is None:
-            await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=0.0))
-        yield await store.frontier(run_id, options)
-    finally:
-        await store.close()
-
-
-def pages(*numbers: int, host: str = "a.example") -> list[Request]:
-    return [Request(f"http://{host}/{number}") for number in numbers]
+    return f"{server.url}?schema={schema_for(request)}"
 
 
 async def rewind(server: PostgresServer, *frontiers: Frontier) -> None:
@@ -63,11 +43,6 @@ async def rewind(server: PostgresServer, *frontiers: Frontier) -> None:
             except StoreAwayError:
                 assert time.monotonic() < limit
                 await asyncio.sleep(0.05)
-
-
-async def lease_one(frontier: Frontier) -> Lease:
-    (lease,) = (await frontier.lease(1, 600)).leases
-    return lease
 
 
 async def work_off(frontier: Frontier, count: int) -> list[Lease]:

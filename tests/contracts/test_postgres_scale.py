@@ -6,9 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import suppress
 
 import asyncpg
 import pytest
@@ -19,35 +17,7 @@ from shoal.frontier.postgres.address import Address
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
-from tests.databases import PostgresServer, shared
-
-WIDE = FrontierOptions(concurrency_per_host=10_000)
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
-    return f"{shared(PostgresServer).url}?schema=t_{name}"
-
-
-@asynccontextmanager
-async def opened(url: str, run_id: str = "run", options: FrontierOptions = WIDE) -> AsyncIterator[PostgresFrontier]:
-    """A frontier in a process of its own."""
-    store = await PostgresStore.open(url)
-    try:
-        if await store.get_run(run_id) is None:
-            await store.create_run(Run(run_id=run_id, spider="s", state="running", created_at=0.0))
-        yield await store.frontier(run_id, options)
-    finally:
-        await store.close()
-
-
-async def ask(url: str, statement: str, *arguments: Any) -> Any:
-    link = await asyncpg.connect(url.partition("?")[0])
-    try:
-        return await link.fetchval(statement, *arguments)
-    finally:
-        await link.close()
+from tests.contracts.postgres_steps import WIDE, ask, lease_one, opened
 
 
 def links(count: int, hosts: int = 20, start: int = 0) -> list[Request]:
@@ -59,11 +29,6 @@ async def check_books(frontier: Frontier) -> Stats:
     assert stats.balanced
     assert await frontier.audit() == stats
     return stats
-
-
-async def lease_one(frontier: Frontier) -> Lease:
-    (lease,) = (await frontier.lease(1, 600)).leases
-    return lease
 
 
 # -- large pages

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from typing import Any
 
-import asyncpg
 import pytest
 
 from shoal.errors import StoreError
@@ -15,7 +12,7 @@ from shoal.frontier.postgres import PostgresStore, schema
 from shoal.frontier.postgres.address import Address
 from shoal.http import Request
 from shoal.ports import Completion, FrontierOptions, Run
-from tests.databases import PostgresServer, shared
+from tests.contracts.postgres_steps import ask
 
 # A worker of another version, whose functions are written in another way.
 _OTHER = """
@@ -38,20 +35,6 @@ async def main():
     await store.close()
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"\W", "_", request.node.name.lower())[-50:].strip("_")
-    return f"{shared(PostgresServer).url}?schema=t_{name}"
-
-
-async def ask(url: str, statement: str, *arguments: Any) -> Any:
-    link = await asyncpg.connect(url.partition("?")[0])
-    try:
-        return await link.fetchval(statement, *arguments)
-    finally:
-        await link.close()
 
 
 class Worker:

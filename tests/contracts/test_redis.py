@@ -25,7 +25,7 @@ from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, ledger
 from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.failures import explained
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
@@ -219,12 +219,11 @@ async def test_a_server_that_is_too_old_or_of_another_kind(info: str, says: str)
             await RedisStore.open(f"redis://127.0.0.1:{port}/0?timeout=2")
 
 
-@pytest.mark.parametrize(("format", "age"), [("1", "older"), ("99", "newer")])
-async def test_a_store_of_another_version_is_not_touched(store: RedisStore, prefix: str, format: str, age: str) -> None:
+async def test_a_store_of_an_older_version_is_refused(store: RedisStore, prefix: str) -> None:
     await new_run(store)
     async with raw(shared(RedisServer)) as client:
-        await client.hset(f"{{{prefix}}}:store", "format", format)
-    with pytest.raises(StoreError, match=f"{age} Shoal"):
+        await client.hset(f"{{{prefix}}}:store", "format", "1")
+    with pytest.raises(StoreError, match="older Shoal"):
         await RedisStore.open(f"{shared(RedisServer).url}?prefix={prefix}")
 
 
@@ -258,31 +257,6 @@ def test_what_the_answers_of_a_server_mean(answer: str, error: type[FrontierErro
 
 
 # -- a server that is away for a while
-
-
-async def test_a_killed_server_has_everything_when_it_is_back() -> None:
-    with running() as server:
-        async with opened(server.url) as store:
-            frontier = await new_run(store, options=FrontierOptions(max_attempts=2))
-            await push(frontier, *range(5))
-            first, second, third = (await frontier.lease(3, TTL)).leases
-            await complete(frontier, first, items=[b"x", b"y"], children=[page("child")], note="a note")
-            assert await frontier.fail([Failure(lease=second, kind="timeout", reason="slow", retry_in=1000)])
-            await frontier.update_host("a.example", HostUpdate(crawl_delay=0.001))
-            pages = [page(number) for number in range(5)]
-            before = await frontier.stats(), [await history(frontier, each) for each in pages]
-            server.kill()
-            for _ in range(2):
-                with pytest.raises(StoreAwayError):
-                    await frontier.stats()
-            with pytest.raises(StoreAwayError):
-                await frontier.push([page("lost")])
-            server.start()
-            assert (await frontier.stats(), [await history(frontier, each) for each in pages]) == before
-            assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
-            assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0)] * 2
-            assert await frontier.push([page("lost"), page(1)]) == Pushed(1, 1)
-            await check_books(frontier)
 
 
 async def test_a_server_that_does_not_answer() -> None:
@@ -639,55 +613,6 @@ async def test_the_items_of_a_page_are_read_and_trimmed_one_by_one(store: RedisS
 
 
 # -- many at the same time
-
-
-async def test_completions_at_the_same_time_add_a_child_once(store: RedisStore, prefix: str) -> None:
-    frontier = await new_run(store)
-    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as other:
-        workers = [frontier, await other.frontier("run", FrontierOptions())]
-        await push(frontier, *range(40))
-        leases = (await frontier.lease(40, TTL)).leases
-        answers = await asyncio.gather(
-            *(
-                worker.complete([Completion(lease=lease, items=[b"x"], children=[page("child"), page(f"c{number}")])])
-                for worker in workers
-                for number, lease in enumerate(leases)
-            )
-        )
-        kept = [pushed for (pushed,) in answers if pushed not in (None, Pushed(0, 0))]  # the others came second
-        assert len(kept) == 40
-        assert sum(pushed.added for pushed in kept if pushed) == 41
-        assert (await frontier.stats()).items == 40
-
-
-async def test_of_two_clients_that_reissue_a_lease_one_gets_it(store: RedisStore, prefix: str) -> None:
-    frontier = await new_run(store)
-    async with opened(f"{shared(RedisServer).url}?prefix={prefix}") as other:
-        clients = [frontier, await other.frontier("run", FrontierOptions())]
-        await push(frontier, *range(40))
-        leases = (await frontier.lease(40, TTL)).leases
-        for _ in range(10):
-            answers = await asyncio.gather(*(reissue(client, [lease]) for lease in leases for client in clients))
-            won = [lease for (lease,) in answers if lease]
-            assert [lease.fingerprint for lease in won] == [lease.fingerprint for lease in leases]
-            assert not {lease.token for lease in won} & {lease.token for lease in leases}
-            leases = won
-        await complete(clients[1], *leases)
-
-
-async def test_a_lease_that_nobody_waits_for_is_given_back(store: RedisStore) -> None:
-    frontier = await new_run(store)
-    await push(frontier, 1, 2)
-    await frontier.lease(0, TTL)
-    task = asyncio.ensure_future(frontier.lease(2, TTL))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [(lease.attempt, lease.request) for lease in (await frontier.lease(2, TTL)).leases] == [
-        (1, page(1)),
-        (1, page(2)),
-    ]
 
 
 _WORKER = """

@@ -21,7 +21,7 @@ from shoal.cluster.zookeeper import ZookeeperCoordinator
 from shoal.cluster.zookeeper.address import parse_url
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import Counts
-from shoal.testing.coordination import COUNTS, TTL, holders, names, told
+from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
 from tests.acceptance.faults import Wire, wire
 from tests.databases import PostgresServer, RedisServer, ZookeeperServer, free_port, shared
 
@@ -247,7 +247,7 @@ async def test_behind_a_wire_that_is_mended_too_late(path: str) -> None:
             await cut.join("cut", COUNTS)
             assert await cut.take(1) is not None
             assert holders(await other.beat()) == {0: "other", 1: "cut"}
-            told_of = told(await other.events(), "joined", "lost", "left")
+            told_of = select_events(await other.events(), "joined", "lost", "left")
             assert told_of == [("joined", "cut"), ("joined", "other"), ("lost", "cut"), ("joined", "cut")]
 
 
@@ -278,7 +278,7 @@ async def test_the_server_is_killed_and_comes_back_in_time(caplog: pytest.LogCap
             assert holders(await eventually(member.beat)) == {0: "a"}
             assert names(await eventually(other.beat)) == ["a", "b"]
             assert await member.take(0) == epoch
-            assert told(await member.events(), "lost") == []
+            assert select_events(await member.events(), "lost") == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -336,7 +336,7 @@ async def test_a_step_whose_answer_was_lost_is_done_once() -> None:
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.leave()
             await eventually(member.leave)
-            assert told(await member.events(), "elected", "left", "lost") == [("elected", "a"), ("left", "a")]
+            assert select_events(await member.events(), "elected", "left", "lost") == [("elected", "a"), ("left", "a")]
 
 
 async def test_a_member_that_hangs_is_lost(url: str) -> None:
@@ -402,7 +402,7 @@ async def test_a_loss_is_told_once(url: str) -> None:
         await others[0].close()
         for _ in range(3):
             await asyncio.gather(*(other.beat() for other in others[1:]))
-        assert told(await others[1].events(), "lost") == [("lost", "m0")]
+        assert select_events(await others[1].events(), "lost") == [("lost", "m0")]
     finally:
         await asyncio.gather(*(other.close() for other in others))
 
@@ -420,7 +420,7 @@ async def test_a_loss_that_nobody_saw_is_told_later(url: str) -> None:
         await member.join("c", COUNTS)
         while "b" in names(await member.beat()):
             await asyncio.sleep(0.05)
-        assert told(await member.events(), "lost") == [("lost", "a"), ("lost", "a"), ("lost", "b")]
+        assert select_events(await member.events(), "lost") == [("lost", "a"), ("lost", "a"), ("lost", "b")]
 
 
 async def test_little_is_kept_after_many_events(url: str, path: str) -> None:

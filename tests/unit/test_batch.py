@@ -20,30 +20,32 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
-from shoal.batch.admission import Desk, TooManySessionsError
+from shoal.batch.admission import TooManySessionsError
 from shoal.batch.content import content_of, content_type, title_of
-from shoal.batch.fairness import Taker, TakingTurns, Turns
+from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.options import BatchOptions, FieldQuery
-from shoal.batch.queries import LONGEST, check_css, check_xpath
-from shoal.batch.quota import PER_ENTRY, Room
+from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath
+from shoal.batch.quota import PER_ENTRY, Quota
+from shoal.batch.results import SessionResults
+from shoal.batch.service import BatchService
 from shoal.batch.session import Session, SessionTooLargeError
 from shoal.batch.settings import Webhook
-from shoal.batch.shares import shares
 from shoal.batch.spider import BatchSpider, start_requests
-from shoal.batch.urls import GivenUrls
+from shoal.batch.urls import UrlList
 from shoal.batch.webhook import sign
-from shoal.config import Config, Serve
-from shoal.config import Scope as ScopeConfig
+from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, Run
-from shoal.server.auth import Gate, check_binding
+from shoal.server.auth import AuthMiddleware, check_binding
 from shoal.server.bodies import read_body
-from shoal.server.models import BatchRequest
-from shoal.server.run_models import RetryFailed, ScaleCluster, SetHost, StartRun
+from shoal.server.schemas.batches import BatchRequest
+from shoal.server.schemas.clusters import ScaleCluster
+from shoal.server.schemas.hosts import SetHost
+from shoal.server.schemas.runs import RetryFailed, StartRun
 from shoal.urls.scope import Scope as UrlScope
 
 URL = "http://example.com/"
@@ -198,7 +200,7 @@ def test_no_query_is_slow_to_check() -> None:
             else rng.choice(slowest)[1][: rng.randint(1, 12)]
             for _ in range(2)
         )
-        query = (start + (unit or " ") * LONGEST)[: LONGEST - 1] + "!"
+        query = (start + (unit or " ") * MAX_LENGTH)[: MAX_LENGTH - 1] + "!"
         began = time.process_time()
         for check in (check_css, check_xpath):
             with suppress(ValueError):
@@ -338,7 +340,7 @@ def test_what_is_text_has_content(kind: str) -> None:
 
 async def test_start_requests_have_their_place() -> None:
     urls = ["no url", URL, "http://EXAMPLE.com/#top", "http://example.com/b", "ftp://example.com/"]
-    requests = start_requests(BatchSpider(BatchOptions(), ""), await GivenUrls.read(urls))
+    requests = start_requests(BatchSpider(BatchOptions(), ""), await UrlList.parse(urls))
     assert [(request.url, request.meta) for request in requests] == [
         (URL, {"place": 1}),
         ("http://example.com/b", {"place": 3}),
@@ -350,7 +352,7 @@ def followed(spider: BatchSpider, response: Response) -> list[str]:
 
 
 def test_links_are_followed_on_the_host_of_a_given_url_or_where_it_leads() -> None:
-    spider = BatchSpider(BatchOptions(depth=2), "", given={f"{URL}given"})
+    spider = BatchSpider(BatchOptions(depth=2), "", urls={f"{URL}given"})
     links = f"<a href={URL}a>a</a><a href={URL}given>b</a><a href=http://other.com/c>c</a>"
     assert followed(spider, page(links)) == [f"{URL}a"]
     away = Request("http://other.com/", redirects=[URL], meta={"place": 0})
@@ -425,19 +427,19 @@ async def work(session: Session, count: int, size: int = 10) -> None:
 
 async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
     session = await session_of(MemoryStore(), "bad 1", f"{URL}1", f"{URL}2", "bad 2", f"{URL}3")
-    assert [result["url"] for _, result in await session.read(0, 10, LARGE)] == ["bad 1", "bad 2"]
+    assert [result["url"] for _, result in await SessionResults(session).read(0, 10, LARGE)] == ["bad 1", "bad 2"]
     await work(session, 2)
-    assert [(number, result["url"]) for number, result in await session.read(0, 3, LARGE)] == [
+    assert [(number, result["url"]) for number, result in await SessionResults(session).read(0, 3, LARGE)] == [
         (1, "bad 1"), (2, "bad 2"), (3, f"{URL}1"),
     ]  # fmt: skip
-    assert [(number, result["url"]) for number, result in await session.read(1, 9, LARGE)] == [
+    assert [(number, result["url"]) for number, result in await SessionResults(session).read(1, 9, LARGE)] == [
         (2, "bad 2"), (3, f"{URL}1"), (4, f"{URL}2"),
     ]  # fmt: skip
-    assert await session.read(4, 9, LARGE) == []
+    assert await SessionResults(session).read(4, 9, LARGE) == []
     assert await session.progress() == {
         "total": 5, "ready": 1, "waiting": 0, "in_work": 0, "done": 2, "failed": 2, "results": 4,
     }  # fmt: skip
-    found = await session.results(LARGE)
+    found = await SessionResults(session).read_all(LARGE)
     assert [result["status"] for result in found.results] == ["failed", "success", "success", "failed", "pending"]
 
 
@@ -450,7 +452,7 @@ def test_pages_of_results_have_a_size(sizes: list[int], max_bytes: int, limit: i
         for size in sizes:
             await work(session, 1, size)
         after, seen = 0, []
-        while found := await session.read(after, limit, max_bytes):
+        while found := await SessionResults(session).read(after, limit, max_bytes):
             assert len(found) <= limit
             whole = [result["content"] for _, result in found if not result.get("truncated")]
             assert sum(map(len, whole)) <= max_bytes
@@ -466,15 +468,15 @@ async def test_a_finished_session_says_why_a_url_has_no_result() -> None:
     session = await session_of(MemoryStore(), f"{URL}1", f"{URL}2", depth=1, max_pages=1)
     await work(session, 1)
     await session.finish()
-    _, second = (await session.results(LARGE)).results
-    assert second["error"] == {"kind": "limit", "message": "the batch had its 1 pages (max_pages)"}
+    _, second = (await SessionResults(session).read_all(LARGE)).results
+    assert second["error"] == {"kind": "limit", "message": "the batch reached its limit of 1 pages (max_pages)"}
 
 
 async def test_limit_is_said_only_where_it_was_reached() -> None:
     session = await session_of(MemoryStore(), f"{URL}1", f"{URL}2", depth=1, max_pages=2)
     await work(session, 1)
     await session.finish()
-    _, second = (await session.results(LARGE)).results
+    _, second = (await SessionResults(session).read_all(LARGE)).results
     assert second["error"]["kind"] == "worker lost"
 
 
@@ -484,15 +486,15 @@ async def test_what_never_came_to_a_result_is_read_at_the_end() -> None:
     await session.frontier.lease(1, 0.01)
     await asyncio.sleep(0.02)
     await work(session, 2)
-    assert [result["url"] for _, result in await session.read(0, 9, LARGE)] == ["no url", f"{URL}2"]
+    assert [result["url"] for _, result in await SessionResults(session).read(0, 9, LARGE)] == ["no url", f"{URL}2"]
     await session.finish()
-    (_, second, third) = await session.read(0, 9, LARGE)
+    (_, second, third) = await SessionResults(session).read(0, 9, LARGE)
     assert (third[1]["url"], third[1]["error"]["kind"]) == (f"{URL}lost", "worker lost")
     assert third[0] > second[0]
-    assert await session.read(second[0], 9, LARGE) == [third]
-    assert await session.read(third[0], 9, LARGE) == []
-    assert [entry async for portion in session.follow(second[0]) for entry in portion] == [third]
-    assert [entry async for portion in session.follow(third[0]) for entry in portion] == []
+    assert await SessionResults(session).read(second[0], 9, LARGE) == [third]
+    assert await SessionResults(session).read(third[0], 9, LARGE) == []
+    assert [entry async for portion in SessionResults(session).follow(second[0]) for entry in portion] == [third]
+    assert [entry async for portion in SessionResults(session).follow(third[0]) for entry in portion] == []
 
 
 async def test_a_session_with_a_page_limit_waits_for_what_is_leased() -> None:
@@ -520,57 +522,58 @@ class Waiting:
         self._stops.setdefault(session_id, asyncio.Event()).set()
 
 
-async def desk_of(
-    store: MemoryStore, told: Callable[[Session], Awaitable[bool]], keep: float = 100, **serve: int
-) -> Desk:
-    desk = Desk(store, Waiting(), Config(serve=Serve(**serve)), distributed=False, max_sessions=2, keep=keep, told=told)
-    await desk.open()
-    return desk
+async def open_service(
+    store: MemoryStore, notify: Callable[[Session], Awaitable[bool]], keep: float = 100, **serve: int
+) -> BatchService:
+    config = Config(serve=ServerSettings(max_sessions=2, keep_results=keep, **serve))
+    service = BatchService(store, Waiting(), config, distributed=False, notify=notify)
+    await service.open()
+    return service
 
 
-async def test_a_desk_takes_no_more_than_it_may_and_forgets() -> None:
-    heard: list[str] = []
+async def test_a_service_limits_sessions_and_deletes_old_ones() -> None:
+    notified: list[str] = []
     has_time = asyncio.Event()
 
-    async def hear(session: Session) -> bool:
-        heard.append(session.id)
-        return await has_time.wait()  # which keeps nobody waiting
+    async def notify(session: Session) -> bool:
+        notified.append(session.id)
+        return await has_time.wait()  # blocks no session
 
-    desk = await desk_of(MemoryStore(), hear, keep=0.1)
+    service = await open_service(MemoryStore(), notify, keep=0.1)
     taken = await asyncio.gather(
-        *(desk.take([URL], BatchOptions(), caller="me", webhook=Webhook(URL, "x")) for _ in range(5)),
+        *(service.create([URL], BatchOptions(), caller="me", webhook=Webhook(URL, "x")) for _ in range(5)),
         return_exceptions=True,
     )
     sessions = [each for each in taken if isinstance(each, Session)]
     assert len(sessions) == 2
     assert all(isinstance(each, TooManySessionsError) for each in taken if not isinstance(each, Session))
-    await desk.cancel(sessions[0])
+    await service.cancel(sessions[0])
     async with asyncio.timeout(5):
-        while desk.running == 2 or not heard:
+        while service.running == 2 or not notified:
             await asyncio.sleep(0.01)
-        assert heard == [sessions[0].id]
-        await desk.take([URL], BatchOptions(), caller="me")
-        while await desk.find(sessions[0].id) is not None:
+        assert notified == [sessions[0].id]
+        await service.create([URL], BatchOptions(), caller="me")
+        while await service.find(sessions[0].id) is not None:
             await asyncio.sleep(0.01)
-    assert await desk.find(sessions[1].id) is not None
-    sessions[1].leave()
+    assert await service.find(sessions[1].id) is not None
+    sessions[1].stop_waiting()
     async with asyncio.timeout(1):
         await sessions[1].wait(60)
     has_time.set()
-    await desk.close()
+    await service.close()
 
 
-async def deaf(session: Session) -> bool:
+async def ignore(session: Session) -> bool:
     return True
 
 
 async def test_a_caller_has_not_all_sessions() -> None:
-    desk = await desk_of(MemoryStore(), deaf, max_sessions_per_caller=1)
-    await desk.take([URL], BatchOptions(), caller="", address="10.0.0.1")
+    service = await open_service(MemoryStore(), ignore, max_sessions_per_caller=1)
+    await service.create([URL], BatchOptions(), caller="", address="10.0.0.1")
     with pytest.raises(TooManySessionsError, match="of yours"):
-        await desk.take([URL], BatchOptions(), caller="", address="10.0.0.1")
-    await desk.take([URL], BatchOptions(), caller="", address="10.0.0.2")
-    await desk.close()
+        await service.create([URL], BatchOptions(), caller="", address="10.0.0.1")
+    await service.create([URL], BatchOptions(), caller="", address="10.0.0.2")
+    await service.close()
 
 
 async def left_behind(store: MemoryStore, run_id: str, **changes: Any) -> Run:
@@ -586,13 +589,13 @@ async def test_a_session_whose_seeder_was_killed_is_seeded_by_another() -> None:
     await left_behind(store, "left")
     frontier = await store.frontier("left", FrontierOptions())
     assert await frontier.claim("seed", 1.0) is not None  # by the one that was killed
-    desk = await desk_of(store, deaf)
+    service = await open_service(store, ignore)
     assert (await frontier.stats()).pushed == 0
     async with asyncio.timeout(10):
         while (await frontier.stats()).seeding:
             await asyncio.sleep(0.05)
     assert (await frontier.stats()).pushed == 1
-    await desk.close()
+    await service.close()
 
 
 @pytest.mark.parametrize(
@@ -603,16 +606,16 @@ async def test_a_session_that_cant_be_read_is_left_alone(changes: dict[str, Any]
     store = MemoryStore()
     await left_behind(store, "odd", **changes)
     await left_behind(store, "good")
-    desk = await desk_of(store, deaf)
-    assert [session.id for session in desk.sessions] == ["good"]
-    with pytest.raises(RunError, match="can't be read"):
-        await desk.find("odd")
-    await desk.close()
+    service = await open_service(store, ignore)
+    assert [session.id for session in service.sessions] == ["good"]
+    with pytest.raises(RunError, match="has invalid"):
+        await service.find("odd")
+    await service.close()
 
 
 async def test_the_networks_of_the_server_are_kept_with_a_session() -> None:
     store = MemoryStore()
-    config = Config(serve=Serve(allow=("10.0.0.0/8",)))
+    config = Config(serve=ServerSettings(allow=("10.0.0.0/8",)))
     made = await Session.create(store, config, [URL], BatchOptions(), caller="", distributed=True)
     found = await Session.find(store, made.id)
     assert found is not None
@@ -654,9 +657,9 @@ def test_bodies_that_are_not(model: type[BaseModel], body: dict[str, Any]) -> No
 # -- what a session holds
 
 
-def in_room(limit: int, **options: Any) -> tuple[BatchSpider, Room]:
-    room = Room(limit)
-    return BatchSpider(BatchOptions(**options), "", room=room), room
+def with_quota(limit: int, **options: Any) -> tuple[BatchSpider, Quota]:
+    quota = Quota(limit)
+    return BatchSpider(BatchOptions(**options), "", quota=quota), quota
 
 
 def statuses(spider: BatchSpider, *pages: Response) -> list[str]:
@@ -664,51 +667,51 @@ def statuses(spider: BatchSpider, *pages: Response) -> list[str]:
 
 
 def test_titles_count() -> None:
-    spider, room = in_room(100_000, format="links")
+    spider, quota = with_quota(100_000, format="links")
     large = page(f"<title>{'t' * 40_000}</title>")
     assert statuses(spider, large, large, large) == ["success", "success", "failed"]
-    assert 80_000 < room.used < 90_000
+    assert 80_000 < quota.used < 90_000
 
 
 def test_what_does_not_fit_is_not_kept() -> None:
-    spider, room = in_room(50_000)
+    spider, quota = with_quota(50_000)
     (result,) = spider.parse(page("€" * 30_000))
     assert (result["status"], result["error"]["kind"], result["content"]) == ("failed", "limit", None)
     assert "serve.max_session_bytes" in result["error"]["message"]
-    assert room.used < 1000
+    assert quota.used < 1000
 
 
 def test_failures_count_and_are_short() -> None:
-    spider, room = in_room(10_000_000)
+    spider, quota = with_quota(10_000_000)
     long = Request("http://example.com/" + "a" * 2000, redirects=["http://example.com/" + "b" * 2000])
     for _ in range(100):
         (result,) = spider.failed(long, FetchError("x" * 5000, kind="scope", retryable=False))
     assert len(result["error"]["message"]) < 600
-    assert room.used > 100 * (2000 + 2000 + 5000)
+    assert quota.used > 100 * (2000 + 2000 + 5000)
 
 
 def test_links_count_once() -> None:
-    spider, room = in_room(10_000_000, depth=1)
+    spider, quota = with_quota(10_000_000, depth=1)
     linked = page("".join(f"<a href=/{number}>" for number in range(100)))
     assert len(list(spider.parse(linked))) == 101
-    once = room.used
+    once = quota.used
     assert once > 100 * PER_ENTRY
     assert len(list(spider.parse(linked))) == 101
-    assert room.used - once < 5000
-    spider, room = in_room(5000, depth=1)
+    assert quota.used - once < 5000
+    spider, quota = with_quota(5000, depth=1)
     assert len(list(spider.parse(linked))) < 30
 
 
 @pytest.mark.parametrize(("location", "kind"), [("/" + "x" * 9000, "redirects"), ("/" + "x" * 4000, "limit")])
 async def test_redirects_count(location: str, kind: str) -> None:
-    room = Room(20_000)
+    quota = Quota(20_000)
 
     async def redirect(request: Request) -> Response:
         return Response(request.url, status=302, headers={"Location": location}, request=request)
 
     async def follow_many() -> None:
         for _ in range(9):
-            await room(Request(URL), redirect)
+            await quota(Request(URL), redirect)
 
     with pytest.raises(FetchError) as raised:
         await follow_many()
@@ -718,61 +721,61 @@ async def test_redirects_count(location: str, kind: str) -> None:
 async def test_urls_and_headers_count_from_the_beginning() -> None:
     store = MemoryStore()
     options = BatchOptions(headers={"X-Long": "x" * 10_000})
-    config = Config(serve=Serve(max_session_bytes=200_000))
+    config = Config(serve=ServerSettings(max_session_bytes=200_000))
     made = await Session.create(store, config, [f"{URL}{n}" for n in range(10)], options, caller="", distributed=False)
-    assert made.room.used > 100_000
-    with pytest.raises(SessionTooLargeError, match="200000 at most"):
+    assert made.quota.used > 100_000
+    with pytest.raises(SessionTooLargeError, match="limit of a session is 200000 bytes"):
         await Session.create(store, config, [f"{URL}{n}" for n in range(30)], options, caller="", distributed=False)
 
 
 async def test_processes_share_what_a_session_may_hold() -> None:
     store = MemoryStore()
     made = await Session.create(store, Config(), [URL], BatchOptions(), caller="", distributed=False)
-    base = made.room.used
-    first, second = (Room(100_000, base, made.frontier) for _ in range(2))
-    assert first.take(60_000)
+    base = made.quota.used
+    first, second = (Quota(100_000, base, made.frontier) for _ in range(2))
+    assert first.use(60_000)
     await first.sync(now=True)
     await second.sync(now=True)
     assert second.used == base + 60_000
-    assert not second.take(60_000)
-    assert second.take(30_000)
+    assert not second.use(60_000)
+    assert second.use(30_000)
     await second.sync(now=True)
-    again = Room(100_000, base, made.frontier)  # a process that was started later
+    again = Quota(100_000, base, made.frontier)  # a process that was started later
     await again.sync(now=True)
     assert again.used == base + 90_000
     assert not (await made.frontier.stats()).seeding
     assert [role.cursor for role in await made.frontier.roles() if role.role == "seed"] == [b"1000"]
 
 
-# -- shares and turns
+# -- fairness
 
 
 @given(
     st.dictionaries(st.text("0123456789", min_size=1, max_size=2), st.sampled_from("abcd"), max_size=30),
     st.integers(1, 200),
 )
-def test_shares(callers: dict[str, str], total: int) -> None:
-    places = shares(callers, total)
-    assert places.keys() == callers.keys()
+def test_divide_slots(callers: dict[str, str], total: int) -> None:
+    slots = divide_slots(callers, total)
+    assert slots.keys() == callers.keys()
     sessions, of_caller = Counter(callers.values()), Counter[str]()
     for session, caller in callers.items():
-        assert places[session] >= 1
-        of_caller[caller] += places[session]
+        assert slots[session] >= 1
+        of_caller[caller] += slots[session]
     for caller, count in of_caller.items():
         assert total // len(sessions) <= count <= max(-(-total // len(sessions)), sessions[caller])
-        own = [places[session] for session in callers if callers[session] == caller]
+        own = [slots[session] for session in callers if callers[session] == caller]
         assert max(own) - min(own) <= 1
     if all(count <= total // len(sessions) for count in sessions.values()) and callers:
-        assert sum(places.values()) == total
+        assert sum(slots.values()) == total
 
 
 class Rival:
     """A session that asks for its pages when it is told to, as an engine does."""
 
-    def __init__(self, turns: Turns, session: Session, name: str, served: list[str]) -> None:
-        taker = Taker(name, session.id, self._come)
-        scope = UrlScope(ScopeConfig(), ())
-        self.scheduler = TakingTurns(session, scope, turns, taker, ttl=60, max_pages=None)
+    def __init__(self, round_robin: RoundRobin, session: Session, name: str, served: list[str]) -> None:
+        participant = Participant(name, session.id, self._come)
+        scope = UrlScope(ScopeSettings(), ())
+        self.scheduler = FairScheduler(session, scope, round_robin, participant, ttl=60, max_pages=None)
         self.name, self._served = name, served
         self._tasks: set[asyncio.Task[Leased]] = set()
 
@@ -800,13 +803,13 @@ class Rival:
 
 async def test_sessions_take_turns_at_a_host() -> None:
     """Whoever came first does not take each place again that it has given back."""
-    store, turns, served = MemoryStore(), Turns(), list[str]()
+    store, round_robin, served = MemoryStore(), RoundRobin(), list[str]()
     config = Config(download_delay=0, concurrency_per_host=2)
     rivals = []
     for name, count in (("large", 300), ("small", 3), ("other", 3)):
         urls = [f"{URL}{name}/{number}" for number in range(count)]
         session = await Session.create(store, config, urls, BatchOptions(), caller=name, distributed=False)
-        rivals.append(Rival(turns, session, name, served))
+        rivals.append(Rival(round_robin, session, name, served))
     for rival in rivals:
         await rival.ask()
     async with asyncio.timeout(10):
@@ -817,16 +820,16 @@ async def test_sessions_take_turns_at_a_host() -> None:
 
 
 async def test_who_does_not_come_keeps_nobody_waiting() -> None:
-    turns = Turns()
+    round_robin = RoundRobin()
 
     async def nothing() -> tuple[Leased, bool]:
         return Leased([], None), True
 
     for number in range(3):
-        await turns.take(Taker("gone", str(number), lambda: None), nothing)
+        await round_robin.lease(Participant("gone", str(number), lambda: None), nothing)
     async with asyncio.timeout(1):
-        await turns.take(Taker("here", "x", lambda: None), nothing)
-        await turns.take(Taker("here", "x", lambda: None), nothing)
+        await round_robin.lease(Participant("here", "x", lambda: None), nothing)
+        await round_robin.lease(Participant("here", "x", lambda: None), nothing)
 
 
 # -- webhooks
@@ -845,19 +848,21 @@ def test_a_signature_can_be_checked_by_the_recipe(secret: str, at: int, body: by
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", "127.0.0.2"])
 def test_an_open_address_needs_a_token(host: str) -> None:
     with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
-        check_binding(Serve(host=host))
+        check_binding(ServerSettings(host=host))
     with pytest.raises(ConfigError, match="SHOAL_SERVE__TOKEN"):
-        check_binding(Serve(host=host, token=""))
-    check_binding(Serve(host=host, token="x"))
-    check_binding(Serve(host=host, tokens={"ann": "x"}))
+        check_binding(ServerSettings(host=host, token=""))
+    check_binding(ServerSettings(host=host, token="x"))
+    check_binding(ServerSettings(host=host, tokens={"ann": "x"}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_the_loopback_needs_none(host: str) -> None:
-    check_binding(Serve(host=host))
+    check_binding(ServerSettings(host=host))
 
 
-async def knock(config: Serve, path: str = "/api", *, body: list[bytes] = [], **headers: str) -> tuple[int, str]:
+async def knock(
+    config: ServerSettings, path: str = "/api", *, body: list[bytes] = [], **headers: str
+) -> tuple[int, str]:
     """The status of the answer, and who the application took it for."""
     heard: list[str] = []
     answered: list[Message] = []
@@ -880,14 +885,14 @@ async def knock(config: Serve, path: str = "/api", *, body: list[bytes] = [], **
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "path": path, "headers": raw, "client": ("10.0.0.1", 1), "method": "POST"}
     try:
-        await Gate(app, config)(scope, receive, send)
+        await AuthMiddleware(app, config)(scope, receive, send)
     except Exception as exc:
         return getattr(exc, "status_code", 0), ""
     return answered[0]["status"], heard[0] if heard else ""
 
 
 async def test_the_gate_knows_callers_by_their_tokens() -> None:
-    config = Serve(tokens={"ann": "one", "bob": "zwéi"}, token="three")
+    config = ServerSettings(tokens={"ann": "one", "bob": "zwéi"}, token="three")
     assert await knock(config, authorization="Bearer one") == (200, "ann")
     assert await knock(config, authorization="bearer  one ") == (200, "ann")
     assert await knock(config, x_api_key="zwéi".encode().decode("latin-1")) == (200, "bob")
@@ -897,11 +902,11 @@ async def test_the_gate_knows_callers_by_their_tokens() -> None:
         assert await knock(config, **headers) == (401, "")
     assert await knock(config, "/health") == (200, "")
     assert await knock(config, "/health/x") == (401, "")
-    assert await knock(Serve()) == (200, "")
+    assert await knock(ServerSettings()) == (200, "")
 
 
 async def test_the_gate_counts_what_comes() -> None:
-    config = Serve(max_request_bytes=10)
+    config = ServerSettings(max_request_bytes=10)
     assert await knock(config, body=[b"12345", b"67890"]) == (200, "")
     assert (await knock(config, body=[b"12345", b"678901", b"2"]))[0] == 413
     assert (await knock(config, content_length="11"))[0] == 413

@@ -91,7 +91,7 @@ def test_a_failed_crawl_says_why_and_how_to_go_on() -> None:
     where = console()
     summary.show(where, ended(state="failed", error="out.jsonl: no space left"), Config(frontier="sqlite:///b.db"))
     assert "no space left" in text_of(where)
-    assert "the same command again" in text_of(where)
+    assert "run the same command again" in text_of(where)
 
 
 def test_the_next_step_after_a_page_limit_is_a_higher_one() -> None:

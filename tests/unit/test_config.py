@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 
 from shoal.config import (
     Config,
-    Http,
-    Queue,
-    Retry,
-    Scope,
-    Throttle,
+    HttpSettings,
+    QueueSettings,
+    RetrySettings,
+    ScopeSettings,
+    ThrottleSettings,
     env_name,
     find_config_file,
     flatten,
     load_config,
     mask,
 )
+from shoal.config.layers import keys
 from shoal.errors import ConfigError
-from shoal.layers import keys
 from shoal.runs.registry import Registry
 
 
@@ -74,12 +74,12 @@ def test_frozen_and_keywords_only() -> None:
     with pytest.raises(AttributeError):
         Config().concurrency = 5  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Http(5.0)  # type: ignore[call-arg]
+        HttpSettings(5.0)  # type: ignore[call-arg]
 
 
 def test_values_are_held_in_the_type_of_their_field() -> None:
     given = {"A": "1"}
-    config = Config(download_delay=2, http=Http(headers=given), scope=Scope(allow=["a"]))  # type: ignore[arg-type]
+    config = Config(download_delay=2, http=HttpSettings(headers=given), scope=ScopeSettings(allow=["a"]))  # type: ignore[arg-type]
     given["A"] = "2"
     assert isinstance(config.download_delay, float)
     assert config.scope.allow == ("a",)
@@ -111,19 +111,19 @@ def test_any_number_of_seconds_is_a_timedelta() -> None:
         ("scope.max_depth", -1, "must be an integer, at least 0, or none, not -1"),
         ("scope.max_pages", 0, "must be an integer, at least 1, or none, not 0"),
         ("queue.max_size", 0, "must be an integer, at least 1, or none, not 0"),
-        ("cache.folder", "", "must be text that is not empty, not ''"),
+        ("cache.folder", "", "must be non-empty text, not ''"),
         ("cache.ttl", "1h", "must be a number, at least 0, at most 1e+09, or none, not '1h'"),
         ("mode", "cluster", 'must be one of "distributed", "standalone", not \'cluster\''),
         ("log_level", "LOUD", 'must be one of "CRITICAL", "DEBUG", "ERROR", "INFO", "WARNING", not \'LOUD\''),
         ("user_agent", "a\nb", "must be one line"),
         ("scope.allow", "one", "must be a list (each text), not 'one'"),
-        ("scope.deny", ["ok", "("], "must hold regular expressions; '(' does not compile: missing )"),
-        ("scope.deny", ["a{99999999999}"], "must hold regular expressions; 'a{99999999999}' does not compile"),
+        ("scope.deny", ["ok", "("], "must contain regular expressions; '(' does not compile: missing )"),
+        ("scope.deny", ["a{99999999999}"], "must contain regular expressions; 'a{99999999999}' does not compile"),
         ("scope.allowed_domains", ["https://a.org"], "host names such as \"example.com\", not 'https://a.org'"),
         ("scope.allowed_domains", [""], "not ''"),
         ("http.headers", {"A": 1}, "must be a table (text to text)"),
-        ("http.headers", {"A B": "x"}, "must hold header names, not 'A B'"),
-        ("http.headers", {"A": "x\r\nB: y"}, "must hold values of one line; that of 'A' has more"),
+        ("http.headers", {"A B": "x"}, "must contain valid header names, not 'A B'"),
+        ("http.headers", {"A": "x\r\nB: y"}, "must contain values of one line; the value of 'A' has several"),
         ("http.proxy", "ftp://p:1", "must be http://, https:// or socks5:// with a host, not 'ftp://p:1'"),
         ("http.proxy", "http://", "with a host, not 'http://'"),
         ("http.proxy", "http://p:99999", "not 'http://p:99999'"),
@@ -144,9 +144,11 @@ def test_bad_values(key: str, value: object, said: str) -> None:
 
 def test_bad_values_by_hand() -> None:
     assert message(Config, concurrency=0) == '"Config.concurrency" must be an integer, at least 1, not 0'
-    assert message(Http, proxy="p").startswith('"Http.proxy" must be http://')
-    assert message(Config, http=Retry()) == '"Config.http" must be of type Http, not Retry'
-    assert message(msgspec.structs.replace, Throttle(), slow_after=0).startswith('"Throttle.slow_after" must be')
+    assert message(HttpSettings, proxy="p").startswith('"HttpSettings.proxy" must be http://')
+    assert message(Config, http=RetrySettings()) == '"Config.http" must be of type HttpSettings, not RetrySettings'
+    assert message(msgspec.structs.replace, ThrottleSettings(), slow_after=0).startswith(
+        '"ThrottleSettings.slow_after" must be'
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,20 +172,20 @@ def test_good_frontiers(frontier: str) -> None:
     "proxy", [None, "http://p:8080", "https://u:p@p:1", "socks5://127.0.0.1:9050", "http://[::1]:1"]
 )
 def test_good_proxies(proxy: str | None) -> None:
-    assert Http(proxy=proxy).proxy == proxy
+    assert HttpSettings(proxy=proxy).proxy == proxy
 
 
 @pytest.mark.parametrize("frontier", ["memory:", "sqlite:///crawl.db"])
 def test_a_fleet_needs_a_frontier_to_share(frontier: str) -> None:
     told = message(Config, mode="distributed", frontier=frontier)
-    assert f'can\'t share the frontier "{frontier}"' in told
+    assert f'cannot share the frontier "{frontier}"' in told
     assert 'set "frontier" to redis://host:port/number or postgresql://host/database' in told
 
 
 def test_with_settings() -> None:
     config = Config(concurrency=5).with_settings({"http.proxy": "http://p:1", "retry": {"max_attempts": 7}})
     assert (config.concurrency, config.http.proxy, config.retry.max_attempts) == (5, "http://p:1", 7)
-    assert config.with_settings({"http": Http(max_redirects=1)}).http == Http(max_redirects=1)
+    assert config.with_settings({"http": HttpSettings(max_redirects=1)}).http == HttpSettings(max_redirects=1)
     assert config.with_settings({}) == config
 
 
@@ -199,11 +201,13 @@ def test_with_settings_names_all_that_is_wrong() -> None:
 
 def test_a_key_given_twice() -> None:
     settings = {"http.proxy": None, "http": {"proxy": "http://p"}}
-    assert message(Config().with_settings, settings) == '"http.proxy" is given twice'
+    assert message(Config().with_settings, settings) == '"http.proxy" is set twice'
 
 
 def test_a_section_of_another_kind() -> None:
-    assert message(Config().with_settings, {"http": Retry()}).startswith('"http" must be a table; its keys are http.')
+    assert message(Config().with_settings, {"http": RetrySettings()}).startswith(
+        '"http" must be a table; its keys are http.'
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,10 +219,41 @@ def test_a_section_of_another_kind() -> None:
         ("ttl", '"cache.ttl" or "lease.ttl"'),
         ("shoal.concurrency", '"concurrency"'),
         ("http.headers.Accept", '"http.headers"'),
+        ("delay", '"download_delay"'),
+        ("http.delay", '"download_delay"'),
+        ("retry.delay", '"retry.base_delay" or "retry.max_delay"'),
+        ("timeout", '"http.connect_timeout" or "http.read_timeout" or "http.total_timeout"'),
+        ("depth", '"scope.max_depth"'),
+        ("user-agent", '"user_agent"'),
+        ("ROBOTSTXT_OBEY", '"robots.obey"'),
+        ("CONCURRENT_REQUESTS_PER_DOMAIN", '"concurrency_per_host"'),
+        ("DOWNLOAD_TIMEOUT", '"http.total_timeout"'),
     ],
 )
 def test_the_nearest_key(key: str, meant: str) -> None:
     assert message(Config().with_settings, {key: 1}) == f'unknown key "{key}"; did you mean {meant}?'
+
+
+def test_a_suggestion_is_a_key_and_an_alias_is_not() -> None:
+    assert set(Config.aliases.values()) <= set(keys(Config))
+    assert not set(Config.aliases) & set(keys(Config))
+
+
+def test_every_layer_suggests_the_nearest_key(toml: Any) -> None:
+    file = toml("delay = 3")
+    found = message(
+        load_config, file=file, spider={"delay": 3}, spider_name="Books", environ={"SHOAL_DELAY": "3"},
+        command_line={"delay": "3"}, code={"delay": 3},
+    )  # fmt: skip
+    assert sorted(found.splitlines()) == sorted(
+        [
+            f'{file}: unknown key "delay"; did you mean "download_delay"?',
+            'spider Books: unknown key "delay"; did you mean "download_delay"?',
+            'SHOAL_DELAY: unknown key "delay"; did you mean SHOAL_DOWNLOAD_DELAY?',
+            '--set delay: unknown key "delay"; did you mean "download_delay"?',
+            'code: unknown key "delay"; did you mean "download_delay"?',
+        ]
+    )
 
 
 def test_nothing_near() -> None:
@@ -226,7 +261,7 @@ def test_nothing_near() -> None:
 
 
 def test_flatten() -> None:
-    flat = flatten(Config(concurrency=5, http=Http(proxy="http://p")))
+    flat = flatten(Config(concurrency=5, http=HttpSettings(proxy="http://p")))
     assert list(flat) == list(keys(Config))
     assert (flat["concurrency"], flat["http.proxy"], flat["items.keep"]) == (5, "http://p", True)
     assert "http" not in flat
@@ -310,8 +345,10 @@ def test_standalone() -> None:
 
 
 def test_standalone_with_more() -> None:
-    config = Config.standalone(max_queue_size=50_000, http={"proxy": "http://p"}, scope=Scope(max_depth=2))
-    assert config == Config(queue=Queue(max_size=50_000), http=Http(proxy="http://p"), scope=Scope(max_depth=2))
+    config = Config.standalone(max_queue_size=50_000, http={"proxy": "http://p"}, scope=ScopeSettings(max_depth=2))
+    assert config == Config(
+        queue=QueueSettings(max_size=50_000), http=HttpSettings(proxy="http://p"), scope=ScopeSettings(max_depth=2)
+    )
     file = "sqlite:///crawl.db"
     assert Config.standalone(frontier=file) == Config.standalone(queue_type="sqlite", frontier=file)
 
@@ -349,18 +386,22 @@ def test_any_password_survives_the_url(password: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "arguments", "said"),
     [
-        ("standalone", {"queue_type": "redis"}, 'no queue of type "redis"; use Config.distributed'),
-        ("standalone", {"frontier": "postgresql://h/d"}, 'no queue of type "postgresql"; use Config.distributed'),
-        ("standalone", {"queue_type": "sqlite"}, 'not the kind of the frontier "memory:"; set "frontier" to'),
-        ("standalone", {"queue_type": "kafka"}, 'queue_type "kafka" is not the kind of the frontier'),
-        ("standalone", {"filter_type": "redis"}, 'filter_type "redis" can\'t go with queue_type "memory"'),
-        ("standalone", {"mode": "distributed"}, '"mode" is "standalone" here; leave it out'),
+        ("standalone", {"queue_type": "redis"}, 'does not support queue_type "redis"; use Config.distributed'),
+        (
+            "standalone",
+            {"frontier": "postgresql://h/d"},
+            'not support queue_type "postgresql"; use Config.distributed',
+        ),
+        ("standalone", {"queue_type": "sqlite"}, 'does not match the frontier "memory:"; set "frontier" to'),
+        ("standalone", {"queue_type": "kafka"}, 'queue_type "kafka" does not match the frontier'),
+        ("standalone", {"filter_type": "redis"}, 'filter_type "redis" does not match queue_type "memory"'),
+        ("standalone", {"mode": "distributed"}, '"mode" is always "standalone" here; remove it'),
         ("standalone", {"concurency": 1}, 'unknown key "concurency"; did you mean "concurrency"?'),
         ("standalone", {"max_queue_size": 0}, '"queue.max_size" must be an integer, at least 1, or none, not 0'),
-        ("distributed", {"queue_type": "memory"}, 'no queue of type "memory"; use Config.standalone'),
-        ("distributed", {"frontier": "sqlite:///f"}, 'no queue of type "sqlite"; use Config.standalone'),
+        ("distributed", {"queue_type": "memory"}, 'does not support queue_type "memory"; use Config.standalone'),
+        ("distributed", {"frontier": "sqlite:///f"}, 'does not support queue_type "sqlite"; use Config.standalone'),
         ("distributed", {"queue_type": "postgresql"}, 'set "frontier" to a URL of that kind'),
-        ("distributed", {"filter_type": "memory"}, "leave filter_type out"),
+        ("distributed", {"filter_type": "memory"}, "remove filter_type"),
         ("distributed", {"frontier": "redis://h", "redis_password": "x"}, "give either frontier or redis_host"),
         ("distributed", {"redis_port": 70000}, '"frontier" must be'),
         ("distributed", {"redis_db": -1}, '"frontier" must be'),
@@ -418,15 +459,17 @@ def test_layers_add_up(toml: Any) -> None:
         environ={"SHOAL_HTTP__PROXY": "http://env:1", "PATH": "/bin", "SHOAL_CONFIG": "elsewhere"},
         command_line={"scope.max_pages": 9, "frontier": "sqlite:///f"},
         options={"frontier": "--frontier"},
-        code={"throttle": Throttle(enabled=False)},
+        code={"throttle": ThrottleSettings(enabled=False)},
     )
     config = resolved.config
     assert (config.project_name, config.retry.max_attempts, config.scope) == (
         "books",
         4,
-        Scope(max_depth=2, max_pages=9),
+        ScopeSettings(max_depth=2, max_pages=9),
     )
-    assert config.http == Http(proxy="http://env:1", read_timeout=5, max_redirects=1, headers={"Accept": "text/html"})
+    assert config.http == HttpSettings(
+        proxy="http://env:1", read_timeout=5, max_redirects=1, headers={"Accept": "text/html"}
+    )
     named = {
         "project_name": str(file),
         "retry.max_attempts": str(file),
@@ -502,7 +545,7 @@ def test_a_file_that_is_not_toml(toml: Any) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "none.toml"
-    assert message(load_config, file=file) == f"{file}: can't be read: No such file or directory"
+    assert message(load_config, file=file) == f"cannot read {file}: No such file or directory"
 
 
 def test_the_file_is_found_here_or_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,7 +663,7 @@ def test_every_kind_of_field_has_words() -> None:
 
 def test_importing_is_light() -> None:
     heavy = "{'aiohttp', 'rich', 'typer', 'turbohtml', 'pydantic'}"
-    code = f"import sys, shoal.layers, shoal.config; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, shoal.config; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
 
@@ -639,7 +682,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         Registry.load(file)
     link = tmp_path / "link.toml"
     link.symlink_to(file)  # ours, but it leads to a file of another
-    with pytest.raises(ConfigError, match=r"link\.toml is not used: it belongs to user 12345"):
+    with pytest.raises(ConfigError, match=r"refusing to read .*link\.toml: it belongs to user 12345"):
         load_config(file=link)
 
 
@@ -652,7 +695,7 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, says
     os.chown(file, -1, 12345)
     file.chmod(mode)
     if says:
-        with pytest.raises(ConfigError, match=rf"{says}.*can write it.*chmod"):
+        with pytest.raises(ConfigError, match=rf"{says}.*can write to it.*chmod"):
             load_config(file=file)
     else:
         assert load_config(file=file).config.concurrency == 3
@@ -689,4 +732,4 @@ def test_the_command_says_why_it_does_not_use_a_file(tmp_path: Path) -> None:
             command, cwd=tmp_path, env={**os.environ, **environ}, capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
-        assert f"{file} is not used: it belongs to user 54321" in done.stderr
+        assert f"refusing to read {file}: it belongs to user 54321" in done.stderr

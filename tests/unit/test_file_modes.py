@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import Cache as CacheConfig
+from shoal.config import CacheSettings
 from shoal.frontier import open_store
 from shoal.frontier.memory.backlog import Spill
 from shoal.http import Request, Response
@@ -67,7 +67,7 @@ async def test_the_cache(tmp_path: Path) -> None:
     async def fetch(request: Request) -> Response:
         return Response(request.url, headers={"Set-Cookie": "secret"}, request=request)
 
-    cache = Cache(CacheConfig(enabled=True, folder=str(tmp_path / "cache")))
+    cache = Cache(CacheSettings(enabled=True, folder=str(tmp_path / "cache")))
     await cache(Request("http://a.example/"), fetch)
     assert list(modes(tmp_path).values()) == ["0o600"]
 

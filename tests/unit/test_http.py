@@ -123,7 +123,7 @@ def test_what_no_request_can_be_made_of(options: dict[str, Any]) -> None:
 
 
 def test_no_callback_by_value() -> None:
-    with pytest.raises(RequestError, match=r"<lambda> can't be a callback: callbacks travel by name"):
+    with pytest.raises(RequestError, match=r"<lambda> cannot be a callback: callbacks are stored by name"):
         Request(URL, callback=lambda response: None)
 
 
@@ -297,6 +297,23 @@ def test_json() -> None:
             page(bad).json()
 
 
+def test_jmespath() -> None:
+    response = page('{"a": [{"b": 1}, {"b": 2}], "c": "ü"}'.encode("utf-16"))
+    assert response.jmespath("a[*].b").getall() == [1, 2]
+    assert response.jmespath("c").get() == "ü"
+    assert response.jmespath("nope").get("none") == "none"
+    for bad in (b"", b"{", b"\xff", b"<html>", b"[" * 100_000):
+        assert page(bad).jmespath("a").getall() == []
+    with pytest.raises(SelectorError):
+        response.jmespath("a[")
+
+
+def test_namespaces() -> None:
+    response = page("<html xmlns:m='u'><m:p>x</m:p>")
+    assert response.xpath("//n:p/text()", {"n": "u"}).get() == "x"
+    assert response.xpath("//n:p[.=$text]", namespaces={"n": "u"}, text="y").get() is None
+
+
 def test_queries() -> None:
     response = page("<p class=x>a1</p><p>b2</p>")
     assert response.css("p.x::text").get() == "a1"
@@ -369,7 +386,7 @@ def test_follow_an_element_without_a_link(query: str) -> None:
     "link", [None, 5, page(LINKS).css("a"), page("<!--c-->").xpath("//comment()")[0], ["/x"]], ids=steady
 )
 def test_follow_what_is_no_link(link: Any) -> None:
-    with pytest.raises(RequestError, match="can't follow"):
+    with pytest.raises(RequestError, match="cannot follow"):
         page(LINKS).follow(link)
 
 

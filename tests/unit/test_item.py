@@ -155,7 +155,7 @@ for _ in range(5000):
         ({"prices": {"a": {None: 1}}}, ["prices.a", "key None"]),
         ({"prices": [{(1, 2): 1}]}, ["prices[0]", "key (1, 2)", "a tuple"]),
         ({"prices": {b"x": 1}}, ["prices", "b'x'", "bytes"]),
-        (_recursive, ["a.b[0]", "refers back"]),
+        (_recursive, ["a.b[0]", "contains itself"]),
         (_deep, ["too deep"]),
         ({"text": "half \ud83d"}, ["text", "surrogate"]),
         ({"it": (x for x in "ab")}, ["it", "generator"]),
@@ -172,7 +172,9 @@ def test_what_is_wrong_is_named(item: Any, words: list[str]) -> None:
 @pytest.mark.parametrize("thing", ["text", 3, None, [{"a": 1}], ("a",), Book, object(), b"x"], ids=steady)
 def test_not_an_item(thing: object) -> None:
     assert not is_item(thing)
-    with pytest.raises(ItemError, match=f"an item is a dict.* not (an? )?{type(thing).__name__.removesuffix('Type')}"):
+    with pytest.raises(
+        ItemError, match=f"an item must be a dict.* not (an? )?{type(thing).__name__.removesuffix('Type')}"
+    ):
         encode_item(thing)
 
 

@@ -128,7 +128,7 @@ ROBOTS = "http://ex.com/robots.txt"
 
 
 def robots_layer(told: Told | None = None, user_agent: str = "shoal/0.1", **options: Any) -> Robots:
-    return Robots(config.Robots(**options), user_agent, cast(Frontier, told or Told()))
+    return Robots(config.RobotsSettings(**options), user_agent, cast(Frontier, told or Told()))
 
 
 async def learned(layer: Robots, site: Site, url: str = URL) -> Robots:
@@ -393,7 +393,7 @@ async def test_a_crawl_delay_that_can_not_be_stored_is_read_again() -> None:
 )  # fmt: skip
 def test_a_hostile_robots_txt_costs_little(text: str) -> None:
     started = time.process_time()
-    rules = read_rules(text[:512_000], "shoal/0.1", config.Robots())
+    rules = read_rules(text[:512_000], "shoal/0.1", config.RobotsSettings())
     for _ in range(10):
         rules.rules is None or rules.rules.can_fetch("http://ex.com/" + "a" * 2000, "shoal/0.1")
     assert time.process_time() - started < 3
@@ -472,13 +472,13 @@ def test_any_retry_after_is_within_a_day(value: str) -> None:
     ],
 )
 def test_when_to_try_again(failure: FetchError, attempt: int, wait: float | None) -> None:
-    policy = RetryPolicy(config.Retry(max_attempts=5), random_fraction=lambda: 0.5)
+    policy = RetryPolicy(config.RetrySettings(max_attempts=5), random_fraction=lambda: 0.5)
     assert policy.retry_in(failure, attempt) == wait
 
 
 @given(st.integers(1, 5000), st.floats(0, 1, exclude_max=True), st.floats(0, 1e9), st.floats(0, 1e9))
 def test_the_wait_is_spread_and_bounded(attempt: int, fraction: float, base: float, most: float) -> None:
-    policy = RetryPolicy(config.Retry(max_attempts=5001, base_delay=base, max_delay=most), lambda: fraction)
+    policy = RetryPolicy(config.RetrySettings(max_attempts=5001, base_delay=base, max_delay=most), lambda: fraction)
     wait = policy.retry_in(error(), attempt)
     assert wait is not None
     assert 0 <= wait <= most
@@ -521,7 +521,7 @@ async def test_a_redirect_passes_if_it_leads_somewhere(status: int) -> None:
 # -- throttle
 
 THROTTLES = st.builds(
-    config.Throttle,
+    config.ThrottleSettings,
     max_delay=st.floats(0, 1e6),
     slow_after=st.floats(0.001, 10),
     backoff_factor=st.floats(1, 100),
@@ -530,7 +530,9 @@ STEPS = st.lists(st.none() | st.floats(0, 1000), max_size=60)
 
 
 @given(THROTTLES, STEPS)
-def test_the_learned_delay_is_never_longer_than_allowed(settings: config.Throttle, steps: list[float | None]) -> None:
+def test_the_learned_delay_is_never_longer_than_allowed(
+    settings: config.ThrottleSettings, steps: list[float | None]
+) -> None:
     host = Learned()
     for latency in steps:
         host = after_overload(host, settings) if latency is None else after_answer(host, latency, settings)
@@ -539,7 +541,9 @@ def test_the_learned_delay_is_never_longer_than_allowed(settings: config.Throttl
 
 
 @given(THROTTLES, STEPS, st.floats(0, 10))
-def test_it_is_forgotten_when_all_is_well(settings: config.Throttle, steps: list[float | None], latency: float) -> None:
+def test_it_is_forgotten_when_all_is_well(
+    settings: config.ThrottleSettings, steps: list[float | None], latency: float
+) -> None:
     host = Learned()
     for step in steps:
         host = after_overload(host, settings) if step is None else after_answer(host, step, settings)
@@ -549,7 +553,7 @@ def test_it_is_forgotten_when_all_is_well(settings: config.Throttle, steps: list
 
 
 @given(THROTTLES, st.floats(0, 100))
-def test_an_overload_makes_it_longer(settings: config.Throttle, before: float) -> None:
+def test_an_overload_makes_it_longer(settings: config.ThrottleSettings, before: float) -> None:
     host = Learned(delay=min(before, settings.max_delay))
     after = after_overload(host, settings)
     assert after.delay >= host.delay
@@ -557,7 +561,7 @@ def test_an_overload_makes_it_longer(settings: config.Throttle, before: float) -
 
 
 def test_a_host_that_gets_slower_and_slower_is_spared() -> None:
-    settings, host = config.Throttle(), Learned()
+    settings, host = config.ThrottleSettings(), Learned()
     for _ in range(10):
         host = after_answer(host, 0.1, settings)
     assert host.delay == 0
@@ -571,7 +575,7 @@ def test_a_host_that_gets_slower_and_slower_is_spared() -> None:
 
 
 def throttle_layer(told: Told) -> Throttle:
-    return Throttle(config.Throttle(), told.update_host)
+    return Throttle(config.ThrottleSettings(), told.update_host)
 
 
 @pytest.mark.parametrize("handled", [False, True])
@@ -870,7 +874,7 @@ def test_a_monstrous_line_costs_little() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Callable[..., Cache]:
-    return lambda **options: Cache(config.Cache(enabled=True, folder=str(tmp_path / "cache"), **options))
+    return lambda **options: Cache(config.CacheSettings(enabled=True, folder=str(tmp_path / "cache"), **options))
 
 
 @pytest.fixture

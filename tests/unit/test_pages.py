@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.config import Scope as ScopeConfig
+from shoal.config import ScopeSettings
 from shoal.crawling.page_spider import PageSpider, page_spider, parse_fields
 from shoal.errors import RequestError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
@@ -104,7 +104,7 @@ def test_where_to_start(url: str, start: str, name: str) -> None:
     spider = page_spider(url, same_site=True, fields={}, markdown=False)
     assert spider.start_urls == [start]
     assert spider.spider_name() == name
-    assert Scope(ScopeConfig(), spider.allowed_domains).refuses(start) is None
+    assert Scope(ScopeSettings(), spider.allowed_domains).refuses(start) is None
 
 
 @pytest.mark.parametrize("url", ["", "ftp://ex.com/", "mailto:a", "http://", "a b"])
@@ -116,7 +116,7 @@ def test_nowhere_to_start(url: str) -> None:
 @pytest.mark.parametrize("port", ["", ":81"])
 def test_the_site(port: str) -> None:
     spider = page_spider(f"www.ex.com{port}", same_site=True, fields={}, markdown=False)
-    scope = Scope(ScopeConfig(), spider.allowed_domains)
+    scope = Scope(ScopeSettings(), spider.allowed_domains)
     for host in ("ex.com", "www.ex.com", "shop.ex.com"):
         assert scope.refuses(f"http://{host}{port}/") is None
     assert scope.refuses("http://other.com/")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import shoal
+import shoal.errors
 
 SOURCE = Path(shoal.__file__).parent
 
 # What each layer may import: itself and whatever stands before it.
 LAYERS = [
-    {"errors", "clock", "layers", "config", "printable", "parsing"},
+    {"errors", "clock", "config", "printable", "parsing"},
     {"urls", "item", "selector"},
     {"http"},
     {"spider"},
@@ -31,6 +35,17 @@ LAYERS = [
     {"celery", "server"},
     {"cli"},
 ]
+
+
+# Exceptions that never reach a user: they end a step, and the code around it catches them.
+CONTROL_FLOW = {
+    "shoal.batch.queries._RefusedError",
+    "shoal.fetch.http._RefusedAddressError",
+    "shoal.frontier.redis.records.UnreadableError",
+    "shoal.middleware.Postponed",
+    "shoal.server.bodies.BodyError",
+    "shoal.server.errors.ProblemError",
+}
 
 
 def layer_of(module: str) -> int:
@@ -57,15 +72,80 @@ def test_imports_point_one_way(path: Path) -> None:
         assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which is above it"
 
 
+def import_graph() -> dict[str, set[str]]:
+    """All modules with the modules they import, also within functions and as ``from package import module``."""
+    paths = {
+        "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
+        for path in SOURCE.rglob("*.py")
+        if path != SOURCE / "__init__.py"
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found = imports_of(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shoal":
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        graph[module] = found & paths.keys()
+    return graph
+
+
+def reachable_from(package: str, graph: dict[str, set[str]]) -> dict[str, str]:
+    """All modules that ``package`` imports, directly or not, each with a module that imports it."""
+    found: dict[str, str] = {}
+    stack = [module for module in graph if f"{module}.".startswith(f"{package}.")]
+    while stack:
+        module = stack.pop()
+        for imported in graph[module] - found.keys():
+            found[imported] = module
+            stack.append(imported)
+    return found
+
+
+@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks"])
+def test_nothing_below_the_server_imports_it(package: str) -> None:
+    """So there is no path from the server through the tasks back to the server either."""
+    back = {
+        module: importer
+        for module, importer in reachable_from(package, import_graph()).items()
+        if module.startswith(("shoal.server", "shoal.cli"))
+    }
+    assert back == {}
+
+
+@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks", "shoal.server"])
+def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
+    graph = import_graph()
+    own = {module: graph[module] - {module} for module in graph if f"{module}.".startswith(f"{package}.")}
+    left = {module: {each for each in imported if each in own} for module, imported in own.items()}
+    while free := [module for module, imported in left.items() if not imported & left.keys()]:
+        for module in free:
+            del left[module]
+    assert left == {}
+
+
 def test_all_is_exact() -> None:
     assert set(shoal.__all__) == {
-        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Node", "ZookeeperCrawler", "DropItem",
-        "ShoalError", "__version__",
+        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Orchestrator", "Scheduler",
+        "UrlWorkQueue", "Node", "ZookeeperCrawler", "DropItem", "ShoalError", "__version__",
     }  # fmt: skip
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None
     with pytest.raises(AttributeError):
         shoal.nonsense  # noqa: B018
+
+
+def test_every_error_derives_from_shoal_error_and_is_in_the_tree() -> None:
+    for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, pending = set(), [BaseException]
+    while pending:
+        pending += (derived := type.__subclasses__(pending.pop()))
+        found.update(each for each in derived if each.__module__.split(".")[0] == "shoal")
+    tree = re.findall(r"(\w+) {2,}\S", shoal.errors.__doc__ or "")
+    errors = {each for each in found if f"{each.__module__}.{each.__qualname__}" not in CONTROL_FLOW}
+    assert [each for each in errors if not issubclass(each, shoal.ShoalError)] == []
+    assert sorted([*tree, "ShoalError"]) == sorted(each.__name__ for each in errors)
 
 
 @pytest.mark.parametrize(

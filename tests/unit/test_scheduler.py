@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import Scope as ScopeConfig
+from shoal.config import ScopeSettings
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.errors import FrontierError, LeaseLostError, QueueFullError, RequestError
 from shoal.frontier.memory import MemoryStore
@@ -29,7 +29,7 @@ async def frontier(clock: FakeClock | None = None, **options: Any) -> Frontier:
 
 
 def scheduler_of(queue: Frontier, **scope: Any) -> Scheduler:
-    return Scheduler(queue, Scope(ScopeConfig(**scope)), ttl=60)
+    return Scheduler(queue, Scope(ScopeSettings(**scope)), ttl=60)
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ async def test_a_repeated_lease_under_a_page_limit_returns_what_it_leased() -> N
     await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
     frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
     await frontier.push([Request(f"http://a.example/{number}") for number in range(9)])
-    scheduler = Scheduler(frontier, Scope(ScopeConfig()), max_pages=5, shared=True)
+    scheduler = Scheduler(frontier, Scope(ScopeSettings()), max_pages=5, shared=True)
     nonce = b"the nonce of a call"
     first = await scheduler.next_requests(9, nonce=nonce)
     again = await scheduler.next_requests(9, nonce=nonce)

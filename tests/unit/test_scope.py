@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import Scope as Config
+from shoal.config import ScopeSettings
 from shoal.errors import ConfigError
 from shoal.urls import scope as scope_module
 from shoal.urls.normalize import normalize_url
@@ -16,7 +16,7 @@ from shoal.urls.scope import Scope
 
 
 def test_without_rules_all_belongs() -> None:
-    scope = Scope(Config())
+    scope = Scope(ScopeSettings())
     assert scope.refuses("http://ex.com/") is None
     assert not scope.too_deep(10**6)
 
@@ -54,22 +54,26 @@ def test_without_rules_all_belongs() -> None:
     ],
 )
 def test_domains(domain: str, url: str, inside: bool) -> None:
-    for scope in (Scope(Config(allowed_domains=(domain.strip(),))), Scope(Config(), [domain]), Scope(Config(), domain)):
+    for scope in (
+        Scope(ScopeSettings(allowed_domains=(domain.strip(),))),
+        Scope(ScopeSettings(), [domain]),
+        Scope(ScopeSettings(), domain),
+    ):
         for _ in range(2):  # the second time from its memory
             reason = scope.refuses(normalize_url(url))
             assert reason == (None if inside else "outside the allowed domains")
 
 
 def test_domains_of_the_configuration_and_the_spider() -> None:
-    scope = Scope(Config(allowed_domains=("a.com",)), ["b.com"])
+    scope = Scope(ScopeSettings(allowed_domains=("a.com",)), ["b.com"])
     assert scope.refuses("http://a.com/") is scope.refuses("http://b.com/") is None
     assert scope.refuses("http://c.com/")
 
 
 @pytest.mark.parametrize("domain", ["http://ex.com", "ex.com/", "", "*", "a b", "::1", "ex.com:x"])
 def test_what_is_no_domain(domain: str) -> None:
-    with pytest.raises(ConfigError, match='"allowed_domains" must hold host names such as'):
-        Scope(Config(), [domain])
+    with pytest.raises(ConfigError, match='"allowed_domains" must contain host names such as'):
+        Scope(ScopeSettings(), [domain])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_what_is_no_domain(domain: str) -> None:
         ({}, None),
         ({"allow": ("/b/", "/item/")}, None),
         ({"allow": (r"\d+$",)}, None),
-        ({"allow": ("/nope/", "^/item")}, "no allow rule fits"),
+        ({"allow": ("/nope/", "^/item")}, "matches no allow rule"),
         ({"deny": ("/nope/",)}, None),
         ({"deny": ("nope", "item")}, "denied by the rule 'item'"),
         ({"allow": ("item",), "deny": ("12",)}, "denied by the rule '12'"),
@@ -87,29 +91,29 @@ def test_what_is_no_domain(domain: str) -> None:
     ],
 )
 def test_rules(rules: dict[str, Any], reason: str | None) -> None:
-    assert Scope(Config(**rules)).refuses("http://ex.com/item/123") == reason
+    assert Scope(ScopeSettings(**rules)).refuses("http://ex.com/item/123") == reason
 
 
 def test_depth() -> None:
-    scope = Scope(Config(max_depth=2))
+    scope = Scope(ScopeSettings(max_depth=2))
     assert [scope.too_deep(depth) for depth in (0, 2, 3)] == [False, False, True]
-    assert Scope(Config(max_depth=0)).too_deep(1)
+    assert Scope(ScopeSettings(max_depth=0)).too_deep(1)
 
 
 @given(st.lists(st.text("ab.", min_size=1, max_size=5), max_size=30))
 def test_many_hosts_do_not_fill_the_memory(hosts: list[str]) -> None:
-    scope = Scope(Config(), ["b"])
-    scope_module._MOST_HOSTS, before = 5, scope_module._MOST_HOSTS
+    scope = Scope(ScopeSettings(), ["b"])
+    scope_module._MAX_HOSTS, before = 5, scope_module._MAX_HOSTS
     try:
         for host in hosts:
             inside = host == "b" or host.endswith(".b")
             assert (scope.refuses(f"http://{host}/") is None) is inside
         assert len(scope._hosts) <= 5
     finally:
-        scope_module._MOST_HOSTS = before
+        scope_module._MAX_HOSTS = before
 
 
 def test_a_long_host_is_not_kept() -> None:
-    scope = Scope(Config(), ["b"])
+    scope = Scope(ScopeSettings(), ["b"])
     assert scope.refuses(f"http://{'a' * 3000}.b/") == "longer than 2083 characters"
     assert scope._hosts == {}

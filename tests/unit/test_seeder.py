@@ -43,8 +43,8 @@ def set_back(frontier: MemoryFrontier, cursor: bytes) -> None:
     """As if the store had lost all that was pushed behind this cursor."""
     role = frontier._roles._roles["seed"]
     role.cursor, role.finished = cursor, False
-    for number in range(int(cursor or b"0"), len(frontier._records)):
-        frontier._records.pop(int.from_bytes(Request(f"http://a.example/{number}").fingerprint(), "big"), None)
+    for number in range(int(cursor or b"0"), len(frontier._requests.records)):
+        frontier._requests.records.pop(int.from_bytes(Request(f"http://a.example/{number}").fingerprint(), "big"), None)
 
 
 async def test_a_seeder_resumes_behind_the_cursor() -> None:

@@ -62,7 +62,7 @@ def test_arguments_become_attributes() -> None:
 
 @pytest.mark.parametrize("name", ["parse", "book", "start", "spider_name", "callback", "log", "__init__", "__class__"])
 def test_an_argument_can_not_hide_what_the_spider_needs(name: str) -> None:
-    with pytest.raises(SpiderError, match=f"Books: argument '{name}' would hide"):
+    with pytest.raises(SpiderError, match=f"Books: argument '{name}' would replace"):
         Books(**{name: "x"})
 
 
@@ -80,7 +80,7 @@ def test_callbacks() -> None:
 
 @pytest.mark.parametrize("name", ["nope", "limit", "start_urls", "__init__", "__class__", "book.__func__", "log"])
 def test_callbacks_that_are_none(name: str) -> None:
-    with pytest.raises(SpiderError, match=f"Books has no method '{name}', which a request names as its callback"):
+    with pytest.raises(SpiderError, match=f"Books has no method '{name}', but a request has it as its callback"):
         Books().callback(name)
 
 
@@ -127,7 +127,7 @@ def test_several_spiders(folder: Path) -> None:
     assert [spider.__name__ for spider in spiders_in(folder / name)] == ["Base", "Poems"]
     assert load_spider(f"{name}:Poems") is not load_spider(f"{name}:Base")
     assert load_spider(f"{name}:verse").__name__ == "Poems"
-    with pytest.raises(SpiderError, match=r"several spiders; say which one: books.py:Base, books.py:Poems$"):
+    with pytest.raises(SpiderError, match=r"several spiders; choose one: books.py:Base, books.py:Poems$"):
         load_spider(name)
     with pytest.raises(SpiderError, match=r"books.py: no spider 'Prose'"):
         load_spider(f"{name}:Prose")
@@ -141,7 +141,7 @@ def test_spiders_of_other_files_are_not_counted(folder: Path) -> None:
 
 @pytest.mark.parametrize("reference", ["nope.py", "nope.py:X", "nope", ".", ""])
 def test_no_such_file(folder: Path, reference: str) -> None:
-    with pytest.raises(SpiderError, match=r"there is no spider file .*`shoal new NAME` writes one"):
+    with pytest.raises(SpiderError, match=r"spider file .* does not exist; `shoal new NAME` creates one"):
         load_spider(reference)
 
 

@@ -115,12 +115,12 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("most", [20, sqlite_seen._MOST], ids=["indexed", "not indexed"])
+@pytest.mark.parametrize("most", [20, sqlite_seen._MAX_IN_MEMORY], ids=["indexed", "not indexed"])
 async def test_a_crawl_that_is_killed_again_and_again_is_done_once(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"from shoal.frontier.sqlite import seen; seen._MOST = {most}\n" + CRAWL
-    monkeypatch.setattr(sqlite_seen, "_MOST", most)
+    code = f"from shoal.frontier.sqlite import seen; seen._MAX_IN_MEMORY = {most}\n" + CRAWL
+    monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", most)
     chance = random.Random(most)
     for _ in range(8):
         process = spawn(code, path, PAGES)
@@ -275,7 +275,7 @@ async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Fr
         lambda: seen.retry_dead(),
     ]
     for change in changes:
-        with pytest.raises(StoreError, match="looked at only"):
+        with pytest.raises(StoreError, match="opened readonly"):
             await change()  # type: ignore[misc]
     await looking.close()
     assert (await frontier.stats()).leased == 1
@@ -381,7 +381,7 @@ async def set_room(store: SQLiteStore, pages: int | None) -> None:
 async def test_without_room_nothing_changes_and_with_room_it_goes_on(
     store: SQLiteStore, frontier: Frontier, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_seen, "_MOST", 50)
+    monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", 50)
     await frontier.push([page(number, f"h{number % 3}.com", priority=number % 2) for number in range(100)])
     leases = await lease_all(frontier, 10)
     before = (await frontier.stats(), await frontier.host_states())
@@ -537,7 +537,7 @@ async def test_a_lease_that_nobody_waits_for_is_given_back(store: SQLiteStore, f
 
 
 async def test_urls_are_known_whether_indexed_or_not(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_seen, "_MOST", 300)
+    monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", 300)
     store = await SQLiteStore.open(path)
     await store.create_run(RUN)
     await store.create_run(Run(run_id="other", spider="s", state="running", created_at=2.0))

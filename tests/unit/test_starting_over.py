@@ -27,7 +27,7 @@ from shoal.sinks.drainer import Drainer
 from shoal.spider import Spider
 from shoal.tasks.dispatch import _Dispatch
 from shoal.tasks.watch import CeleryWatch
-from shoal.tasks.worker import _OpenSession, _Pages
+from shoal.tasks.worker import _OpenSession, _TaskRunner
 
 CLOSED = "http://127.0.0.1:9/"
 """Nobody answers there, and a batch may not fetch it: so each page is settled at once."""
@@ -169,20 +169,20 @@ async def test_a_task_of_celery_releases_its_page_when_the_store_went_back() -> 
     """The store may have the page leased for it still; without a release nobody would fetch it before that ends."""
     session = await session_of(MemoryStore(), lambda name, arguments: name == "fail")
     await session.seed()
-    pages = _Pages(CONFIG, "me")
+    runner = _TaskRunner(CONFIG, "me")
     frontier = session.frontier
     (sent,) = (await frontier.lease(1, 60)).leases
-    found = _OpenSession(session, CONFIG, pages._fetcher(()), "me")
+    found = _OpenSession(session, CONFIG, runner._fetcher(()), "me")
     found.users = 1
-    pages._open[session.id] = found
+    runner._open[session.id] = found
     try:
-        answer = await pages.work(session.id, sent)
+        answer = await runner.work(session.id, sent)
         assert answer["state"] == "lost"
         assert (await frontier.stats()).leased == 0
         assert len((await frontier.lease(1, 60)).leases) == 1
     finally:
-        found.keeping.cancel()
-        await pages._fetcher(()).close()
+        found.renewal.cancel()
+        await runner._fetcher(()).close()
 
 
 async def test_seeding_a_session_leaves_recovery_to_its_engine() -> None:

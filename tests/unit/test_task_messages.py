@@ -22,8 +22,8 @@ from shoal.errors import RequestError
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.ports import Lease
-from shoal.tasks.messages import LARGEST_TASK, check_fits, pack, read_task, unpack
-from shoal.tasks.worker import in_both
+from shoal.tasks.messages import MAX_LEASE_LENGTH, check_belongs, pack, read_task, unpack
+from shoal.tasks.worker import intersect_networks
 from shoal.urls.normalize import host_of
 
 URL = "http://example.com/"
@@ -54,7 +54,7 @@ async def test_what_a_session_sends_is_taken() -> None:
         sent = lease_of(request)
         taken = read_task(ID, pack(sent), "redis://127.0.0.1:6379/0")
         assert taken.request == sent.request
-        check_fits(taken, session)
+        check_belongs(taken, session)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ async def test_what_it_does_not_send_is_refused(changes: dict[str, Any]) -> None
     session = await session_of()
     good = session.spider("").start_request(URL, 1)
     with pytest.raises(RequestError, match="of a task"):
-        check_fits(lease_of(good.replace(**changes)), session)
+        check_belongs(lease_of(good.replace(**changes)), session)
 
 
 async def test_a_session_that_follows_no_links_has_none_to_fetch() -> None:
     session = await session_of(depth=0)
     found = session.spider("").start_request(URL, 1).replace(meta={"site": "example.com"})
-    with pytest.raises(RequestError, match="not of its session"):
-        check_fits(lease_of(found), session)
+    with pytest.raises(RequestError, match="not a URL or a link of the session"):
+        check_belongs(lease_of(found), session)
 
 
 def test_arguments_of_a_task() -> None:
@@ -86,7 +86,7 @@ def test_arguments_of_a_task() -> None:
     assert read_task(ID, good, "redis://x").request.url == URL
     for words in (
         (ID.upper(), good, "x"), ("../x", good, "x"), (7, good, "x"), (ID, good, "x" * 2001), (ID, 7, "x"),
-        (ID, "x" * (LARGEST_TASK + 1), "x"), (ID, "not base64", "x"), (ID, b64encode(b"\xc1").decode(), "x"),
+        (ID, "x" * (MAX_LEASE_LENGTH + 1), "x"), (ID, "not base64", "x"), (ID, b64encode(b"\xc1").decode(), "x"),
     ):  # fmt: skip
         with pytest.raises(RequestError):
             read_task(*words)
@@ -99,13 +99,13 @@ def test_arguments_of_a_task() -> None:
 def test_a_lease_is_in_order(changes: dict[str, Any]) -> None:
     lease = lease_of(Request(URL))
     assert unpack(pack(lease)).fingerprint == lease.fingerprint
-    with pytest.raises(RequestError, match="not a lease"):
+    with pytest.raises(RequestError, match="invalid lease"):
         unpack(pack(replace(lease, **changes)))
 
 
 def test_a_lease_has_nothing_more() -> None:
     fields = [Request(URL), os.urandom(16), 1, 1, "example.com", 0.0, "more"]
-    with pytest.raises(RequestError, match="not a lease"):
+    with pytest.raises(RequestError, match="invalid lease"):
         unpack(b64encode(msgspec.msgpack.encode(fields)).decode())
 
 
@@ -125,7 +125,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
     ],
 )
 def test_networks_are_those_that_both_allow(asked: list[str], own: list[str], both: list[str]) -> None:
-    assert list(in_both(asked, own)) == both
+    assert list(intersect_networks(asked, own)) == both
 
 
 def test_text_of_strangers_is_printable_in_the_logs_of_celery() -> None:

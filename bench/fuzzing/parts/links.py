@@ -6,7 +6,7 @@ import random
 from contextlib import suppress
 from typing import Any
 
-from shoal.config import Scope as ScopeConfig
+from shoal.config import ScopeSettings
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.urls.known_links import KnownLinks
@@ -52,7 +52,7 @@ def run(case: Any) -> str:
     known = KnownLinks()
     found = resolve(base, known.unknown(base, hrefs))
     known.learn(base, hrefs)
-    scope = Scope(ScopeConfig(deny=[r"\?.*x=1", r"/private/"]), ["ex.com"])
+    scope = Scope(ScopeSettings(deny=[r"\?.*x=1", r"/private/"]), ["ex.com"])
     for url in found:
         scope.refuses(url)
         url_fingerprint(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from shoal.config import Robots
+from shoal.config import RobotsSettings
 from shoal.middleware.robots import _LONGEST, read_rules
 
 SECONDS, MEGABYTES = 2.0, 256.0
@@ -49,7 +49,7 @@ def run(case: Any) -> str:
             if left < 0:
                 break
     text = "".join(parts).encode("utf-8", "replace")[:_LONGEST].decode("utf-8-sig", "replace")
-    rules = read_rules(text, _AGENT, Robots())
+    rules = read_rules(text, _AGENT, RobotsSettings())
     if rules.rules is None:
         return "allows all"
     for number in range(20):

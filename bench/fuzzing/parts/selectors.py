@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from shoal.batch.fields import fields_of
 from shoal.batch.options import FieldQuery
-from shoal.batch.queries import LONGEST
+from shoal.batch.queries import MAX_LENGTH
 from shoal.errors import SelectorError
 from shoal.http import Response
 
@@ -46,8 +46,8 @@ def make(rng: random.Random) -> Any:
     kind = rng.choice(["css", "xpath"])
     text = "".join(rng.choice(_PIECES[kind]) for _ in range(rng.randint(1, 12)))
     if rng.random() < 0.3:
-        text = (text * LONGEST)[: LONGEST - 1] + rng.choice(_PIECES[kind])
-    return {"kind": kind, "query": text[:LONGEST], "page": rng.choice([*_PAGES]), "all": rng.random() < 0.5}
+        text = (text * MAX_LENGTH)[: MAX_LENGTH - 1] + rng.choice(_PIECES[kind])
+    return {"kind": kind, "query": text[:MAX_LENGTH], "page": rng.choice([*_PAGES]), "all": rng.random() < 0.5}
 
 
 def mutate(rng: random.Random, case: Any) -> Any:
@@ -57,7 +57,7 @@ def mutate(rng: random.Random, case: Any) -> Any:
         text[:place] + rng.choice(["", rng.choice(pieces), rng.choice(pieces)]) + text[place + rng.randint(0, 3) :]
     )
     page = rng.choice([*_PAGES]) if rng.random() < 0.3 else case["page"]
-    return {**case, "query": changed[:LONGEST], "page": page}
+    return {**case, "query": changed[:MAX_LENGTH], "page": page}
 
 
 @lru_cache(maxsize=len(_PAGES))

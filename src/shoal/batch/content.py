@@ -1,4 +1,4 @@
-"""What is taken from a page."""
+"""Extracts title and content from a page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def content_type(response: Response) -> str:
 
 
 def title_of(response: Response) -> str | None:
-    """None where there is none, and for what is no HTML."""
+    """None if the page has no title or is not HTML."""
     if not _is_html(response):
         return None
     titles = response.css("title")
@@ -27,7 +27,7 @@ def title_of(response: Response) -> str | None:
 
 
 def content_of(response: Response, options: BatchOptions) -> Any:
-    """In the format that was asked for. None for what is not text: an image has no Markdown."""
+    """The content in the requested format. None if the page is not text."""
     kind = content_type(response)
     if kind and not _TEXT.fullmatch(kind):
         return None

@@ -1,15 +1,16 @@
-"""Who asks the frontier next, where sessions want the same hosts.
+"""Shares hosts and page slots fairly among sessions.
 
-A host's places are the store's: whoever asks first has them. A session with a thousand pages of a host asks whenever
-one of them is done, and would take that place again and again, while one with three looks now and then and finds none.
-So whoever came away with less than it wanted stands in line, and is asked first.
+The frontier gives a free host to the first session that asks. A session with a thousand pages of a host asks whenever
+one of them is done, and would get the host again and again. A session with three pages polls now and then, and would
+find the host busy each time. So a session that got fewer leases than it wanted enters a queue, and the sessions in the
+queue ask first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,91 +19,119 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.ports import Leased
 from shoal.urls.scope import Scope
 
-_OFFERS = 4  # sessions in line that are asked before another: all of them would cost too much where there are hundreds
-_PATIENCE = 0.1  # seconds for one that is asked; who does not come loses its place in the line
-_LOOK_AGAIN = 0.5  # seconds after which a session in line looks by itself: others than these may use the store
+_MAX_OFFERS = 4  # queued sessions that may ask before another one: all would cost too much if there are hundreds
+_OFFER_TIMEOUT = 0.1  # seconds in which a session must ask after an offer; else it loses its place in the queue
+_POLL_EVERY = 0.5  # seconds after which a queued session asks anyway: other processes may have released the host
 
 
-class Taker(NamedTuple):
-    """A session that takes turns."""
+def divide_slots(callers: Mapping[str, str], total: int) -> dict[str, int]:
+    """Divide ``total`` slots among sessions, given the caller of each.
+
+    Callers get equal shares, however many sessions they have, and the sessions of a caller divide its share. Each
+    session gets at least one.
+    """
+    sessions: dict[str, list[str]] = {}
+    for session, caller in callers.items():
+        sessions.setdefault(caller, []).append(session)
+    return {
+        session: max(1, slots)
+        for own, share in zip(sessions.values(), _split(total, len(sessions)), strict=True)
+        for session, slots in zip(own, _split(share, len(own)), strict=True)
+    }
+
+
+def _split(total: int, parts: int) -> list[int]:
+    """Integers that are as equal as possible; the first ones get the remainder."""
+    return [total // parts + (number < total % parts) for number in range(parts)]
+
+
+class Participant(NamedTuple):
+    """A session that shares hosts with others."""
 
     caller: str
     session: str
-    come: Callable[[], None]
-    """Has it ask for leases now."""
+    ask: Callable[[], None]
+    """Makes the session ask for leases now."""
 
 
-class Turns:
-    """The line of one process. Callers take turns in it, and so do the sessions of each caller."""
+class RoundRobin:
+    """The queue of one process. Callers take turns, and so do the sessions of each caller."""
 
     def __init__(self) -> None:
-        self._line: OrderedDict[str, OrderedDict[str, Taker]] = OrderedDict()
-        """Whoever waits, by caller and session."""
-        self._asked: dict[str, asyncio.Future[None]] = {}
-        """Sessions that were asked to come, until they do."""
+        self._queue: OrderedDict[str, OrderedDict[str, Participant]] = OrderedDict()
+        """Participants by caller and session."""
+        self._offers: dict[str, asyncio.Future[None]] = {}
+        """Sessions that may ask now, until they do."""
         self._turn = asyncio.Lock()
-        """Held by whoever comes unasked: two at a time would take from each other what they leave to those in line."""
+        """Held by a session that asks without an offer: two at a time would take what they leave to the queue."""
 
-    async def take(self, taker: Taker, lease: Callable[[], Awaitable[tuple[Leased, bool]]]) -> Leased:
-        """What ``lease`` gives, which also says whether the session could do with more, when it is its turn."""
-        self.leave(taker)
-        asked = self._asked.pop(taker.session, None)
-        if asked is None:
+    async def lease(self, participant: Participant, ask: Callable[[], Awaitable[tuple[Leased, bool]]]) -> Leased:
+        """Call ``ask`` when it is the participant's turn. It returns leases and whether the session wants more."""
+        self.leave(participant)
+        offer = self._offers.pop(participant.session, None)
+        if offer is None:
             async with self._turn:
-                await self._offer()
-                leased, wants_more = await lease()
+                await self._offer_to_queue()
+                leased, wants_more = await ask()
         else:
             try:
-                leased, wants_more = await lease()
+                leased, wants_more = await ask()
             finally:
-                if not asked.done():
-                    asked.set_result(None)
+                if not offer.done():
+                    offer.set_result(None)
         if not wants_more:
             return leased
-        self._line.setdefault(taker.caller, OrderedDict())[taker.session] = taker
-        return Leased(leased.leases, _LOOK_AGAIN if leased.wait is None else min(leased.wait, _LOOK_AGAIN))
+        self._queue.setdefault(participant.caller, OrderedDict())[participant.session] = participant
+        return Leased(leased.leases, _POLL_EVERY if leased.wait is None else min(leased.wait, _POLL_EVERY))
 
-    def leave(self, taker: Taker) -> None:
-        """It is in line no more."""
-        sessions = self._line.get(taker.caller)
+    def leave(self, participant: Participant) -> None:
+        """Remove a participant from the queue."""
+        sessions = self._queue.get(participant.caller)
         if sessions is not None:
-            sessions.pop(taker.session, None)
+            sessions.pop(participant.session, None)
             if not sessions:
-                del self._line[taker.caller]
+                del self._queue[participant.caller]
 
-    async def _offer(self) -> None:
-        """Let the first in line ask."""
-        for _ in range(min(_OFFERS, sum(map(len, self._line.values())))):
-            if not self._line:  # others have come meanwhile
+    async def _offer_to_queue(self) -> None:
+        """Let the first participants in the queue ask, one after the other."""
+        for _ in range(min(_MAX_OFFERS, sum(map(len, self._queue.values())))):
+            if not self._queue:  # they asked in the meantime
                 return
-            caller, sessions = next(iter(self._line.items()))
-            self._line.move_to_end(caller)
-            taker = next(iter(sessions.values()))
-            self.leave(taker)
-            asked = self._asked[taker.session] = asyncio.get_running_loop().create_future()
+            caller, sessions = next(iter(self._queue.items()))
+            self._queue.move_to_end(caller)
+            participant = next(iter(sessions.values()))
+            self.leave(participant)
+            offer = self._offers[participant.session] = asyncio.get_running_loop().create_future()
             try:
-                taker.come()
+                participant.ask()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE):
-                        await asked
+                    async with asyncio.timeout(_OFFER_TIMEOUT):
+                        await offer
             finally:
-                if self._asked.get(taker.session) is asked:
-                    del self._asked[taker.session]
+                if self._offers.get(participant.session) is offer:
+                    del self._offers[participant.session]
 
 
-class TakingTurns(Scheduler):
-    """The scheduler of one session among others."""
+class FairScheduler(Scheduler):
+    """The scheduler of a session that shares hosts with others."""
 
     def __init__(
-        self, session: Session, scope: Scope, turns: Turns, taker: Taker, *, ttl: float, max_pages: int | None
+        self,
+        session: Session,
+        scope: Scope,
+        round_robin: RoundRobin,
+        participant: Participant,
+        *,
+        ttl: float,
+        max_pages: int | None,
     ) -> None:
         super().__init__(session.frontier, scope, ttl=ttl, max_pages=max_pages, shared=session.shared)
-        self._turns = turns
-        self._taker = taker
+        self._round_robin = round_robin
+        self._participant = participant
 
     async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
-        return await self._turns.take(self._taker, lambda: self._lease(limit, begun, nonce))
+        return await self._round_robin.lease(self._participant, lambda: self._ask(limit, begun, nonce))
 
-    async def _lease(self, limit: int, begun: bool, nonce: bytes) -> tuple[Leased, bool]:
+    async def _ask(self, limit: int, begun: bool, nonce: bytes) -> tuple[Leased, bool]:
         leased = await super().next_requests(limit, begun=begun, nonce=nonce)
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0

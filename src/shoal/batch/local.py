@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from shoal.batch.fairness import Taker, TakingTurns, Turns
+from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.session import Session
-from shoal.batch.shares import shares
 from shoal.config import Config
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
@@ -50,17 +49,17 @@ class LocalWork:
         self._ended = Counters()
         """Counters of sessions that have ended."""
         self._callers: dict[str, str] = {}
-        self._turns = Turns()
+        self._round_robin = RoundRobin()
 
     async def run(self, session: Session) -> None:
         """Work until the session is finished or cancelled."""
-        taker = Taker(session.settings.sharer, session.id, lambda: self._poll(session.id))
-        life = RunLifecycle(session.store, session.run, self._plan(session, taker))
-        self._lives[session.id], self._callers[session.id] = life, session.settings.sharer
+        participant = Participant(session.settings.owner, session.id, lambda: self._poll(session.id))
+        life = RunLifecycle(session.store, session.run, self._plan(session, participant))
+        self._lives[session.id], self._callers[session.id] = life, session.settings.owner
         try:
             await life.work()
         finally:
-            self._turns.leave(taker)
+            self._round_robin.leave(participant)
             del self._lives[session.id], self._callers[session.id]
             if life.engine is not None:
                 self._ended.add(life.engine.counters)
@@ -69,14 +68,14 @@ class LocalWork:
         if life.error is not None:
             raise life.error
 
-    def _plan(self, session: Session, taker: Taker) -> Plan:
+    def _plan(self, session: Session, participant: Participant) -> Plan:
         config = session.config(self._config)
         spider = session.spider(self._worker_id)
         scope = Scope(config.scope, spider.allowed_domains)
 
         def make_scheduler(frontier: Frontier) -> Scheduler:
-            return TakingTurns(
-                session, scope, self._turns, taker, ttl=config.lease.ttl, max_pages=config.scope.max_pages
+            return FairScheduler(
+                session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
             )
 
         async def open_outputs(frontier: Frontier) -> Sequence[Output]:
@@ -122,7 +121,7 @@ class LocalWork:
         return sum(life.engine.in_flight for life in self._lives.values() if life.engine is not None)
 
     def _share_out(self) -> None:
-        for session_id, places in shares(self._callers, self._places).items():
+        for session_id, places in divide_slots(self._callers, self._places).items():
             engine = self._lives[session_id].engine
             if engine is not None:
                 engine.concurrency = places

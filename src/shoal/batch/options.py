@@ -1,4 +1,4 @@
-"""What a caller may ask for. Data only: nothing in it is ever executed."""
+"""The options of a batch. They are data: nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shoal.batch.limits import StrictModel, at_most
-from shoal.batch.queries import LONGEST, check_css, check_xpath
+from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector
 
 Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
 
-_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
-_LONGEST_NAME = 100
-_LARGEST_HEAD = 16 * 1024  # bytes of headers and cookies together: they are kept with each URL
+_RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
+_MAX_NAME_LENGTH = 100
+_MAX_HEAD_BYTES = 16 * 1024  # headers and cookies together: they are stored with each URL
 
 
 class FieldQuery(StrictModel):
-    """Where a field is on a page: a CSS query (with `::text` or `::attr(name)` if wanted) or an XPath. Only the part of
-    both is taken that is fast on any page."""
+    """Selects a field on a page: a CSS selector (optionally with `::text` or `::attr(name)`) or an XPath expression.
+    Only the parts of both languages that are fast on any page are allowed."""
 
-    css: Annotated[str | None, Field(max_length=LONGEST, examples=["h1"])] = None
-    xpath: Annotated[str | None, Field(max_length=LONGEST, examples=["//h1/text()"])] = None
-    all: Annotated[bool, Field(description="A list of all that is found, instead of the first.")] = False
+    css: Annotated[str | None, Field(max_length=MAX_LENGTH, examples=["h1"])] = None
+    xpath: Annotated[str | None, Field(max_length=MAX_LENGTH, examples=["//h1/text()"])] = None
+    all: Annotated[bool, Field(description="Return a list of all matches instead of the first one.")] = False
 
     @model_validator(mode="after")
-    def _can_be_read(self) -> FieldQuery:
+    def _check_query(self) -> FieldQuery:
         if (self.css is None) == (self.xpath is None):
-            raise ValueError("give one of css and xpath")
+            raise ValueError("must have either css or xpath")
         page = Selector("")
         try:
             if self.css is not None:
@@ -44,67 +44,73 @@ class FieldQuery(StrictModel):
         return self
 
 
-def _text_is_css(query: Any) -> Any:
+def _string_to_query(query: Any) -> Any:
     return {"css": query} if isinstance(query, str) else query
 
 
 class BatchOptions(StrictModel):
-    """How the pages of a batch are fetched, and what is taken from them."""
+    """How to fetch the pages of a batch, and what to extract from them."""
 
-    format: Annotated[Format, Field(description="What `content` is.")] = "html"
+    format: Annotated[Format, Field(description="The form of `content`.")] = "html"
     fields: Annotated[
-        dict[str, Annotated[FieldQuery, BeforeValidator(_text_is_css, json_schema_input_type=FieldQuery | str)]],
-        Field(description="For the format `fields`: name to query; text is a CSS query.", max_length=50),
+        dict[str, Annotated[FieldQuery, BeforeValidator(_string_to_query, json_schema_input_type=FieldQuery | str)]],
+        Field(description="For the format `fields`: a query for each name. A string is a CSS selector.", max_length=50),
         at_most(50),
     ] = {}
     headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50), at_most(50)] = {}
     cookies: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=100), at_most(100)] = {}
-    timeout: Annotated[float, Field(gt=0, le=600, description="Seconds for one page.")] = 30.0
-    max_bytes: Annotated[int, Field(ge=1, le=64 << 20, description="A larger page fails.")] = 5 << 20
-    robots: Annotated[bool, Field(description="Keep to robots.txt.")] = True
-    retries: Annotated[int, Field(ge=0, le=10, description="Attempts after the first one that failed.")] = 2
+    timeout: Annotated[float, Field(gt=0, le=600, description="Seconds per page.")] = 30.0
+    max_bytes: Annotated[int, Field(ge=1, le=64 << 20, description="Maximum size of a page; larger pages fail.")] = (
+        5 << 20
+    )
+    robots: Annotated[bool, Field(description="Obey robots.txt.")] = True
+    retries: Annotated[int, Field(ge=0, le=10, description="Attempts after the first one.")] = 2
     depth: Annotated[
-        int, Field(ge=0, le=10, description="How many links away from the given URLs, on their own hosts.")
+        int, Field(ge=0, le=10, description="How many links to follow from each URL, on the same host.")
     ] = 0
-    max_pages: Annotated[int, Field(ge=1, le=100_000, description="With `depth`: pages of the whole batch.")] = 1000
-    render: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
-    screenshot: Annotated[bool, Field(description="Needs a browser, which this server does not have.")] = False
+    max_pages: Annotated[
+        int, Field(ge=1, le=100_000, description="With `depth`: maximum number of pages of the whole batch.")
+    ] = 1000
+    render: Annotated[bool, Field(description="Not supported: this server has no browser.")] = False
+    screenshot: Annotated[bool, Field(description="Not supported: this server has no browser.")] = False
 
     @field_validator("fields")
     @classmethod
-    def _have_names(cls, fields: dict[str, FieldQuery]) -> dict[str, FieldQuery]:
+    def _check_names(cls, fields: dict[str, FieldQuery]) -> dict[str, FieldQuery]:
         for name in fields:
-            if not (0 < len(name.strip()) <= len(name) <= _LONGEST_NAME and name.isprintable()):
-                raise ValueError(f"a field's name has 1 to {_LONGEST_NAME} characters, not {name!r:.80}")
+            if not (0 < len(name.strip()) <= len(name) <= _MAX_NAME_LENGTH and name.isprintable()):
+                raise ValueError(
+                    f"a field's name must have 1 to {_MAX_NAME_LENGTH} printable characters, not {name!r:.80}"
+                )
         return fields
 
     @field_validator("render", "screenshot")
     @classmethod
-    def _no_browser(cls, wanted: bool) -> bool:
-        if wanted:
-            raise ValueError("this server has no browser: pages are fetched over HTTP, and not rendered")
-        return wanted
+    def _refuse_browser(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("not supported: this server has no browser and does not render pages")
+        return value
 
     @model_validator(mode="after")
-    def _can_be_sent(self) -> BatchOptions:
+    def _check_together(self) -> BatchOptions:
         if (self.format == "fields") != bool(self.fields):
-            raise ValueError('the format "fields" and the option fields go together')
+            raise ValueError('the format "fields" needs the option fields, and the other way round')
         head = (*self.headers.items(), *self.cookies.items())
-        if sum(len(text.encode(errors="replace")) for pair in head for text in pair) > _LARGEST_HEAD:
-            raise ValueError(f"headers and cookies have {_LARGEST_HEAD} bytes at most, together")
+        if sum(len(text.encode(errors="replace")) for pair in head for text in pair) > _MAX_HEAD_BYTES:
+            raise ValueError(f"headers and cookies together must not exceed {_MAX_HEAD_BYTES} bytes")
         for name, value in self.headers.items():
-            if name.lower() in _OURS:
-                raise ValueError(f"the header {name} is not yours to set")
-            if not _is_possible(headers={name: value}):
-                raise ValueError(f"the header {name!r:.80} can't be sent: its name or its value can't be one")
+            if name.lower() in _RESERVED_HEADERS:
+                raise ValueError(f"the header {name} cannot be set: Shoal sets it")
+            if not _is_valid(headers={name: value}):
+                raise ValueError(f"header {name!r:.80}: invalid name or value")
         for name, value in self.cookies.items():
-            if not _is_possible(cookies={name: value}):
-                raise ValueError(f"the cookie {name!r:.80} can't be sent: its name or its value can't be one")
+            if not _is_valid(cookies={name: value}):
+                raise ValueError(f"cookie {name!r:.80}: invalid name or value")
         return self
 
 
-def _is_possible(headers: dict[str, str] | None = None, cookies: dict[str, str] | None = None) -> bool:
-    """Nothing more is told than that: a value may be a secret."""
+def _is_valid(headers: dict[str, str] | None = None, cookies: dict[str, str] | None = None) -> bool:
+    """Messages say no more than this: a value may be secret."""
     try:
         Request("http://localhost/", headers=headers or {}, cookies=cookies or {})
     except RequestError:

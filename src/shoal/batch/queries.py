@@ -1,11 +1,10 @@
-"""The part of CSS and XPath that a stranger may use: what looks at each node of a page some few times.
+"""Checks that a caller's CSS or XPath query is cheap: one that visits each node of a page a few times.
 
-Both languages have more, in which one line can take hours: conditions within conditions, axes that look at the whole
-page from each of its nodes, regular expressions. A query is read here by a parser for what is known to be cheap, and
-nothing else is taken.
+In both languages one line can take hours: nested conditions, axes that visit the whole page from each of its nodes,
+regular expressions. The parsers here accept only a subset that is known to be cheap.
 
-The parser looks one token ahead and never goes back, and no token can be read in two ways. So its time is linear in the
-length of the query, which is limited too.
+They look one token ahead and never backtrack, and no token is ambiguous. So their time is linear in the length of the
+query, which is limited too.
 """
 
 from __future__ import annotations
@@ -15,67 +14,69 @@ from functools import lru_cache
 from re import Pattern
 from typing import NamedTuple
 
-LONGEST = 200
-_MOST_STEPS = (20, 5)
-"""Of a path that begins at the top, and of one that looks everywhere (`//`)."""
-_MOST_CONDITIONS = 4
-_MOST_PATHS = 5
-_MOST_PSEUDOS = 5
-_MOST_SELECTORS = 4
-_MOST_COMBINATORS = 6
-_MOST_ALTERNATIVES = 5
+MAX_LENGTH = 200
+_MAX_STEPS = (20, 5)
+"""Steps of a path without `//`, and of one with it."""
+_MAX_CONDITIONS = 4
+_MAX_PATHS = 5
+_MAX_PSEUDOS = 5
+_MAX_SELECTORS = 4
+_MAX_COMBINATORS = 6
+_MAX_ALTERNATIVES = 5
 
-_CSS = "a CSS query of a batch has up to 6 selectors in a row, without selectors within :has(), :is() and :not()"
-_PSEUDOS = (
-    f"a CSS query of a batch has up to {_MOST_PSEUDOS} pseudo-classes, and one that counts elements (:nth-child() and "
-    "the like)"
+_CSS = (
+    "a CSS query of a batch may have at most 6 combinators, and only simple selectors within :has(), :is() and :not()"
 )
-_HAS = "a CSS query of a batch has :has() only in the last of its selectors in a row"
+_PSEUDOS = (
+    f"a CSS query of a batch may have at most {_MAX_PSEUDOS} pseudo-classes, and only one that counts elements, "
+    "such as :nth-child()"
+)
+_HAS = "a CSS query of a batch may have :has() only in its last compound selector"
 _XPATH = (
-    "an XPath of a batch is a path such as //div[@class='x']/a/@href, of up to 5 steps (20 without //) without axes, "
-    "whose conditions compare attributes, text() and positions; count(), string() and the like may be around it"
+    "an XPath of a batch must be a path such as //div[@class='x']/a/@href, with at most 5 steps (20 without //), "
+    "no axes, and conditions on attributes, text() and positions; functions such as count() and string() may enclose it"
 )
 
 
 def check_css(query: str) -> None:
-    """ValueError for one that may be expensive. One that is no CSS may pass."""
+    """ValueError if the query may be expensive. It may accept invalid CSS."""
     _check(_Css(query), query, _CSS)
 
 
 def check_xpath(query: str) -> None:
-    """ValueError for one that may be expensive. One that is no XPath may pass."""
+    """ValueError if the query may be expensive. It may accept invalid XPath."""
     _check(_XPath(query), query, _XPATH)
 
 
 class Effort(NamedTuple):
-    """What an XPath does with the nodes of a page beyond a look at each."""
+    """What an XPath costs beyond one visit of each node."""
 
     repeated: int
-    """Conditions on nodes that are looked at once for each of their ancestors: from each element that ``//div`` finds,
-    a second ``//`` looks at all that is below it."""
+    """Conditions on nodes that are visited once per ancestor: a second ``//`` visits everything below each match of the
+    first."""
     sorted: int
-    """Steps that find nodes out of order, so that they have to be sorted: siblings are counted for that."""
+    """Steps that find nodes out of order. Sorting them counts siblings."""
 
 
 @lru_cache(maxsize=1024)
 def effort_of(xpath: str) -> Effort:
-    """Of one that was taken."""
+    """The effort of a query that `check_xpath` accepts."""
     parser = _XPath(xpath)
-    parser.read()
+    parser.parse()
     return Effort(max(1, parser.conditions) if parser.repeats else 0, parser.sorts)
 
 
 def _check(parser: _Css | _XPath, query: str, allowed: str) -> None:
     try:
-        if len(query) > LONGEST:
+        if len(query) > MAX_LENGTH:
             raise _RefusedError
-        parser.read()
+        parser.parse()
     except _RefusedError as exc:
         raise ValueError(f"{query!r:.80}: {exc if exc.args else allowed}") from None
 
 
 class _RefusedError(Exception):
-    """The query has something that is not taken."""
+    """The query contains something that is not allowed."""
 
 
 _SPACE = re.compile(r"\s+")
@@ -83,38 +84,39 @@ _STRING = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
 
 
 class _Scanner:
-    """Takes tokens from the front of a text."""
+    """Reads tokens from a string, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._place = 0
+        self._position = 0
 
-    def take(self, token: Pattern[str]) -> str:
-        """The token if it comes next, else the empty string."""
-        found = token.match(self._text, self._place)
+    def read_token(self, token: Pattern[str]) -> str:
+        """Read the token if it is next; else return an empty string."""
+        found = token.match(self._text, self._position)
         if found is None:
             return ""
-        self._place = found.end()
+        self._position = found.end()
         return found[0]
 
-    def sign(self, *signs: str) -> str:
-        """The first of these signs that comes next, else the empty string."""
+    def read_sign(self, *signs: str) -> str:
+        """Read the first of these signs that is next; else return an empty string."""
         for sign in signs:
-            if self._text.startswith(sign, self._place):
-                self._place += len(sign)
+            if self._text.startswith(sign, self._position):
+                self._position += len(sign)
                 return sign
         return ""
 
-    def need(self, taken: str) -> str:
-        if not taken:
+    def need(self, token: str) -> str:
+        """Refuse the query if a token that must follow is missing."""
+        if not token:
             raise _RefusedError
-        return taken
+        return token
 
-    def space(self) -> bool:
-        return bool(self.take(_SPACE))
+    def skip_space(self) -> bool:
+        return bool(self.read_token(_SPACE))
 
     def at_end(self) -> bool:
-        return self._place == len(self._text)
+        return self._position == len(self._text)
 
 
 # -- XPath
@@ -125,57 +127,57 @@ _FUNCTIONS = frozenset({"count", "string", "normalize-space", "number", "boolean
 
 
 class _XPath(_Scanner):
-    """A union of paths, in one function or in none."""
+    """Parses a union of paths, optionally within one function."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._steps = self.conditions = 0
-        self._everywhere = False
+        self._has_descendants = False
         self.repeats = False
         """Whether a path has ``//`` more than once."""
         self.sorts = 0
-        """Steps behind a ``//``, and unions."""
+        """Steps after a ``//``, and unions."""
         self._word = ""
-        """A name that was taken to see what it is."""
+        """A name that was read ahead."""
 
-    def read(self) -> None:
-        self.space()
-        self._word = self.take(_NAME)
-        function = self._word in _FUNCTIONS and bool(self.sign("("))
+    def parse(self) -> None:
+        self.skip_space()
+        self._word = self.read_token(_NAME)
+        function = self._word in _FUNCTIONS and bool(self.read_sign("("))
         if function:
             self._word = ""
-            self.space()
+            self.skip_space()
         self._union()
         if function:
             self._close()
-        self.space()
-        if not self.at_end() or self._steps > _MOST_STEPS[self._everywhere] or self.conditions > _MOST_CONDITIONS:
+        self.skip_space()
+        if not self.at_end() or self._steps > _MAX_STEPS[self._has_descendants] or self.conditions > _MAX_CONDITIONS:
             raise _RefusedError
 
     def _union(self) -> None:
-        for _ in range(_MOST_PATHS):
+        for _ in range(_MAX_PATHS):
             self._path()
-            self.space()
-            if not self.sign("|"):
+            self.skip_space()
+            if not self.read_sign("|"):
                 return
             self.sorts += 1
-            self.space()
+            self.skip_space()
         raise _RefusedError
 
     def _path(self) -> None:
-        everywhere = 0
+        descendants = 0
         if not self._word:
-            self.sign(".")
-            everywhere += self._slash() == "//"
+            self.read_sign(".")
+            descendants += self._slash() == "//"
         self._step()
         while slash := self._slash():
-            everywhere += slash == "//"
-            self.repeats |= everywhere > 1
-            self.sorts += everywhere > 0
-            if self.sign(".."):
+            descendants += slash == "//"
+            self.repeats |= descendants > 1
+            self.sorts += descendants > 0
+            if self.read_sign(".."):
                 if slash == "//":
                     raise _RefusedError
-                while self.sign("/"):
+                while self.read_sign("/"):
                     self._steps += 1
                     self.sorts += 1
                     self._step()
@@ -183,101 +185,101 @@ class _XPath(_Scanner):
             self._step()
 
     def _slash(self) -> str:
-        slash = self.sign("//", "/")
+        slash = self.read_sign("//", "/")
         self._steps += bool(slash)
-        self._everywhere |= slash == "//"
+        self._has_descendants |= slash == "//"
         return slash
 
     def _step(self) -> None:
         """An attribute, ``text()``, or an element with its conditions."""
-        word, self._word = self._word or self.take(_NAME), ""
+        word, self._word = self._word or self.read_token(_NAME), ""
         if not word:
-            if self.sign("@"):
-                self._qualified(self.take(_NAME) or self.need(self.sign("*")))
+            if self.read_sign("@"):
+                self._qualified(self.read_token(_NAME) or self.need(self.read_sign("*")))
                 return
-            self.need(self.sign("*"))
-        elif word == "text" and self.sign("("):
+            self.need(self.read_sign("*"))
+        elif word == "text" and self.read_sign("("):
             self._close()
             return
         else:
             self._qualified(word)
-        self.space()
-        while self.sign("["):
+        self.skip_space()
+        while self.read_sign("["):
             self._predicate()
-            self.space()
+            self.skip_space()
 
     def _qualified(self, name: str) -> None:
-        """The rest of a name: ``:title`` of ``media:title``. ``::`` is an axis, and ``(`` a function."""
-        if name != "*" and self.sign(":"):
-            self.need(self.take(_NAME) or self.sign("*"))
-        if self.sign(":", "("):
+        """Read the rest of a name: ``:title`` of ``media:title``. Refuse an axis (``::``) and a function (``(``)."""
+        if name != "*" and self.read_sign(":"):
+            self.need(self.read_token(_NAME) or self.read_sign("*"))
+        if self.read_sign(":", "("):
             raise _RefusedError
 
     def _predicate(self) -> None:
         while True:
             self.conditions += 1
-            self.space()
-            word = self.take(_NAME)
-            if word == "not" and self.sign("("):
-                self.space()
-                self._test(self.take(_NAME))
+            self.skip_space()
+            word = self.read_token(_NAME)
+            if word == "not" and self.read_sign("("):
+                self.skip_space()
+                self._test(self.read_token(_NAME))
                 self._close()
             else:
                 self._test(word)
-            self.space()
-            if self.sign("]"):
+            self.skip_space()
+            if self.read_sign("]"):
                 return
-            if self.need(self.take(_NAME)) not in ("and", "or"):
+            if self.need(self.read_token(_NAME)) not in ("and", "or"):
                 raise _RefusedError
 
     def _test(self, word: str) -> None:
-        """``word``: the name that begins it, if one does."""
+        """``word``: the name at its beginning, if there is one."""
         if word in ("contains", "starts-with"):
-            self.need(self.sign("("))
+            self.need(self.read_sign("("))
             self._spaced_value()
-            self.need(self.sign(","))
+            self.need(self.read_sign(","))
             self._spaced_value()
-            self.need(self.sign(")"))
+            self.need(self.read_sign(")"))
             return
         self._value(word)
         for _ in range(2):
-            self.space()
-            if not self.sign("!=", "<=", ">=", "=", "<", ">", "-"):
+            self.skip_space()
+            if not self.read_sign("!=", "<=", ">=", "=", "<", ">", "-"):
                 return
-            self.space()
-            self._value(self.take(_NAME))
+            self.skip_space()
+            self._value(self.read_token(_NAME))
 
     def _spaced_value(self) -> None:
-        self.space()
-        self._value(self.take(_NAME))
-        self.space()
+        self.skip_space()
+        self._value(self.read_token(_NAME))
+        self.skip_space()
 
     def _value(self, word: str) -> None:
         if word in ("position", "last"):
-            self.need(self.sign("("))
+            self.need(self.read_sign("("))
             self._close()
         elif word == "normalize-space":
-            self.need(self.sign("("))
-            self.space()
-            self._own(self.take(_NAME))
+            self.need(self.read_sign("("))
+            self.skip_space()
+            self._attribute_or_text(self.read_token(_NAME))
             self._close()
-        elif word or not (self.take(_STRING) or self.take(_NUMBER)):
-            self._own(word)
+        elif word or not (self.read_token(_STRING) or self.read_token(_NUMBER)):
+            self._attribute_or_text(word)
 
-    def _own(self, word: str) -> None:
-        """What a node has itself: an attribute, or ``text()``."""
+    def _attribute_or_text(self, word: str) -> None:
+        """An attribute of the node, or its ``text()``."""
         if word == "text":
-            self.need(self.sign("("))
+            self.need(self.read_sign("("))
             self._close()
             return
         if word:
             raise _RefusedError
-        self.need(self.sign("@"))
-        self._qualified(self.take(_NAME) or self.need(self.sign("*")))
+        self.need(self.read_sign("@"))
+        self._qualified(self.read_token(_NAME) or self.need(self.read_sign("*")))
 
     def _close(self) -> None:
-        self.space()
-        self.need(self.sign(")"))
+        self.skip_space()
+        self.need(self.read_sign(")"))
 
 
 # -- CSS
@@ -293,105 +295,105 @@ _GROUPS = frozenset({"not", "is", "where", "has"})
 
 
 class _Css(_Scanner):
-    """A group of selectors, each with ``::text`` or ``::attr()`` or without."""
+    """Parses a list of selectors, each optionally with ``::text`` or ``::attr()``."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._pseudos = self._counting = 0
         self._has = False
 
-    def read(self) -> None:
-        for _ in range(_MOST_SELECTORS):
-            self.space()
+    def parse(self) -> None:
+        for _ in range(_MAX_SELECTORS):
+            self.skip_space()
             self._selector()
             if self.at_end():
                 break
-            self.need(self.sign(","))
+            self.need(self.read_sign(","))
         else:
             raise _RefusedError
-        if self._pseudos > _MOST_PSEUDOS or self._counting > 1:
+        if self._pseudos > _MAX_PSEUDOS or self._counting > 1:
             raise _RefusedError(_PSEUDOS)
 
     def _selector(self) -> None:
         self._has = False
-        for _ in range(_MOST_COMBINATORS + 1):
-            if self._has:  # it would look below each ancestor of each element
+        for _ in range(_MAX_COMBINATORS + 1):
+            if self._has:  # it would visit everything below each ancestor of each element
                 raise _RefusedError(_HAS)
             self._compound(pseudos=True)
-            if self.sign("::"):
+            if self.read_sign("::"):
                 self._string_of()
-                self.space()
+                self.skip_space()
                 return
-            spaced = self.space()
-            if self.sign(">", "+", "~"):
-                self.space()
-            elif not spaced or self.at_end() or self._text[self._place] == ",":
+            spaced = self.skip_space()
+            if self.read_sign(">", "+", "~"):
+                self.skip_space()
+            elif not spaced or self.at_end() or self._text[self._position] == ",":
                 return
         raise _RefusedError
 
     def _compound(self, *, pseudos: bool) -> None:
-        """May be empty: ``::text`` has none before it."""
-        if not self.take(_WORD):
-            self.sign("*")
+        """May be empty: before ``::text``."""
+        if not self.read_token(_WORD):
+            self.read_sign("*")
         while True:
-            if self.sign("#", "."):
-                self.need(self.take(_WORD))
-            elif self.sign("["):
+            if self.read_sign("#", "."):
+                self.need(self.read_token(_WORD))
+            elif self.read_sign("["):
                 self._attribute()
-            elif pseudos and not self._text.startswith("::", self._place) and self.sign(":"):
+            elif pseudos and not self._text.startswith("::", self._position) and self.read_sign(":"):
                 self._pseudo()
             else:
                 return
 
     def _attribute(self) -> None:
-        self.space()
-        self.need(self.take(_ATTRIBUTE))
-        self.space()
-        if self.sign("=", "~=", "^=", "$=", "*=", "|="):
-            self.space()
-            self.need(self.take(_STRING) or self.take(_WORD))
-            self.space()
-            self.sign("i", "s")
-            self.space()
-        self.need(self.sign("]"))
+        self.skip_space()
+        self.need(self.read_token(_ATTRIBUTE))
+        self.skip_space()
+        if self.read_sign("=", "~=", "^=", "$=", "*=", "|="):
+            self.skip_space()
+            self.need(self.read_token(_STRING) or self.read_token(_WORD))
+            self.skip_space()
+            self.read_sign("i", "s")
+            self.skip_space()
+        self.need(self.read_sign("]"))
 
     def _pseudo(self) -> None:
-        name = self.need(self.take(_WORD))
+        name = self.need(self.read_token(_WORD))
         self._pseudos += 1
         self._counting += name in _COUNTING or name in _NTHS
         self._has |= name == "has"
         if name in _SIMPLE or name in _COUNTING:
             return
-        self.need(self.sign("("))
-        self.space()
+        self.need(self.read_sign("("))
+        self.skip_space()
         if name in _NTHS:
-            self.need(self.take(_NTH))
-            self.space()
+            self.need(self.read_token(_NTH))
+            self.skip_space()
         elif name in _GROUPS:
             self._alternatives()
         else:
             raise _RefusedError
-        self.need(self.sign(")"))
+        self.need(self.read_sign(")"))
 
     def _alternatives(self) -> None:
-        if self.sign(">"):
-            self.space()
-        for _ in range(_MOST_ALTERNATIVES):
+        if self.read_sign(">"):
+            self.skip_space()
+        for _ in range(_MAX_ALTERNATIVES):
             self._compound(pseudos=False)
-            self.space()
-            if not self.sign(","):
+            self.skip_space()
+            if not self.read_sign(","):
                 return
-            self.space()
+            self.skip_space()
         raise _RefusedError
 
     def _string_of(self) -> None:
-        name = self.need(self.take(_WORD))
+        name = self.need(self.read_token(_WORD))
         if name == "text":
             return
         if name != "attr":
             raise _RefusedError
-        self.need(self.sign("("))
-        self.space()
-        self.need(self.take(_STRING) or self.take(_ATTRIBUTE_OF))
-        self.space()
-        self.need(self.sign(")"))
+        self.need(self.read_sign("("))
+        self.skip_space()
+        self.need(self.read_token(_STRING) or self.read_token(_ATTRIBUTE_OF))
+        self.skip_space()
+        self.need(self.read_sign(")"))

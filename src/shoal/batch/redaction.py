@@ -1,4 +1,4 @@
-"""What callers of the API are not told: private addresses, names of internal servers, and paths. The log has them."""
+"""Removes private addresses, internal servers and paths from messages to callers. The log keeps them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ REFUSED_ADDRESS = "the address of the host is not to be contacted from here (ser
 _ADDRESS = re.compile(
     r"(?:\S+ is )?(?:a|the|no) [\w-]+ address, which is not to be contacted from here \(serve\.allow\)"
 )
-_CALLED = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")
+_SOCKET_ADDRESS = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")
 _SERVER = re.compile(r"\b((?:redis|postgres|mysql|mariadb|zookeeper|sqlite|amqp)\w*)(?:\+\w+)?://[^\s,;)\"']*")
 _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:\"',;()]+/)+")
 
 
 def redacted(text: str) -> str:
-    """A message without them: of a server its kind is left, of a path the last name."""
+    """The message without private addresses. Of a server URL it keeps the scheme, of a path the last part."""
     text = _ADDRESS.sub(REFUSED_ADDRESS, text)
-    text = _CALLED.sub("(an address)", text)
+    text = _SOCKET_ADDRESS.sub("(an address)", text)
     text = _SERVER.sub(r"\1://...", text)
     return _PATH.sub("", text)

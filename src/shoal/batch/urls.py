@@ -1,4 +1,4 @@
-"""The URLs of a batch in normal form: made once, and off the event loop where that may take long."""
+"""Normalizes the URLs of a batch: once, and in a thread if there are many."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from typing import Self
 from shoal.errors import RequestError
 from shoal.urls.normalize import normalize_url
 
-MOST_FOREIGN = 500
-"""Different host names outside ASCII in one batch: converting one takes up to 10 ms."""
-LONGEST_URL = 8192
-"""Characters of a URL in normal form: escapes make it up to nine times as long as it was given."""
-_FEW = (100, 32 * 1024)  # URLs, and characters of them: so few take no longer than a change of threads
+MAX_NON_ASCII_HOSTS = 500
+"""Different non-ASCII host names in one batch: converting one takes up to 10 ms."""
+MAX_URL_LENGTH = 8192
+"""Characters of a normalized URL: escaping makes a URL up to nine times as long."""
+_MAX_INLINE = (100, 32 * 1024)  # URLs and characters below which a thread would cost more than it saves
 
 _HOST = re.compile(r"[\x00-\x20]*[a-zA-Z][a-zA-Z0-9+.\-]*:[/\\\x00-\x20]*([^/?#\\]*)")
 _threads = ThreadPoolExecutor(2, thread_name_prefix="shoal-urls")
 
 
 class TooManyNamesError(RequestError):
-    """More host names outside ASCII than one batch may have."""
+    """A batch has more non-ASCII host names than allowed."""
 
 
-class GivenUrls:
-    """The URLs that a caller gave, by their places."""
+class UrlList:
+    """The URLs that a caller sent, each with its normalized form or the reason why it is invalid."""
 
-    def __init__(self, urls: Sequence[str], normal: Sequence[str], wrong: Mapping[int, str]) -> None:
-        """``normal``: the normal form of each, and anything for those that are ``wrong``, with the reason."""
+    def __init__(self, urls: Sequence[str], normalized: Sequence[str], invalid: Mapping[int, str]) -> None:
+        """``invalid``: reasons by position. ``normalized`` has any text at these positions."""
         self.urls = urls
-        self.normal = normal
-        self.wrong = wrong
-        self.places: dict[str, int] = {}
-        """Each normal form with the first place where it was given: it is fetched for that one."""
-        for place, url in enumerate(normal):
-            if place not in wrong:
-                self.places.setdefault(url, place)
+        self.normalized = normalized
+        self.invalid = invalid
+        self.positions: dict[str, int] = {}
+        """Each normalized URL with its first position. Duplicates share the result of that one."""
+        for position, url in enumerate(normalized):
+            if position not in invalid:
+                self.positions.setdefault(url, position)
 
     @classmethod
-    async def read(cls, urls: Sequence[str], normalize: Callable[[str], str] | None = None) -> Self:
-        """``normalize``: `given_url` unless told otherwise. TooManyNamesError for more than `MOST_FOREIGN` host names
-        outside ASCII."""
-        normalize = normalize or given_url
-        foreign = {host for url in urls if (host := _foreign_host(url))}
-        if len(foreign) > MOST_FOREIGN:
+    async def parse(cls, urls: Sequence[str], normalize: Callable[[str], str] | None = None) -> Self:
+        """Normalize with ``normalize`` (default: `normalize_batch_url`). TooManyNamesError for more than
+        `MAX_NON_ASCII_HOSTS` non-ASCII host names."""
+        normalize = normalize or normalize_batch_url
+        hosts = {host for url in urls if (host := _non_ascii_host(url))}
+        if len(hosts) > MAX_NON_ASCII_HOSTS:
             raise TooManyNamesError(
-                f"{len(foreign)} host names outside ASCII; at most {MOST_FOREIGN} are taken at once. Send the URLs in "
-                "several requests, or give these names in their ASCII form (xn--...)"
+                f"{len(hosts)} host names outside ASCII; at most {MAX_NON_ASCII_HOSTS} are allowed in one request. "
+                "Split the URLs into several requests, or send these names in ASCII form (xn--...)"
             )
-        count, characters = _FEW
-        if not foreign and len(urls) <= count and sum(map(len, urls)) <= characters:
-            return cls._read(urls, normalize)
-        return await asyncio.get_running_loop().run_in_executor(_threads, cls._read, urls, normalize)
+        count, characters = _MAX_INLINE
+        if not hosts and len(urls) <= count and sum(map(len, urls)) <= characters:
+            return cls._parse(urls, normalize)
+        return await asyncio.get_running_loop().run_in_executor(_threads, cls._parse, urls, normalize)
 
     @classmethod
-    def _read(cls, urls: Sequence[str], normalize: Callable[[str], str]) -> Self:
-        normal: list[str] = []
-        wrong: dict[int, str] = {}
-        for place, url in enumerate(urls):
+    def _parse(cls, urls: Sequence[str], normalize: Callable[[str], str]) -> Self:
+        normalized: list[str] = []
+        invalid: dict[int, str] = {}
+        for position, url in enumerate(urls):
             try:
-                normal.append(normalize(url))
+                normalized.append(normalize(url))
             except RequestError as exc:
-                normal.append("")
-                wrong[place] = str(exc)
-        return cls(urls, normal, wrong)
+                normalized.append("")
+                invalid[position] = str(exc)
+        return cls(urls, normalized, invalid)
 
 
-def _foreign_host(url: str) -> str:
-    """The host of a URL if it may have to be converted to ASCII. Rather too often than too rarely."""
+def _non_ascii_host(url: str) -> str:
+    """The host of a URL if it may need conversion to ASCII, else an empty string. It may report too many."""
     if url.isascii() and "%" not in url:
         return ""
     match = _HOST.match(url)
@@ -78,15 +78,15 @@ def _foreign_host(url: str) -> str:
 
 
 def has_user(url: str) -> bool:
-    """Whether a URL in normal form has a user in it, or a password."""
+    """Whether a normalized URL contains a user name or a password."""
     return "@" in url.split("/", 3)[2]
 
 
-def given_url(url: str) -> str:
-    """The normal form of a URL that a caller gave. RequestError for what is none, or has a password in it."""
-    known = normalize_url(url)
-    if len(known) > LONGEST_URL:
-        raise RequestError(f"the URL is longer than {LONGEST_URL} characters in normal form")
-    if has_user(known):
-        raise RequestError("a URL with a user or a password in it would be in logs; send them in headers instead")
-    return known
+def normalize_batch_url(url: str) -> str:
+    """Normalize a URL that a caller sent. RequestError if it is invalid, too long, or contains a password."""
+    normalized = normalize_url(url)
+    if len(normalized) > MAX_URL_LENGTH:
+        raise RequestError(f"the normalized URL is longer than {MAX_URL_LENGTH} characters")
+    if has_user(normalized):
+        raise RequestError("a URL must not contain a user or a password, which logs would show; send them in headers")
+    return normalized

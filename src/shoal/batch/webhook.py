@@ -1,4 +1,4 @@
-"""The message that a batch is done: signed, so that its receiver can tell who sent it."""
+"""Sends a signed message to the caller's webhook when a batch ends."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ from shoal.ports import Claim, Fetcher
 log = logging.getLogger("shoal.batch")
 
 SIGNATURE = "X-Shoal-Signature"
-_PAUSES = (1.0, 5.0, 25.0)  # seconds before another attempt
+_RETRY_DELAYS = (1.0, 5.0, 25.0)  # seconds
 _TIMEOUT = 10.0
 _ROLE = "webhook"
-_MARGIN = 5.0  # seconds that the role is kept beyond an attempt
+_ROLE_MARGIN = 5.0  # seconds that the role lasts beyond an attempt
 
 
 def sign(secret: str, at: int, body: bytes) -> str:
-    """``t=TIME,v1=HEX``: HMAC-SHA256 of the time, a dot and the body. The time lets the receiver refuse old ones."""
+    """``t=TIME,v1=HEX``: HMAC-SHA256 of the time, a dot and the body. The receiver can refuse old messages by the
+    time."""
     return f"t={at},v1={hmac.new(secret.encode(), b'%d.' % at + body, hashlib.sha256).hexdigest()}"
 
 
 async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
-    """Tell whoever wants to know that a session is over; once, whatever number of processes try. A receiver that does
-    not answer well is tried again. False while another process is about it, or was killed while it was."""
+    """Send the webhook of a session that is over, with retries. Only one process sends it, however many try. False
+    while another process holds the role, alive or dead: try again later."""
     webhook = session.settings.webhook
     if webhook is None:
         return True
-    claim = await session.frontier.claim(_ROLE, _TIMEOUT + _MARGIN)
+    claim = await session.frontier.claim(_ROLE, _TIMEOUT + _ROLE_MARGIN)
     if claim is None:
         return any(role.role == _ROLE and role.finished for role in await session.frontier.roles())
-    settled = False
+    is_done = False
     try:
-        why = await _deliver(fetcher, session, webhook, claim)
-        settled = True
+        error = await _deliver(fetcher, session, webhook, claim)
+        is_done = True
     finally:
-        await session.frontier.relinquish(claim, finished=settled)
-    if why:
-        log.warning("the webhook of session %s was not delivered: %s", session.id, why)
+        await session.frontier.relinquish(claim, finished=is_done)
+    if error:
+        log.warning("the webhook of session %s was not delivered: %s", session.id, error)
     return True
 
 
 async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: Claim) -> str:
-    """Why it could not be, or nothing. The role is kept from one attempt to the next, and no longer."""
+    """Why it could not be delivered, or an empty string. Each attempt renews the role."""
     message = {
         "event": "batch.done",
         "session_id": session.id,
@@ -59,24 +60,24 @@ async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: 
         "stats": await session.progress(),
     }
     body = msgspec.json.encode(message)
-    why = ""
-    for pause in (0.0, *_PAUSES):
-        if not await session.frontier.advance(claim, b"", pause + _TIMEOUT + _MARGIN):
+    error = ""
+    for delay in (0.0, *_RETRY_DELAYS):
+        if not await session.frontier.advance(claim, b"", delay + _TIMEOUT + _ROLE_MARGIN):
             return "another process has taken over"
-        await asyncio.sleep(pause)
+        await asyncio.sleep(delay)
         try:
             headers = {"Content-Type": "application/json", SIGNATURE: sign(webhook.secret, int(time.time()), body)}
-            answer = await fetcher.fetch(
+            response = await fetcher.fetch(
                 Request(webhook.url, method="POST", body=body, headers=headers, timeout=_TIMEOUT)
             )
         except RequestError as exc:
             return str(exc)
         except FetchError as exc:
-            why = str(exc)
+            error = str(exc)
             if not exc.retryable:
                 break
         else:
-            if answer.ok:
+            if response.ok:
                 return ""
-            why = f"it answered {answer.status}"
-    return why
+            error = f"the receiver responded with HTTP {response.status}"
+    return error

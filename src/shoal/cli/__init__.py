@@ -1,1 +1,6 @@
-"""The command line: parsing and printing only. What it does is done by the modules that a program would use."""
+"""The `shoal` command: parsing and printing only.
+
+``main`` lists the commands by group and names the module of each; these modules are in ``commands``. ``help`` lays out
+help texts and suggests names, ``options`` has the options that commands share, ``spider_lookup`` finds a spider by its
+name, and ``run_store`` opens the run that a command is about. ``progress`` and ``summary`` show a crawl.
+"""

@@ -1,30 +1,78 @@
-"""The `shoal` command."""
+"""The `shoal` command: its commands by group, and the entry point."""
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
 import typer
 
 from shoal import __version__
-from shoal.cli import autoscale, celery_worker, cluster, developing, fleet, inspecting, managing, running, serve
+from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError
 from shoal.cli.terminal import guard_terminal
 from shoal.errors import ShoalError
 
-app = typer.Typer(
+COMMANDS = {
+    "Crawl": {
+        "crawl": CommandEntry("crawl", "Crawl a site without writing code."),
+        "run": CommandEntry("crawl", "Run a spider in this process."),
+    },
+    "Fleet": {
+        "start": CommandEntry("start", "Start a run for a fleet and print its worker command."),
+        "worker": CommandEntry("worker", "Work on a run together with other workers."),
+        "autoscale": CommandEntry("autoscale", "Start and stop workers to match a run's queue."),
+        "pause": CommandEntry("runs", "Pause a run; its workers wait."),
+        "resume": CommandEntry("runs", "Resume a paused or cancelled run."),
+        "cancel": CommandEntry("runs", "Stop a run before it is finished."),
+        "rm": CommandEntry("runs", "Delete a run, its URLs and its item log."),
+        "hosts": CommandEntry("hosts", "Show or change delays, concurrency and blocks of hosts."),
+    },
+    "Cluster": {
+        "node": CommandEntry("cluster", "Join a cluster as a Runner or Backup Runner."),
+        "cluster": CommandEntry("cluster", "Show a cluster, or change how many nodes it has."),
+    },
+    "Server": {
+        "serve": CommandEntry("serve", "Serve the HTTP API."),
+        "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
+    },
+    "Inspect": {
+        "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
+        "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
+        "audit": CommandEntry("audit", "Recount the requests of a run and check that none is lost."),
+        "why": CommandEntry("audit", "Show what happened to a URL."),
+        "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),
+        "export": CommandEntry("export", "Write all items of a run to files or databases."),
+    },
+    "Develop": {
+        "new": CommandEntry("spiders", "Create a spider from a template."),
+        "list": CommandEntry("spiders", "List the spiders in a file or folder."),
+        "shell": CommandEntry("shell", "Fetch a page and try selectors on it."),
+        "config": CommandEntry("config", "Show every setting and where its value comes from."),
+        "doctor": CommandEntry("doctor", "Check Python, libraries, limits and settings."),
+        "completion": CommandEntry("completion", "Print the completion script for a shell."),
+    },
+}
+
+
+class _Root(RootGroup):
+    groups = COMMANDS
+
+
+app = Commands(
+    cls=_Root,
     name="shoal",
     help=(
         "Crawl the web: politely, fast, and without losing a page.\n\n"
-        "Start with `shoal crawl URL -o pages.jsonl`, or write a spider with `shoal new NAME` and run it with "
-        "`shoal run FILE -o items.jsonl`. Add `--frontier sqlite:///crawl.db` and the crawl survives a crash: the same "
-        "command goes on where it was. For a fleet: `shoal start FILE --frontier redis://host`, and on each machine "
-        "the worker command that it prints."
+        "`shoal COMMAND --help` explains a command and has examples. `shoal completion --help` explains Tab completion."
+    ),
+    epilog=(
+        "shoal crawl https://example.com -o pages.jsonl\n"
+        "shoal new books && shoal run books.py -o books.jsonl\n"
+        "shoal run books.py -o books.jsonl --frontier sqlite:///books.db\n"
+        "shoal start books.py --frontier redis://host"
     ),
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -41,28 +89,32 @@ def _root(
     pass
 
 
-running.register(app)
-fleet.register(app)
-autoscale.register(app)
-cluster.register(app)
-managing.register(app)
-inspecting.register(app)
-serve.register(app)
-celery_worker.register(app)
-developing.register(app)
-
-
 def main() -> None:
-    """The entry point. What Shoal raises on purpose is one line on standard error, and exit code 2."""
+    """Run the command line. An error that Shoal raises on purpose is one line on standard error, with exit code 2."""
     guard_terminal()
+    if "_SHOAL_COMPLETE" in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
-        app()
+        code = app(prog_name="shoal", standalone_mode=False)
+    except UsageError as error:
+        print(f"shoal: {_usage_message(error)}", file=sys.stderr)
+        sys.exit(2)
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("shoal: interrupted", file=sys.stderr)
         sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_message(error: Any) -> str:
+    message = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "shoal"
+    mark = "" if message.endswith("?") else ";"
+    return f"{message[:1].lower()}{message[1:]}{mark} see `{command} --help`"
 
 
 if __name__ == "__main__":

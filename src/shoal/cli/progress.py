@@ -1,4 +1,4 @@
-"""What a running crawl shows: one live panel under the log on a terminal, a plain line now and then elsewhere."""
+"""Progress of a running crawl: a live panel below the log on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shoal.crawling.stats import Snapshot
 from shoal.errors import FrontierError
 from shoal.printable import LogFormatter, printable
 
-_PANEL_EVERY = 0.25
-_LINE_EVERY = 5.0
-_WINDOW = 10.0
+_PANEL_INTERVAL = 0.25
+_LINE_INTERVAL = 5.0
+_SPEED_WINDOW = 10.0
 
 
 def console() -> Console:
-    """Standard error: standard output belongs to the items."""
+    """A console on standard error. Standard output is for items."""
     return Console(file=raw_stderr(), highlight=False, markup=False)
 
 
-def set_up_logging(where: Console, level: str) -> None:
-    """Shoal's log lines, above the panel on a terminal."""
+def set_up_logging(console: Console, level: str) -> None:
+    """Send Shoal's log lines to standard error; on a terminal they appear above the panel."""
     handler: logging.Handler
-    if where.is_terminal:
-        handler = RichHandler(console=where, show_path=False, markup=False, log_time_format="%H:%M:%S")
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False, log_time_format="%H:%M:%S")
         handler.setFormatter(LogFormatter("%(message)s"))
     else:
         handler = logging.StreamHandler(raw_stderr())
@@ -46,39 +46,39 @@ def set_up_logging(where: Console, level: str) -> None:
 
 
 class Watched(Protocol):
-    """A crawl, or a worker's part in one."""
+    """A crawl, a worker or a node."""
 
     async def snapshot(self) -> Snapshot | None: ...
 
 
-async def _look(crawl: Watched) -> Snapshot | None:
+async def _snapshot(crawl: Watched) -> Snapshot | None:
     try:
         return await crawl.snapshot()
-    except FrontierError:  # its server is away: there is nothing new to show
+    except FrontierError:  # the server is unreachable: keep showing the last numbers
         return None
 
 
-def show(where: Console) -> Callable[[Watched], Awaitable[None]]:
-    """The coroutine function that shows a crawl until it is cancelled."""
-    return _Panel(where).run if where.is_terminal else _Lines(where).run
+def show(console: Console) -> Callable[[Watched], Awaitable[None]]:
+    """A coroutine function that shows a crawl until it is cancelled."""
+    return _Panel(console).run if console.is_terminal else _Lines(console).run
 
 
 class Speed:
-    """Pages a second over the last seconds."""
+    """Pages per second over the last few seconds."""
 
     def __init__(self, now: float | None = None) -> None:
         self._points: deque[tuple[float, int]] = deque([(time.monotonic() if now is None else now, 0)])
 
     def measure(self, fetched: int, now: float) -> float:
         self._points.append((now, fetched))
-        while len(self._points) > 2 and self._points[0][0] < now - _WINDOW:
+        while len(self._points) > 2 and self._points[0][0] < now - _SPEED_WINDOW:
             self._points.popleft()
         (then, before), span = self._points[0], now - self._points[0][0]
         return (fetched - before) / span if span > 0 and then < now else 0.0
 
 
 def time_left(remaining: int, speed: float) -> str:
-    """How long what is known now will take; more may be found on the way."""
+    """How long the known requests take at this speed. Pages may link to more."""
     if speed <= 0:
         return "?"
     return duration(remaining / speed)
@@ -95,18 +95,18 @@ def duration(seconds: float) -> str:
 
 
 class _Lines:
-    """For files and pipes."""
+    """Progress for files and pipes."""
 
-    def __init__(self, where: Console) -> None:
-        self._where = where
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._speed = Speed()
 
     async def run(self, crawl: Watched) -> None:
         while True:
-            await asyncio.sleep(_LINE_EVERY)
-            snapshot = await _look(crawl)
+            await asyncio.sleep(_LINE_INTERVAL)
+            snapshot = await _snapshot(crawl)
             if snapshot is not None:
-                self._where.print(self.line(snapshot), soft_wrap=True)
+                self._console.print(self.line(snapshot), soft_wrap=True)
 
     def line(self, snapshot: Snapshot) -> str:
         stats, counters = snapshot.stats, snapshot.counters
@@ -119,17 +119,17 @@ class _Lines:
 
 
 class _Panel:
-    """For a terminal."""
+    """Progress for a terminal."""
 
-    def __init__(self, where: Console) -> None:
-        self._where = where
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._speed = Speed()
 
     async def run(self, crawl: Watched) -> None:
-        with Live(console=self._where, auto_refresh=False, transient=True) as live:
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
             while True:
-                await asyncio.sleep(_PANEL_EVERY)
-                snapshot = await _look(crawl)
+                await asyncio.sleep(_PANEL_INTERVAL)
+                snapshot = await _snapshot(crawl)
                 if snapshot is not None:
                     live.update(self.render(snapshot), refresh=True)
 
@@ -142,7 +142,7 @@ class _Panel:
             f"   {counters.fetched} pages   {stats.items} items   {stats.ready} ready   {stats.waiting} waiting   "
             f"{snapshot.in_flight} in flight   ",
             (f"{sum(counters.errors.values())} errors", "red" if counters.errors else ""),
-            f"   left: {time_left(stats.remaining, speed)}" + (" + still seeding" if stats.seeding else ""),
+            f"   left: {time_left(stats.remaining, speed)}" + (" + seeding" if stats.seeding else ""),
         )
         hosts = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
         for title in ("host", "ready", "in flight", "delay", "why"):

@@ -1,4 +1,4 @@
-"""The last thing that a crawl says."""
+"""The summary at the end of a crawl, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -12,89 +12,86 @@ from shoal.crawling.stats import Summary
 from shoal.printable import printable
 
 _TITLES = {
-    "finished": "finished: every page that was found is accounted for",
-    "stopped": "stopped before the end",
+    "finished": "finished: every page found is accounted for",
+    "stopped": "stopped before it was finished",
     "limit": "page limit reached (scope.max_pages)",
     "failed": "failed",
 }
 
 
 def show(console: Console, summary: Summary, config: Config, command: str = "") -> None:
-    """Print the summary and the commands that come next."""
-    stats, counters = summary.stats, summary.counters
+    """Print the summary and the commands to run next."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(style="dim")
     table.add_column()
-    robots = summary.dead_kinds.get("robots", 0)
+    for row in _rows(summary):
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    _print(console, f"{summary.spider}: {_TITLES[summary.state]}", "red" if summary.error else "bold", before="\n")
+    if summary.error:
+        _print(console, f"  {summary.error}", "red")
+    console.print(table)
+    for hint in next_steps(summary, config, command):
+        _print(console, f"  {hint}", "dim", soft_wrap=True)
+
+
+def _rows(summary: Summary) -> list[tuple[str, str]]:
+    """The name and value of each line."""
+    stats, counters = summary.stats, summary.counters
     dead = {kind: count for kind, count in summary.dead_kinds.items() if kind != "robots"}
     reasons = ", ".join(f"{kind}: {count}" for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]))
+    fetched = f"{counters.fetched} pages, {counters.bytes / 1e6:.1f} MB"
     rows = [
         ("run", summary.run_id),
-        (
-            "fetched",
-            f"{counters.fetched} pages, {counters.bytes / 1e6:.1f} MB"
-            + _of_which(counters.redirected, counters.from_cache),
-        ),
-        ("items", f"{stats.items}" + _items_beside(counters.dropped, counters.item_errors)),
+        ("fetched", fetched + _details((counters.redirected, "redirects"), (counters.from_cache, "from the cache"))),
+        ("items", f"{stats.items}" + _details((counters.dropped, "dropped"), (counters.item_errors, "not stored"))),
         ("duplicates", str(stats.duplicates)),
         ("out of scope", str(counters.out_of_scope)),
-        *([("links left out", f"{counters.left_out} (scope.max_links)")] if counters.left_out else []),
-        ("blocked by robots", str(robots)),
+        ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
+        ("blocked by robots", str(summary.dead_kinds.get("robots", 0))),
         ("retried", str(counters.retried)),
         ("dead", f"{sum(dead.values())}" + (f" ({reasons})" if reasons else "")),
         ("left", str(stats.remaining)),
         ("lost", str(summary.lost)),
-        *([("leases lost", str(counters.leases_lost))] if counters.leases_lost else []),
-        *([("rewinds", f"the store went back in time, {stats.rewinds} times: see audit")] if stats.rewinds else []),
+        ("leases lost", str(counters.leases_lost or "")),
+        ("rewinds", f"{stats.rewinds}: the store went back in time, see `shoal audit`" if stats.rewinds else ""),
         ("time", duration(summary.elapsed)),
         ("speed", f"{summary.pages_per_second:.1f} pages/s"),
-        *(("written to", _whole(mask(output), summary)) for output in summary.outputs if output != "-"),
+        *(("written to", _output(mask(output), summary)) for output in summary.outputs if output != "-"),
     ]
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    _say(console, f"{summary.spider}: {_TITLES[summary.state]}", "red" if summary.error else "bold", before="\n")
-    if summary.error:
-        _say(console, f"  {summary.error}", "red")
-    console.print(table)
-    for hint in next_steps(summary, config, command):
-        _say(console, f"  {hint}", "dim", soft_wrap=True)
+    return [(name, value) for name, value in rows if value]
 
 
-def _say(console: Console, text: str, style: str, *, before: str = "", soft_wrap: bool = False) -> None:
-    """As it is: what a page or a server said is neither markup nor able to control the terminal."""
+def _details(*counts: tuple[int, str]) -> str:
+    """`` (2 dropped, 1 not stored)``, without the ones that are zero."""
+    parts = [f"{count} {name}" for count, name in counts if count]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _print(console: Console, text: str, style: str, *, before: str = "", soft_wrap: bool = False) -> None:
+    """Print text as it is: texts of pages and servers are not markup and cannot control the terminal."""
     console.print(Text(before + printable(text)), style=style, soft_wrap=soft_wrap)
 
 
-def _whole(output: str, summary: Summary) -> str:
+def _output(output: str, summary: Summary) -> str:
     if output.endswith(".parquet") and summary.state in ("stopped", "failed"):
-        return f"{output} (parts of it, until the run is finished)"
+        return f"{output} (in parts until the run is finished)"
     return output
 
 
-def _of_which(redirected: int, cached: int) -> str:
-    parts = [f"{count} {name}" for count, name in ((redirected, "redirects"), (cached, "from the cache")) if count]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _items_beside(dropped: int, errors: int) -> str:
-    parts = [f"{count} {name}" for count, name in ((dropped, "dropped"), (errors, "could not be stored")) if count]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
 def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
-    """What one may want to do now."""
+    """Commands that the user may want to run next."""
     if config.frontier.startswith("memory:"):
         if summary.state == "finished":
             return []
-        return ["the queue was in memory and is gone; --frontier sqlite:///crawl.db would keep it"]
+        return ["the queue was in memory and is lost: use --frontier sqlite:///crawl.db to keep it"]
     if not config.frontier.startswith("sqlite:"):
-        return _next_steps_of_a_fleet(summary)
+        return _fleet_steps(summary)
     at = f"--frontier {config.frontier}"
     steps = []
     if summary.state == "limit":
-        steps.append("go on: the same command with a higher --max-pages")
+        steps.append("resume: run the same command with a higher --max-pages")
     elif summary.stats.remaining or summary.state == "failed":
-        steps.append("go on: the same command again")
+        steps.append("resume: run the same command again")
     if set(summary.dead_kinds) - {"robots", "scope"}:
         steps.append(f"shoal retry-failed {at}")
     steps.append(f"shoal audit {at}")
@@ -106,7 +103,7 @@ def next_steps(summary: Summary, config: Config, command: str) -> list[str]:
     return ["next: " + steps[0], *("      " + step for step in steps[1:])]
 
 
-def _next_steps_of_a_fleet(summary: Summary) -> list[str]:
+def _fleet_steps(summary: Summary) -> list[str]:
     run = summary.run_id
     steps = [f"shoal stats {run}", f"shoal audit {run}"]
     if set(summary.dead_kinds) - {"robots", "scope"}:

@@ -1,4 +1,4 @@
-"""The border between the program and the terminal."""
+"""What reaches the terminal: printable text only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shoal.printable import printable
 
 
 class _SafeStream:
-    """A text stream that writes printable text only. Everything else is the stream's own.
+    """A text stream that writes printable text only. Everything else is passed on to the stream.
 
-    Rich writes its colours as escape sequences, so its consoles use ``raw_stream`` and make text safe themselves.
+    Colours are escape sequences: code that prints them writes to ``raw_stream`` and makes the text safe itself.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -30,7 +30,7 @@ class _SafeStream:
 
 
 def guard_terminal() -> None:
-    """From now on nothing that is printed can control the terminal. Binary output of items is not affected."""
+    """Make sure that printed text cannot control the terminal. Binary output of items is not affected."""
     if not isinstance(sys.stdout, _SafeStream):
         sys.stdout = cast(TextIO, _SafeStream(sys.stdout))
         sys.stderr = cast(TextIO, _SafeStream(sys.stderr))
@@ -39,3 +39,8 @@ def guard_terminal() -> None:
 def raw_stderr() -> TextIO:
     """Standard error as it was before ``guard_terminal``."""
     return cast(TextIO, getattr(sys.stderr, "raw_stream", sys.stderr))
+
+
+def raw_stdout() -> TextIO:
+    """Standard output as it was before ``guard_terminal``."""
+    return cast(TextIO, getattr(sys.stdout, "raw_stream", sys.stdout))

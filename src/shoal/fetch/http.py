@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp.abc import ResolveResult
 from yarl import URL
 
-from shoal.config import Http
+from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
@@ -29,7 +29,7 @@ class HttpFetcher:
     site with a slip in its DNS can be had, and nobody gets anywhere by it.
     """
 
-    def __init__(self, config: Http, user_agent: str, guard: AddressGuard | None = None) -> None:
+    def __init__(self, config: HttpSettings, user_agent: str, guard: AddressGuard | None = None) -> None:
         if guard is not None and config.proxy is not None:
             raise ConfigError('"http.proxy" can\'t be used here: a proxy would contact what must not be (serve.allow)')
         if config.proxy is not None and not config.proxy.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""Frontiers, opened by the scheme of their URL."""
+"""Frontiers: where the URLs of a run are kept. The scheme of a URL selects one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from shoal.errors import StoreAwayError, StoreError
 from shoal.ports import Store
 
-_OPEN_AGAIN = (0.1, 0.3)  # seconds before another try
+_RETRY_DELAYS = (0.1, 0.3)  # seconds
 
 
 async def open_store(url: str, *, readonly: bool = False) -> Store:
-    """The store behind a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``.
+    """Open the store at a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``.
 
-    ``readonly`` looks at a store without working on it, also while another process does.
+    With ``readonly`` a SQLite file can be inspected while another process works on it. StoreAwayError if a server does
+    not answer, StoreError if the URL or the store cannot be used.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
@@ -29,29 +30,29 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
     if scheme.partition("+")[0] in ("redis", "rediss"):
         with needs_extra("redis", scheme):
             from shoal.frontier.redis import RedisStore
-        return await _open_again(lambda: RedisStore.open(url))
+        return await _open_with_retries(lambda: RedisStore.open(url))
     if scheme == "postgresql":
         with needs_extra("postgres", scheme):
             from shoal.frontier.postgres import PostgresStore
-        return await _open_again(lambda: PostgresStore.open(url))
+        return await _open_with_retries(lambda: PostgresStore.open(url))
     raise StoreError(
         f"no frontier for {scheme!r}; use memory:, sqlite:///file.db, redis://host or postgresql://host/db"
     )
 
 
-async def _open_again(opening: Callable[[], Awaitable[Store]]) -> Store:
-    """A connection may break in a bad moment. A server that stays away is reported soon."""
-    for pause in _OPEN_AGAIN:
+async def _open_with_retries(open_it: Callable[[], Awaitable[Store]]) -> Store:
+    """A short network fault does not fail the call. A server that stays away is reported within a second."""
+    for delay in _RETRY_DELAYS:
         try:
-            return await opening()
+            return await open_it()
         except StoreAwayError:
-            await asyncio.sleep(pause)
-    return await opening()
+            await asyncio.sleep(delay)
+    return await open_it()
 
 
 @contextmanager
 def needs_extra(name: str, scheme: str) -> Iterator[None]:
-    """The libraries of a server are installed only where they are wanted."""
+    """Turn a missing library into a StoreError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as exc:

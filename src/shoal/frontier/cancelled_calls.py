@@ -1,4 +1,4 @@
-"""Rights that are given to somebody who does not wait for them any more."""
+"""Release what a store grants to a caller that was cancelled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from shoal.errors import ShoalError
 T = TypeVar("T")
 
 
-async def heard(step: Coroutine[Any, Any, T], give_back: Callable[[T], Awaitable[object]]) -> T:
-    """What ``step`` gives. It happens all the same when its caller is cancelled, and nobody is left to work on what it
-    takes: then that is given back."""
-    job = asyncio.ensure_future(step)
+async def release_if_cancelled(call: Coroutine[Any, Any, T], release: Callable[[T], Awaitable[object]]) -> T:
+    """Return what ``call`` grants. If the caller is cancelled, finish the call and ``release`` what it granted.
+
+    A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on what it
+    granted until that expires.
+    """
+    job = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
         with suppress(ShoalError):
-            await give_back(await job)
+            await release(await job)
         raise

@@ -1,4 +1,4 @@
-"""What a holder of a slot sees of a frontier that lives in one process."""
+"""The view that the holder of a cluster slot has of a frontier that lives in one process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 from shoal.ports import Claim, Frontier, Holder, Leased
 
 
-class OneFrontier(Frontier, Protocol):
-    """A run's only frontier, which all its workers share, whoever they are."""
+class LocalFrontier(Frontier, Protocol):
+    """The only frontier object of a run, shared by all its workers. Leases and claims name their holder."""
 
     async def lease(
         self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
@@ -19,10 +19,11 @@ class OneFrontier(Frontier, Protocol):
     ) -> Claim | None: ...
 
 
-class HeldFrontier:
-    """See `shoal.ports.Frontier`. What is leased and claimed through it is the holder's; all else is for all."""
+class FencedFrontier:
+    """See `shoal.ports.Frontier`. Leases and roles that it grants belong to the holder, so that ``fence`` can take them
+    away. All other calls go to the shared frontier."""
 
-    def __init__(self, frontier: OneFrontier, holder: Holder) -> None:
+    def __init__(self, frontier: LocalFrontier, holder: Holder) -> None:
         self._frontier = frontier
         self._holder = holder
         self.push = frontier.push

@@ -1,7 +1,9 @@
-"""Politeness of the frontiers that live in one process: which host may be fetched from now, and how many at once.
+"""Politeness: when a host may be contacted, and by how many requests at once.
 
-A `Host` belongs to the store, so all runs share its politeness; a `Lane` is one run's queue for a host. Pure
-bookkeeping on the clock that is passed in: of requests it knows only the key of each lane's best one.
+`effective_delay` and `effective_concurrency` are the rules, the same for every frontier. The rest is the bookkeeping of
+the frontiers that live in one process. A `Host` belongs to the store, so all runs share its politeness. A `Lane` is the
+queue of one run for one host. The code is pure: it gets the time as an argument, and knows only the key of the best
+request in each lane.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
@@ -20,15 +22,43 @@ Key = tuple[float, int]
 
 Queue = TypeVar("Queue")
 
-_CHECK_EVERY = 0.05  # seconds between checks of other runs' leases
-_MOST_COMPARED = 1000  # hosts that are compared to find the busiest
+_CHECK_INTERVAL = 0.05  # seconds between checks of other runs' leases
+_MAX_COMPARED = 1000  # hosts that are compared to find the busiest
 
 DEFAULT_HOST = "*"
-"""Its delay and concurrency are those of every host that has none of its own."""
+"""Its delay and concurrency apply to every host that has none of its own."""
+
+
+def effective_delay(
+    own: float | None, default: float | None, configured: float, crawl_delay: float | None, learned: float | None
+) -> tuple[float, str]:
+    """The delay in force for a host, and where it comes from.
+
+    The largest of three counts: the delay that is set (``own`` for this host, else ``default`` for all hosts, else the
+    ``configured`` one), the Crawl-delay of its robots.txt, and the delay that workers learned from its answers.
+    """
+    if own is not None:
+        best = (own, "set for this host")
+    elif default is not None:
+        best = (default, "set for all hosts")
+    else:
+        best = (configured, "download_delay")
+    if crawl_delay is not None and crawl_delay > best[0]:
+        best = (crawl_delay, "robots.txt Crawl-delay")
+    if learned is not None and learned > best[0]:
+        best = (learned, "learned from its answers")
+    return best if best[0] else (best[0], "no delay")
+
+
+def effective_concurrency(delay: float, own: int | None, default: int | None, configured: int) -> int:
+    """How many requests a host may have in flight: one if it has a delay, else the most specific limit that is set."""
+    if delay > 0:
+        return 1
+    return own if own is not None else default if default is not None else configured
 
 
 class Host:
-    """What all runs on a store keep to with one host."""
+    """The politeness of one host, shared by all runs on a store."""
 
     __slots__ = (
         "block_reason", "blocked_until", "concurrency", "crawl_delay", "delay", "ended_at", "in_flight", "lanes",
@@ -49,21 +79,17 @@ class Host:
         self.lanes: list[tuple[LaneTable[object], Lane[object]]] = []
 
     def effective_delay(self, options: FrontierOptions, default: Host | None) -> tuple[float, str]:
-        """The delay in force, and whose it is."""
-        own = (options.delay, "download_delay")
-        if self.delay is not None:
-            own = (self.delay, "set for this host")
-        elif default is not None and default.delay is not None:
-            own = (default.delay, "set for all hosts")
-        return max(
-            own,
-            (self.crawl_delay or 0.0, "robots.txt Crawl-delay"),
-            (self.learned_delay or 0.0, "learned from its answers"),
-            key=lambda pair: pair[0],
-        )
+        """The delay in force, and where it comes from."""
+        everyone = None if default is None else default.delay
+        return effective_delay(self.delay, everyone, options.delay, self.crawl_delay, self.learned_delay)
+
+    def effective_concurrency(self, delay: float, options: FrontierOptions, default: Host | None) -> int:
+        """How many requests may be in flight under this delay."""
+        everyone = None if default is None else default.concurrency
+        return effective_concurrency(delay, self.concurrency, everyone, options.concurrency_per_host)
 
     def apply(self, update: HostUpdate, now: float) -> None:
-        """Change what the update names."""
+        """Change the values that the update names."""
         if update.delay is not UNSET:
             self.delay = update.delay
         if update.concurrency is not UNSET:
@@ -80,14 +106,14 @@ class Host:
         self.refresh(now)
 
     def refresh(self, now: float) -> None:
-        """Let all lanes of this host take over what has changed."""
+        """Apply the changed politeness to all lanes of this host."""
         for table, lane in self.lanes:
             table.refresh(lane)
             table.place(lane, now)
 
-    def returned(self, now: float, *, contacted: bool) -> None:
-        """A lease on this host ended. Runs that wait for the place find it with their next `LaneTable.reopen`: so this
-        costs the same however many runs use the host."""
+    def end_lease(self, now: float, *, contacted: bool) -> None:
+        """Count a lease on this host as ended. Other runs notice the free place at their next `LaneTable.reopen`, so
+        the cost does not depend on the number of runs."""
         self.in_flight -= 1
         if contacted:
             self.ended_at = now
@@ -105,19 +131,22 @@ class Lane(Generic[Queue]):
         self.best: Key | None = None
         """Key of the best ready request; None when nothing is ready."""
         self.entry: tuple[float, int, int, Lane[Queue]] | None = None
-        """The one heap entry of this lane that counts; older ones are passed over."""
+        """The current heap entry of this lane; older entries in the heaps are skipped."""
         self.delay = 0.0
         self.limit = 1
 
     def due_at(self) -> float:
-        """From when on the host may be fetched from."""
+        """When the host may be contacted again."""
         host = self.host
         return max(host.ended_at + self.delay if self.delay else 0.0, host.blocked_until)
 
 
 class LaneTable(Generic[Queue]):
-    """The lanes of one run. Those that may be leased from now stand in one heap by their best request; those that
-    must wait for a time in another; those with nothing ready or no room in none, until that changes."""
+    """The lanes of one run.
+
+    Lanes that are due are in one heap, ordered by their best request. Lanes that must wait are in a second heap,
+    ordered by time. Lanes without ready requests, or whose host is full, are in no heap until that changes.
+    """
 
     def __init__(self, hosts: dict[str, Host], options: FrontierOptions) -> None:
         self.options = options
@@ -127,27 +156,26 @@ class LaneTable(Generic[Queue]):
         self._later: list[tuple[float, int, int, Lane[Queue]]] = []
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
-        """Lanes with something ready whose host has no place: at most as many as hosts have requests in flight."""
+        """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
 
     def add(self, name: str, queue: Queue) -> Lane[Queue]:
-        """A new lane for a host that this run has not met before."""
+        """Add a lane for a host that is new to this run."""
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = Host(name)
         lane = self.by_name[name] = Lane(host, queue)
-        host.lanes.append((self, lane))  # type: ignore[arg-type]  # the host never looks into a queue
+        host.lanes.append((self, lane))  # type: ignore[arg-type]  # the host never reads the queue
         self.refresh(lane)
         return lane
 
     def refresh(self, lane: Lane[Queue]) -> None:
-        """Take over the host's delay and concurrency."""
+        """Copy the delay and concurrency in force to the lane."""
         host, default = lane.host, self._hosts.get(DEFAULT_HOST)
-        lane.delay = host.effective_delay(self.options, default)[0]
-        own = [host.concurrency, default.concurrency if default else None, self.options.concurrency_per_host]
-        lane.limit = 1 if lane.delay > 0 else next(limit for limit in own if limit is not None)
+        lane.delay, _ = host.effective_delay(self.options, default)
+        lane.limit = host.effective_concurrency(lane.delay, self.options, default)
 
     def place(self, lane: Lane[Queue], now: float) -> None:
-        """Put the lane where it belongs, after anything of it or its host has changed."""
+        """Put the lane into the right heap after it or its host has changed."""
         best, host, old = lane.best, lane.host, lane.entry
         if best is None or host.in_flight >= lane.limit:
             lane.entry = None
@@ -166,13 +194,13 @@ class LaneTable(Generic[Queue]):
             heapify(heap)
 
     def reopen(self, now: float) -> None:
-        """Place the lanes whose host has room again. To be called before leasing."""
+        """Place the lanes whose host has room again. Call it before leasing."""
         for lane in [lane for lane in self._full if lane.best is None or lane.host.in_flight < lane.limit]:
             del self._full[lane]
             self.place(lane, now)
 
     def take_best(self, now: float) -> Lane[Queue] | None:
-        """The due lane with the best request. The caller takes that request and places the lane again."""
+        """Remove and return the due lane with the best request. The caller takes the request and places the lane."""
         later = self._later
         while later and later[0][0] <= now:
             entry = heappop(later)
@@ -186,7 +214,7 @@ class LaneTable(Generic[Queue]):
                 lane.entry = None
                 if lane.host.in_flight < lane.limit and lane.due_at() <= now:
                     return lane
-                self.place(lane, now)  # another run took the host's last place meanwhile
+                self.place(lane, now)  # another run has taken the last place of the host
         return None
 
     def next_due(self) -> float | None:
@@ -196,12 +224,15 @@ class LaneTable(Generic[Queue]):
         return self._later[0][0] if self._later else None
 
     def states(self, now: float, limit: int) -> list[HostState]:
-        """Politeness in force, the busiest hosts first. Of a run with very many hosts only some are compared, so that
-        it costs the same for all: those that are full, the first that are due, and the first that wait."""
+        """The politeness in force, busiest hosts first.
+
+        To limit the cost, a run with very many hosts compares only some of them: the full ones, the first that are due,
+        and the first that wait.
+        """
         lanes: Iterable[Lane[Queue]] = self.by_name.values()
-        if len(self.by_name) > _MOST_COMPARED:
-            most = max(limit, _MOST_COMPARED)
-            entries = chain(islice(self._due, most), islice(self._later, most))
+        if len(self.by_name) > _MAX_COMPARED:
+            count = max(limit, _MAX_COMPARED)
+            entries = chain(islice(self._due, count), islice(self._later, count))
             lanes = dict.fromkeys(chain(self._full, (entry[3] for entry in entries if entry[3].entry is entry)))
         busiest = sorted(lanes, key=lambda lane: (-(lane.ready + lane.host.in_flight), lane.host.name))
         return [self._state(lane, now) for lane in busiest[:limit]]
@@ -213,7 +244,7 @@ class LaneTable(Generic[Queue]):
         return HostState(
             host=host.name,
             delay=delay,
-            why=why if delay else "no delay",
+            why=why,
             concurrency=lane.limit,
             in_flight=host.in_flight,
             ready=lane.ready,
@@ -222,25 +253,37 @@ class LaneTable(Generic[Queue]):
         )
 
 
-F = TypeVar("F")
+class OpenRun(Protocol):
+    """The frontier of a run that is open in this process."""
+
+    def expire_leases(self, now: float) -> object:
+        """End the leases that have run out."""
+        ...
+
+
+F = TypeVar("F", bound=OpenRun)
 
 
 class OpenRuns(dict[str, F]):
     """The frontiers of a store that are open in this process, by run."""
 
-    _wake_at = 0.0
+    _check_at = 0.0
 
-    def others_are_due(self, now: float) -> bool:
-        """Whether the leases of all runs should be checked for expiry: what another run lost must not keep a host from
-        this one. Not with every lease, as there may be thousands of runs."""
-        if self._wake_at - _CHECK_EVERY <= now < self._wake_at:
-            return False
-        self._wake_at = now + _CHECK_EVERY
-        return True
+    def expire_others(self, own: F, now: float) -> None:
+        """End the leases of other runs that have run out, so that they do not block hosts for this run.
+
+        There may be thousands of runs, so they are checked once in a while and not at every lease.
+        """
+        if self._check_at - _CHECK_INTERVAL <= now < self._check_at:
+            return
+        self._check_at = now + _CHECK_INTERVAL
+        for frontier in list(self.values()):
+            if frontier is not own:
+                frontier.expire_leases(now)
 
 
 def apply_update(hosts: dict[str, Host], host: Host, update: HostUpdate, now: float) -> None:
-    """Change a host; after the default all of them."""
+    """Change a host. A change of the default host applies to all hosts."""
     host.apply(update, now)
     if host.name == DEFAULT_HOST:
         for each in hosts.values():

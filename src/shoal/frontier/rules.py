@@ -1,30 +1,26 @@
-"""What all frontiers decide in the same way."""
+"""Rules that all frontiers share: states, names of requests, tokens, fencing, politeness."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 
-from shoal.errors import FencedError, RequestError, RunError, StoreRewoundError
+from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
 from shoal.urls.normalize import derived_fingerprint
 
+# -- states
+
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
 
-LOST_KIND = "worker lost"
-LOST_EVENT = "lease lost"
-"""What the history of a request says when its worker was lost."""
-SPARED_KINDS = frozenset({"robots", "scope"})
-"""Kinds of death that a retry does not change unless it is asked for by name."""
-
 HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
-"""In these states a run gives out no leases."""
+"""A run in one of these states grants no leases."""
 
-_STEPS: dict[RunState, frozenset[RunState]] = {
+_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "queued": frozenset({"running", "paused", "cancelled"}),
     "running": frozenset({"queued", "paused", "finished", "cancelled"}),
     "paused": frozenset({"running", "finished", "cancelled"}),
@@ -34,16 +30,60 @@ _STEPS: dict[RunState, frozenset[RunState]] = {
 
 
 def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
-    """RunError unless the run exists and may go to this state. Staying in a state is allowed."""
+    """RunError unless the run exists and may change to this state. A run may stay in its state."""
     if run is None:
         raise RunError(f"there is no run {run_id}")
-    if state != run.state and state not in _STEPS[run.state]:
-        raise RunError(f"run {run_id} is {run.state}; it can't become {state}")
+    if state != run.state and state not in _TRANSITIONS[run.state]:
+        raise RunError(f"run {run_id} is {run.state}; it cannot become {state}")
+
+
+def check_queue_size(max_size: int | None, queued: int, new: int) -> None:
+    """QueueFullError if the new requests do not fit. A push without new requests always fits."""
+    if max_size is not None and new and queued + new > max_size:
+        raise queue_full(max_size)
+
+
+def queue_full(max_size: int | None) -> QueueFullError:
+    return QueueFullError(f"the queue holds its maximum of {max_size} requests; nothing was pushed")
+
+
+# -- attempts and deaths
+
+LOST_KIND = "worker lost"
+"""The kind of death of a request whose last attempt ended with a lost lease."""
+LOST_EVENT = "lease lost"
+"""The event in the history of a request whose worker was lost."""
+RETRIED_EVENT, RETRIED_DETAIL = "retried", "made ready again with all its attempts"
+KINDS_NOT_RETRIED = frozenset({"robots", "scope"})
+"""Kinds of death that ``retry_dead`` skips unless the caller names them."""
+
+
+def is_retried(kind: str, kinds: Collection[str] | None) -> bool:
+    """Whether ``retry_dead(kinds)`` makes a dead request of this kind ready again."""
+    return kind not in KINDS_NOT_RETRIED if kinds is None else kind in kinds
+
+
+def lost_reason(attempts: int) -> str:
+    """The reason in the history of a request whose worker was lost."""
+    times = "once" if attempts == 1 else f"{attempts} times"
+    return f"its worker was lost while working on it, {times}"
+
+
+def failure_event(attempts: int, failure: Failure, *, waits: bool) -> tuple[str, str]:
+    """The event in the history of a request for a failed attempt: what happened, and its detail."""
+    detail = f"{failure.reason}; waits {failure.retry_in:g} s" if waits else failure.reason
+    return f"attempt {attempts} failed", detail
+
+
+# -- names of requests
 
 
 def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index: int) -> bytes:
-    """The name of a pushed request. One that is not filtered gets a name of its own, which is the same again when a
-    seeder that was taken over pushes it again."""
+    """The name of a pushed request.
+
+    A request that is not filtered has a unique name. A seeder derives it from its cursor, so that a seeder that takes
+    over and pushes the batch again adds nothing twice.
+    """
     fingerprint = request.fingerprint()
     if not request.dont_filter:
         return fingerprint
@@ -53,21 +93,25 @@ def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index:
 
 
 def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
-    """The name of a child. One that is not filtered is named by its place on its parent, so a parent that is handled
-    again after a crash does not make a second one."""
+    """The name of a child. The name of a child that is not filtered comes from its position on its parent, so that a
+    parent that is handled again after a crash does not add it twice."""
     fingerprint = request.fingerprint()
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
 
+# -- encoding
+
 LARGE_PAGE = 2000
-"""Children of one page that are stored in one go, without giving way to other callers."""
+"""A page with more children than this is encoded in portions, so that other tasks can run between them."""
 
 
 async def encode_children(
     ended: Sequence[Completion | Failure], encode: Callable[[Request], bytes]
 ) -> dict[int, bytes]:
-    """The msgpack of the children of large pages, by ``id``, made ahead of the step that stores them: so that no other
-    caller waits for it. RequestError for one that can't be stored."""
+    """Encode the children of large pages before the step that stores them, so that the step stays short.
+
+    Returns the msgpack by the ``id`` of each child. RequestError for a child that cannot be stored.
+    """
     encoded: dict[int, bytes] = {}
     for each in ended:
         if len(each.children) > LARGE_PAGE:
@@ -79,67 +123,74 @@ async def encode_children(
 
 
 def encode_request(request: Request, encode: Callable[[Request], bytes]) -> bytes:
-    """Its msgpack. RequestError if it can't be stored."""
+    """The request as msgpack. RequestError if it cannot be stored."""
     try:
         return encode(request)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise RequestError(f"{request.url} can't be stored: {exc}") from exc
 
 
+# -- roles and fencing
+
+
+def is_claimable(*, finished: bool, until: float, now: float, held_token: int, token: int) -> bool:
+    """Whether a claim with this token gets a role: it is not finished, and it is free or already held by the token."""
+    return not finished and (until <= now or held_token == token)
+
+
 def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
-    """StoreRewoundError unless the claim may move the stored cursor to this one. A repeat passes."""
+    """StoreRewoundError unless the claim may move the stored cursor to ``cursor``. A repeated move passes."""
     if stored not in (claim.cursor, cursor):
         raise StoreRewoundError(
-            f"the cursor of {claim.role} is not where its holder left it: the store went back in time"
+            f"the stored cursor of {claim.role} is not the one that its holder saved: the store went back in time"
         )
 
 
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:
-    """FencedError when the slot was fenced under a later epoch; ``latest`` is the one that is remembered."""
+    """FencedError if the slot was fenced under a later epoch; ``latest`` is the epoch of its last fence."""
     if latest is not None and latest > epoch:
-        raise FencedError(f"slot {slot} is held under epoch {latest} by now; nothing is given to epoch {epoch}")
+        raise FencedError(f"slot {slot} is held under epoch {latest} by now; nothing is granted to epoch {epoch}")
 
 
 def is_fenced(holder: Holder | None, slot: str, epoch: int) -> bool:
-    """Whether a fence takes away what was given to this holder."""
+    """Whether a fence of the slot under this epoch takes away what this holder has."""
     return holder is not None and holder.slot == slot and holder.epoch < epoch
 
 
-MOST_LEASES = 65_535
-"""Requests that one call may lease: tokens of one call differ in their last 16 bits."""
+# -- tokens
+
+MAX_LEASES = 65_535
+"""One call leases at most this many requests: the tokens of a call differ in their last 16 bits."""
 
 
 def token_base(nonce: bytes) -> int:
-    """The tokens of a call are ``token_base(nonce) + 1``, ``+ 2`` ... They fit a signed 64-bit integer and are never 0.
-    They don't repeat as long as nonces don't, also not in a store that was rewound."""
+    """The tokens of a call are ``token_base(nonce) + 1``, ``+ 2`` ...
+
+    They fit a signed 64-bit integer and are never 0. They do not repeat as long as nonces do not, even in a store that
+    was rewound.
+    """
     check_nonce(nonce)
     number = int.from_bytes(blake2b(nonce, digest_size=6).digest(), "big") & (2**47 - 1)
     return (number or 1) << 16
 
 
 def reissued_token(nonce: bytes, token: int) -> int:
-    """The token that a lease gets when it is reissued: the same again for the same nonce and old token."""
+    """The new token of a lease that is reissued. The same nonce and old token always give the same new token."""
     check_nonce(nonce)
     return token_base(blake2b(nonce + token.to_bytes(8, "big"), digest_size=16).digest()) + 1
 
 
 def claim_token(nonce: bytes) -> int:
-    """The token of a role that was claimed with this nonce."""
+    """The token of a role that is claimed with this nonce."""
     return token_base(nonce) + 1
 
 
 def new_nonce() -> bytes:
-    """For a call whose caller gave none."""
+    """A nonce for a call whose caller passed none."""
     return os.urandom(16)
 
 
 def check_nonce(nonce: bytes) -> None:
-    """ValueError for one that others might make up too, or that is more than one."""
+    """ValueError unless the nonce is long enough to be unique, and short enough to be stored."""
     if not 8 <= len(nonce) <= 32:
-        raise ValueError(f"a nonce has 8 to 32 bytes, not {len(nonce)}")
-
-
-def lost_reason(attempts: int) -> str:
-    """Why a request whose worker was lost failed."""
-    times = "once" if attempts == 1 else f"{attempts} times"
-    return f"its worker was lost while working on it, {times}"
+        raise ValueError(f"a nonce must have 8 to 32 bytes, not {len(nonce)}")

@@ -1,27 +1,28 @@
-"""What the time is at a server, as far as a client can tell."""
+"""Estimate the time of a server's clock from its answers."""
 
 from __future__ import annotations
 
 from shoal import clock
 
 
-class ServerTime:
-    """So that a call which its client has given up does nothing when the server gets to it at last.
+class ServerClock:
+    """Tells a server until when a call is of use to its client.
 
-    A server that was frozen finds old calls in its sockets. What such a `lease` took would be nobody's until it ran
-    out: its hosts would stand still, and an attempt be lost. So each one says until when it is worth anything.
+    A server that was frozen finds old calls in its sockets. A `lease` that it executes then would block hosts and use
+    up attempts until it expires, as its client has given up. So each call carries the server time after which the
+    server must ignore it.
     """
 
     def __init__(self, timeout: float) -> None:
-        """``timeout``: seconds after which a client gives up."""
+        """``timeout``: seconds after which the client gives up."""
         self._timeout = timeout
-        self._ahead: float | None = None
+        self._offset: float | None = None
 
-    def heard(self, sent: float, server: float) -> None:
-        """The server's clock said this in its answer to a call that was ``sent`` at this time of `shoal.clock`."""
-        self._ahead = server - sent
+    def observe(self, sent: float, server: float) -> None:
+        """Record the server time in the answer to a call that was ``sent`` at this time of `shoal.clock`."""
+        self._offset = server - sent
 
     @property
     def not_after(self) -> float | None:
-        """The server's time from which on nobody waits for a call that is made now. None: not known yet."""
-        return None if self._ahead is None else clock.now() + self._ahead + self._timeout
+        """The server time when the client gives up a call that it makes now. None until the first answer."""
+        return None if self._offset is None else clock.now() + self._offset + self._timeout

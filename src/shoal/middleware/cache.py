@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.config import Cache as CacheConfig
+from shoal.config import CacheSettings
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 
@@ -30,7 +30,7 @@ class Cache:
     """One file a page. Only GET and HEAD are kept, only what was answered with 2xx or 3xx, and nothing expires unless
     ``ttl`` says so: it is meant for writing a spider, not for freshness."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheSettings) -> None:
         self._folder = Path(config.folder)
         self._ttl = config.ttl
 

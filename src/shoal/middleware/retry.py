@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from shoal.config import Retry
+from shoal.config import RetrySettings
 from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.ports import Fetch
@@ -40,7 +40,7 @@ class StatusCheck:
 class RetryPolicy:
     """How long a failed request waits: what the server asked for, else twice as long each time, with jitter."""
 
-    def __init__(self, config: Retry, random_fraction: Callable[[], float] = random.random) -> None:
+    def __init__(self, config: RetrySettings, random_fraction: Callable[[], float] = random.random) -> None:
         self._config = config
         self._random = random_fraction
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from msgspec import Struct
 from protego import Protego
 
-from shoal.config import Robots as RobotsConfig
+from shoal.config import RobotsSettings
 from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
@@ -50,7 +50,7 @@ class Robots:
 
     def __init__(
         self,
-        config: RobotsConfig,
+        config: RobotsSettings,
         user_agent: str,
         frontier: Hosts,
     ) -> None:
@@ -146,7 +146,7 @@ class Robots:
             self._size -= self._rules.pop(next(iter(self._rules))).size
 
 
-def read_rules(text: str, user_agent: str, config: RobotsConfig) -> Rules:
+def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:
     """What a robots.txt means for us."""
     parsed = Protego.parse(_for_us(text, user_agent))
     delay = parsed.crawl_delay(user_agent)

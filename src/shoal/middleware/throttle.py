@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import UNSET, Struct, UnsetType
 
-from shoal.config import Throttle as ThrottleConfig
+from shoal.config import ThrottleSettings
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.middleware.retry import parse_retry_after
@@ -35,7 +35,7 @@ class Learned(Struct):
     delay: float = 0.0
 
 
-def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learned:
+def after_answer(host: Learned, latency: float, config: ThrottleSettings) -> Learned:
     """A good answer came after ``latency`` seconds."""
     usual = latency if not host.usual or latency < host.usual else host.usual + 0.02 * (latency - host.usual)
     capped = min(latency, _SLOWER * max(host.recent, config.slow_after))  # one slow page is no slow host
@@ -49,7 +49,7 @@ def after_answer(host: Learned, latency: float, config: ThrottleConfig) -> Learn
     return Learned(usual, recent, delay)
 
 
-def after_overload(host: Learned, config: ThrottleConfig) -> Learned:
+def after_overload(host: Learned, config: ThrottleSettings) -> Learned:
     """The host said that it has too much to do."""
     delay = min(config.max_delay, max(_FIRST, host.delay * config.backoff_factor))
     return Learned(host.usual, host.recent, delay)
@@ -58,7 +58,7 @@ def after_overload(host: Learned, config: ThrottleConfig) -> Learned:
 class Throttle:
     """Measures each fetch, and tells the frontier, which keeps the delay for the whole fleet."""
 
-    def __init__(self, config: ThrottleConfig, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
+    def __init__(self, config: ThrottleSettings, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
         self._config = config
         self._update_host = update_host
         self._hosts: dict[str, Learned] = {}

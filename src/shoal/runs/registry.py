@@ -19,9 +19,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from shoal.config import find_config_file
+from shoal.config import find_config_file, read_toml
 from shoal.errors import ConfigError, SpiderError
-from shoal.layers import read_toml
 
 ExecutionMode: TypeAlias = Literal["single", "distributed"]
 

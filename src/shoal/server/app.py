@@ -1,4 +1,4 @@
-"""The application: routes, their description, and what they share."""
+"""Builds the FastAPI application."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from swagger_ui_bundle import swagger_ui_path
 
 from shoal import __version__
 from shoal.config import Config
-from shoal.server import clusters, crawl, health, hosts, metrics, runs
-from shoal.server.auth import Gate, check_binding, operators_only
-from shoal.server.errors import install, responses
+from shoal.server.auth import AuthMiddleware, check_binding, operators_only
+from shoal.server.errors import install, problems
+from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
 from shoal.server.state import Server
 
-_ABOUT = """Send URLs, get content: on this machine, or on Celery workers.
+_DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
-Where the server has a token, send it as `Authorization: Bearer TOKEN`. Whatever can't be done is answered by one
-format: `{"error": {"kind": ..., "message": ..., "details": [...]}}`."""
+If the server has a token, send it as `Authorization: Bearer TOKEN`. All errors have the same format:
+`{"error": {"kind": ..., "message": ..., "details": [...]}}`."""
 
-
-# For the description alone: it is the gate that checks.
+# Only for OpenAPI: AuthMiddleware checks the token.
 _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-API-Key", auto_error=False))]
 
 
 def create_app(config: Config) -> FastAPI:
-    """The API as an ASGI application. ConfigError when it would be open to the network without a token."""
+    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network."""
     check_binding(config.serve)
 
     @asynccontextmanager
@@ -44,22 +43,22 @@ def create_app(config: Config) -> FastAPI:
             await server.close()
 
     app = FastAPI(
-        title="Shoal", version=__version__, description=_ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="Shoal", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None,
         openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
     app.include_router(crawl.router, dependencies=_TOKEN)
     for each in (runs, hosts, clusters):
-        app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=responses(403))
+        app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(operators_only)])
     _serve_docs(app)
-    app.add_middleware(Gate, config=config.serve)
+    app.add_middleware(AuthMiddleware, config=config.serve)
     return app
 
 
 def _serve_docs(app: FastAPI) -> None:
-    """`/docs` without a network: its script and style come from here."""
+    """Serve `/docs` with bundled scripts and styles, so that it works without internet access."""
     app.mount("/docs/assets", StaticFiles(directory=Path(swagger_ui_path)))
 
     @app.get("/docs", include_in_schema=False)

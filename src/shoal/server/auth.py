@@ -1,4 +1,4 @@
-"""Who may come in, and with how much."""
+"""Authentication, protection against requests from web pages of other sites, and the size limit of bodies."""
 
 from __future__ import annotations
 
@@ -12,45 +12,44 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.config import Serve
+from shoal.config import ServerSettings
 from shoal.errors import ConfigError
 from shoal.server.errors import ProblemError, problem
 
-_OPEN = ("/health", "/ready")
-"""What may be asked for without a token: whether the server is well, and nothing else."""
-_SWALLOWING = 2.0  # seconds
+_PUBLIC_PATHS = ("/health", "/ready")
+"""Paths that need no token."""
+_DRAIN_TIMEOUT = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_SAFE = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing."""
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-def check_binding(config: Serve) -> None:
-    """ConfigError when anyone in the network could crawl from here."""
+def check_binding(config: ServerSettings) -> None:
+    """ConfigError if the server would accept anyone on the network."""
     if config.host not in _LOOPBACK and not (config.token or config.tokens):
         raise ConfigError(
-            f"{config.host} can be reached from other machines, so a token is needed: set SHOAL_SERVE__TOKEN, or "
-            "serve.token in shoal.toml; callers send it as `Authorization: Bearer TOKEN`"
+            f"other machines can reach {config.host}, so the server needs a token: set SHOAL_SERVE__TOKEN, or "
+            "serve.token in shoal.toml. Clients send it as `Authorization: Bearer TOKEN`"
         )
 
 
 def operators_only(request: Request) -> None:
-    """Runs, hosts and clusters are everybody's, and the figures tell of them: whoever has a token with a name has the
-    batches that it sends."""
+    """Refuse callers with a named token. They may use batches only: runs, hosts, clusters and metrics are shared."""
     if request.state.caller:
-        message = "a token with a name is for batches; this needs the token of the server itself (serve.token)"
+        message = "a named token may use batches only; this route needs the server's main token (serve.token)"
         raise ProblemError(403, "forbidden", message)
 
 
-class Gate:
-    """Around the application: refuses whoever has no token, and bodies that are too large.
+class AuthMiddleware:
+    """Rejects requests without a valid token, requests from web pages of other sites, and bodies that are too large.
 
-    It refuses what a web page of another site has a browser send: everything that may change something, and without
-    tokens also what only reads, as a browser on this machine could reach the server for that page.
+    A web page can make its visitor's browser send requests. Those that may change something are always refused. On a
+    server without tokens, reads are refused too: a browser on this machine could reach the server for the page.
 
-    The name of the caller's token (none, if it is the one for all) and its address are in the scope's state.
+    It sets two values in the scope's state: ``caller``, the name of the token (empty for the main token), and
+    ``address``.
     """
 
-    def __init__(self, app: ASGIApp, config: Serve) -> None:
+    def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
         self._hosts = {*_LOOPBACK, config.host}
@@ -62,59 +61,59 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        foreign = "" if scope["method"] in _SAFE else _from_elsewhere(headers)
-        if not foreign and not self._tokens:
-            foreign = self._foreign(headers)
-        if foreign:
-            await problem(403, "forbidden", foreign)(scope, receive, send)
+        refusal = "" if scope["method"] in _SAFE_METHODS else _cross_origin_refusal(headers)
+        if not refusal and not self._tokens:
+            refusal = self._untrusted_refusal(headers)
+        if refusal:
+            await problem(403, "forbidden", refusal)(scope, receive, send)
             return
-        caller = self._caller(scope, headers)
+        caller = self._find_caller(scope, headers)
         if caller is None:
-            refusal = problem(
-                401,
-                "no token",
-                "send the token as `Authorization: Bearer TOKEN`",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await refusal(scope, receive, send)
+            message = "missing or unknown token: send it as `Authorization: Bearer TOKEN`"
+            response = problem(401, "no token", message, headers={"WWW-Authenticate": "Bearer"})
+            await response(scope, receive, send)
             return
         address = scope["client"][0] if scope.get("client") else ""
         scope.setdefault("state", {}).update(caller=caller, address=address)
-        if _length(headers) > self._max_bytes:
-            await _swallow(receive)
-            refusal = problem(413, "too large", self._too_large, headers={"Connection": "close"})
-            await refusal(scope, receive, send)
+        if _content_length(headers) > self._max_bytes:
+            await _drain(receive)
+            response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
+            await response(scope, receive, send)
             return
-        await self._limited(scope, receive, send)
+        await self._call_with_limit(scope, receive, send)
 
-    def _foreign(self, headers: Headers) -> str:
-        """What is wrong with a request that a web page of another site may have made, or nothing. Such a page can give
-        a name of its own the address of this machine, but the name is what its requests have as their host."""
+    def _untrusted_refusal(self, headers: Headers) -> str:
+        """Why a server without tokens refuses this request, or an empty string.
+
+        A page of another site can let its own host name resolve to this machine (DNS rebinding). Its requests then
+        carry that name in the Host header.
+        """
         if headers.get("sec-fetch-site") == "cross-site":
-            return "without a token it can't be used by the pages of other sites"
+            return "web pages of other sites cannot use a server without a token"
         host = headers.get("host", "")
         name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         if host and name.lower() not in self._hosts:
             return (
-                f"without a token it is known as localhost, or by the address that it listens on, not as {name!r:.80}"
+                f"unknown host name {name!r:.80}: without a token, the server answers only to localhost and to the "
+                "address it listens on"
             )
         return ""
 
-    def _caller(self, scope: Scope, headers: Headers) -> str | None:
-        """The name of the token; None for a stranger."""
+    def _find_caller(self, scope: Scope, headers: Headers) -> str | None:
+        """The name of the caller's token, or None if the token is missing or unknown."""
         if not self._tokens:
             return ""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            given = headers.get("x-api-key", "")
+            sent = headers.get("x-api-key", "")
         found = None
-        for name, token in self._tokens.items():  # all of them, so that the time says nothing
-            if hmac.compare_digest(given.strip().encode("latin-1"), token.encode()):
+        for name, token in self._tokens.items():  # compare with all, so that the time reveals nothing
+            if hmac.compare_digest(sent.strip().encode("latin-1"), token.encode()):
                 found = name
-        return "" if found is None and scope["path"] in _OPEN else found
+        return "" if found is None and scope["path"] in _PUBLIC_PATHS else found
 
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body without a declared length is counted as it comes."""
+    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the bytes of the body as they arrive: a chunked body declares no length."""
         size = 0
 
         async def counted() -> Message:
@@ -122,16 +121,17 @@ class Gate:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_bytes:
-                await _swallow(receive)
-                raise HTTPException(413, self._too_large, {"Connection": "close"})  # comes to whoever reads the body
+                await _drain(receive)
+                raise HTTPException(413, self._too_large, {"Connection": "close"})  # raised where the body is read
             return message
 
         await self._app(scope, counted, send)
 
 
-def _from_elsewhere(headers: Headers) -> str:
-    """What is wrong with a request that may change something and comes from a web page of another origin; nothing if it
-    is none. Browsers say where a request comes from, and no page can make them lie. Other clients send neither header.
+def _cross_origin_refusal(headers: Headers) -> str:
+    """Why a request that may change something is refused, or an empty string if it does not come from another origin.
+
+    Browsers always send one of the two headers, and a page cannot forge them. Other clients send neither.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
@@ -139,23 +139,23 @@ def _from_elsewhere(headers: Headers) -> str:
             return ""
     elif origin is None or _authority(origin) == headers.get("host", "").lower():
         return ""
-    return "a web page of another origin can't send this (Origin, Sec-Fetch-Site)"
+    return "web pages of another origin cannot send this request (see the headers Origin and Sec-Fetch-Site)"
 
 
 def _authority(origin: str) -> str | None:
-    """``host:port`` of an origin. Its scheme is not compared: a proxy may have taken TLS off."""
+    """``host:port`` of an origin. The scheme is ignored: a proxy may terminate TLS."""
     scheme, mark, authority = origin.lower().partition("://")
     return authority if mark and scheme in ("http", "https") else None
 
 
-async def _swallow(receive: Receive) -> None:
-    """Read on for a moment: who is cut off while it sends does not see the answer."""
+async def _drain(receive: Receive) -> None:
+    """Read the rest of the body for a moment: a client whose connection is closed while it sends sees no response."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_SWALLOWING):
+        async with asyncio.timeout(_DRAIN_TIMEOUT):
             while (await receive()).get("more_body"):
                 pass
 
 
-def _length(headers: Headers) -> int:
+def _content_length(headers: Headers) -> int:
     text = headers.get("content-length", "")
     return int(text) if text.isdecimal() else 0

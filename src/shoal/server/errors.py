@@ -1,4 +1,4 @@
-"""Errors as callers get them: one format, whatever went wrong."""
+"""Turns every error into a response of the same format."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
-from shoal.server.answers import answer
 from shoal.server.bodies import BodyError
+from shoal.server.responses import json_response
 
 log = logging.getLogger("shoal.server")
 
@@ -28,24 +28,24 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     CoordinatorAwayError: (503, "coordinator away"),
     TooManySessionsError: (429, "too many sessions"),
 }
-_INSTEAD: dict[str, str] = {
-    "store away": "the server of the frontier does not answer; try again later",
-    "coordinator away": "the server of the coordinator does not answer; try again later",
-    "internal": "something went wrong in the server; its log has more",
+_PUBLIC_MESSAGES: dict[str, str] = {
+    "store away": "the frontier's server does not respond; try again later",
+    "coordinator away": "the coordinator's server does not respond; try again later",
+    "internal": "internal error; see the server's log",
 }
-"""What callers are told instead of what happened: that names servers and paths, which are no concern of theirs."""
+"""Messages that replace those of the exceptions, which may name internal servers and paths."""
 
 
-MOST_DETAILS = 20
-"""Errors that one answer lists."""
-_LONGEST_DETAIL = 300  # characters
-_LONGEST_MESSAGE = 1000
+MAX_DETAILS = 20
+"""Errors that one response lists."""
+_MAX_DETAIL_CHARACTERS = 300
+_MAX_MESSAGE_CHARACTERS = 1000
 
 _KINDS = {404: "not found", 405: "method not allowed", 413: "too large", 422: "bad request"}
 
 
 class ProblemDetail(BaseModel):
-    """What went wrong: `kind` for programs, `message` for people."""
+    """What failed: `kind` for programs, `message` for people."""
 
     kind: str
     message: str
@@ -53,7 +53,7 @@ class ProblemDetail(BaseModel):
 
 
 class Problem(BaseModel):
-    """The answer to whatever could not be done."""
+    """The body of every error response."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -79,85 +79,85 @@ def problem(
     details: list[dict[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    details = [{name: _sayable(text) for name, text in detail.items()} for detail in details or []]
-    body = {"error": {"kind": kind, "message": _sayable(message, _LONGEST_MESSAGE), "details": details}}
-    return answer(body, status, headers)
+    details = [{name: _clean(text) for name, text in detail.items()} for detail in details or []]
+    body = {"error": {"kind": kind, "message": _clean(message, _MAX_MESSAGE_CHARACTERS), "details": details}}
+    return json_response(body, status, headers)
 
 
-def _sayable(text: str, longest: int = _LONGEST_DETAIL) -> str:
-    """Messages quote what came in: it may be long, and may hold what no encoding has."""
-    short = text if len(text) <= longest else f"{text[:longest]}..."
+def _clean(text: str, max_characters: int = _MAX_DETAIL_CHARACTERS) -> str:
+    """Shorten a message and escape lone surrogates. Messages quote input, which may be long and not encodable."""
+    short = text if len(text) <= max_characters else f"{text[:max_characters]}..."
     return short.encode("utf-8", "backslashreplace").decode()
 
 
-def _place(part: object) -> str:
+def _shorten_key(part: object) -> str:
     """A key of the body may be as long as the body."""
     return f"{part:.80}" if isinstance(part, str) else str(part)
 
 
 class ProblemError(Exception):
-    """Ends a request with this answer."""
+    """Ends a request with an error response."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
 
 
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the description of a route: what it answers when it can't."""
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error responses of a route, for OpenAPI."""
     return {status: {"model": Problem} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Whatever a route raises becomes a problem."""
+    """Register a handler for each kind of exception that a route may raise."""
 
     @app.exception_handler(ProblemError)
-    async def _own(request: Request, exc: ProblemError) -> Response:
+    async def _handle_problem(request: Request, exc: ProblemError) -> Response:
         return problem(exc.status, exc.kind, str(exc))
 
     @app.exception_handler(HTTPException)
-    async def _plain(request: Request, exc: HTTPException) -> Response:
-        if exc.status_code == 400:  # a body that is too deep, or has a number without end
-            return problem(422, _KINDS[422], "body: it can't be read")
+    async def _handle_http(request: Request, exc: HTTPException) -> Response:
+        if exc.status_code == 400:  # FastAPI could not decode the body
+            return problem(422, _KINDS[422], "body: invalid JSON")
         kind = _KINDS.get(exc.status_code, "http")
         return problem(exc.status_code, kind, str(exc.detail), headers=exc.headers)
 
     @app.exception_handler(Exception)
-    async def _unforeseen(request: Request, exc: Exception) -> Response:
-        return problem(500, "internal", _INSTEAD["internal"])
+    async def _handle_unexpected(request: Request, exc: Exception) -> Response:
+        return problem(500, "internal", _PUBLIC_MESSAGES["internal"])
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, exc: RequestValidationError) -> Response:
-        found = exc.errors()
+    async def _handle_validation(request: Request, exc: RequestValidationError) -> Response:
+        errors = exc.errors()
         details = [
-            {"where": ".".join(map(_place, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
-            for error in found[:MOST_DETAILS]
+            {"where": ".".join(map(_shorten_key, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
+            for error in errors[:MAX_DETAILS]
         ]
-        if len(found) > MOST_DETAILS:
-            details.append({"where": "body", "message": f"and {len(found) - MOST_DETAILS} more errors"})
-        first = details[0] if details else {"where": "body", "message": "it can't be read"}
+        if len(errors) > MAX_DETAILS:
+            details.append({"where": "body", "message": f"and {len(errors) - MAX_DETAILS} more errors"})
+        first = details[0] if details else {"where": "body", "message": "invalid"}
         return problem(422, _KINDS[422], f"{first['where']}: {first['message']}", details)
 
     @app.exception_handler(BodyError)
-    async def _unreadable(request: Request, exc: BodyError) -> Response:
+    async def _handle_body(request: Request, exc: BodyError) -> Response:
         detail = {"where": exc.where, "message": exc.message}
         return problem(422, exc.kind, f"{exc.where}: {exc.message}", [detail])
 
     @app.exception_handler(ShoalError)
-    async def _ours(request: Request, exc: ShoalError) -> Response:
+    async def _handle_shoal(request: Request, exc: ShoalError) -> Response:
         status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
         retry = {"Retry-After": "5"} if status in (429, 503) else {}
-        return problem(status, kind, told(exc, kind), headers=retry)
+        return problem(status, kind, public_message(exc, kind), headers=retry)
 
 
-def told(exc: ShoalError, kind: str = "") -> str:
-    """What a caller may know of an error. What is left out is in the log."""
-    if kind in _INSTEAD:
-        log.warning("answered %s: %s", kind, exc)
-        return _INSTEAD[kind]
-    if isinstance(exc, RequestError):  # it quotes what the caller sent
+def public_message(exc: ShoalError, kind: str = "") -> str:
+    """The message of an error without internal addresses, servers and paths. The log has the full message."""
+    if kind in _PUBLIC_MESSAGES:
+        log.warning("%s: %s", kind, exc)
+        return _PUBLIC_MESSAGES[kind]
+    if isinstance(exc, RequestError):  # it quotes only what the caller sent
         return str(exc)
     message = redacted(str(exc))
     if message != str(exc):
-        log.warning("answered %r: %s", message, exc)
+        log.warning("responded %r: %s", message, exc)
     return message

@@ -1,4 +1,4 @@
-"""The process that serves the application, until it is asked to stop."""
+"""Runs the API in this process until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shoal.config import Config
 from shoal.crawling.garbage import collect_rarely
 from shoal.fetch.resolving import look_up_many_names
 from shoal.server.app import create_app
-from shoal.server.arrival import arriving_within
+from shoal.server.slow_requests import protocol_with_timeout
 from shoal.server.state import Server
 
-_PATIENCE = 3  # seconds for the answers that are under way when it is asked to stop
+_SHUTDOWN_TIMEOUT = 3  # seconds for open responses
 
 
 def serve(config: Config) -> None:
-    """Returns when it was asked to stop. ConfigError when it would be open to the network without a token."""
+    """Serve until asked to stop. ConfigError if the server would accept anyone on the network."""
     app = create_app(config)
     process = _Process(
         uvicorn.Config(
             app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
-            server_header=False, proxy_headers=False, timeout_graceful_shutdown=_PATIENCE,
-            http=arriving_within(config.serve.request_timeout),
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
+            http=protocol_with_timeout(config.serve.request_timeout),
         ),
         app,
     )  # fmt: skip
@@ -37,7 +37,7 @@ def serve(config: Config) -> None:
 
 
 class _Process(uvicorn.Server):
-    """Lets those go who wait for a batch, before it waits for their connections to close."""
+    """Wakes the callers that wait for a batch before it waits for their connections to close."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -45,5 +45,5 @@ class _Process(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         server: Server = self._app.state.server
-        server.leave()
+        server.stop_waiting()
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""What a server has open: its stores, its sessions, its connections."""
+"""What the server keeps open: stores, batch sessions, connections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from shoal.batch.admission import Desk, Work
 from shoal.batch.local import LocalWork
+from shoal.batch.service import BatchService, Executor
 from shoal.batch.session import Session
 from shoal.batch.spider import BatchSpider
 from shoal.batch.webhook import send_webhook
@@ -27,81 +27,80 @@ from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker import new_worker_id
 from shoal.server.jobs import Jobs
-from shoal.tasks.remote import Remote
+from shoal.tasks.remote import RemoteBatches
 
 log = logging.getLogger("shoal.server")
 
-_ASKING = 2.0  # seconds that a look at a server may take
+_STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 
 
 class Server:
-    """One process of the API. What it can't reach now it tries again when it is asked for."""
+    """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._given = _beside_the_layers(config)
+        self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.started = time.time()
         self.fetcher = HttpFetcher(config.http, config.user_agent, AddressGuard(config.serve.allow))
         self.store: Store
         self.jobs: Jobs
-        self.local: Desk
+        self.local: BatchService
         self.work: LocalWork
-        self.remote = Remote(config, partial(self._desk, distributed=True))
+        self.remote = RemoteBatches(config, partial(self._make_service, distributed=True))
 
     async def open(self) -> None:
         config = self.config
         self.store = await open_store(config.frontier)
         self.jobs = Jobs(self.store, AddressGuard(config.serve.allow), config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
-        self.local = self._desk(self.store, self.work, distributed=False)
+        self.local = self._make_service(self.store, self.work, distributed=False)
         await self.local.open()
-        self.remote.begin()
+        self.remote.start()
 
-    def _desk(self, store: Store, work: Work, *, distributed: bool) -> Desk:
-        serve = self.config.serve
-        return Desk(
-            store, work, self.config, distributed=distributed, max_sessions=serve.max_sessions,
-            keep=serve.keep_results, told=lambda session: send_webhook(self.fetcher, session),
+    def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
+        return BatchService(
+            store, executor, self.config, distributed=distributed,
+            notify=lambda session: send_webhook(self.fetcher, session),
         )  # fmt: skip
 
     def orchestrator(self) -> Orchestrator:
-        """The registry as it is now. Its spiders have the settings that they have anywhere, under those that this
-        server was given beside the file and the environment; their frontier is the server's."""
-        return Orchestrator(frontier=self.config.frontier, settings=self._given)
+        """The current registry. Its spiders use the server's frontier and the settings that were passed to the server
+        on the command line or in code."""
+        return Orchestrator(frontier=self.config.frontier, settings=self._overrides)
 
-    def frontier_to_name(self) -> str | None:
-        """What a worker has to be told that does not find the frontier by itself. Its password is never told."""
-        return mask(self.config.frontier) if "frontier" in self._given else None
+    def frontier_for_workers(self) -> str | None:
+        """The frontier's URL without its password, if workers do not find it in the file or the environment."""
+        return mask(self.config.frontier) if "frontier" in self._overrides else None
 
     async def find_session(self, session_id: str) -> Session | None:
         found = await self.local.find(session_id)
-        if found is None and (self.remote.opened is not None or self.remote.is_meant):
-            found = await (await self.remote.desk()).find(session_id)
+        if found is None and (self.remote.opened is not None or self.remote.is_configured):
+            found = await (await self.remote.service()).find(session_id)
         return found
 
     def vitals(self) -> Vitals:
-        """What it has done, of batches that are its own to work on."""
+        """Counters of the local batches."""
         return Vitals(
             worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
-            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # it answers, so its loop does
+            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # the event loop runs: it serves this request
         )  # fmt: skip
 
-    async def is_ready(self) -> str:
-        """What keeps it from working, or nothing."""
+    async def why_not_ready(self) -> str:
+        """Why the server cannot work now, or an empty string."""
         try:
-            async with asyncio.timeout(_ASKING):
+            async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.run_state("none")
         except (StoreAwayError, TimeoutError) as exc:
-            log.warning("not ready: %s", str(exc) or "no answer in time")
-            return "the frontier does not answer"
+            log.warning("not ready: %s", str(exc) or "the store did not respond in time")
+            return "the frontier does not respond"
         return ""
 
-    def leave(self) -> None:
-        """It is about to close: nobody is kept waiting."""
-        for desk in (self.local, self.remote.opened):
-            if desk is not None:
-                desk.leave()
+    def stop_waiting(self) -> None:
+        """Respond to all callers that wait for a session: the server shuts down."""
+        for service in (self.local, self.remote.opened):
+            if service is not None:
+                service.stop_waiting()
 
     async def close(self) -> None:
         await self.jobs.close()
@@ -109,12 +108,12 @@ class Server:
         await self.remote.close()
         await self.fetcher.close()
         with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout(_ASKING):
+            async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.close()
 
 
-def _beside_the_layers(config: Config) -> dict[str, Any]:
-    """What it has that neither the file nor the environment says: from the command line, or from code."""
+def _find_overrides(config: Config) -> dict[str, Any]:
+    """The settings that come neither from the file nor from the environment, but from the command line or code."""
     plain = flatten(load_config(file=find_config_file(os.environ), environ=os.environ).config, reveal=True)
     return {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}
 

@@ -1,1 +1,1 @@
-"""Batches on Celery: a lease goes out as a task, and whoever gets the task works on it."""
+"""Batches on Celery: each lease is sent as a task, and the worker that receives it fetches the page."""

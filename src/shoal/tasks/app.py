@@ -19,12 +19,17 @@ from shoal.printable import LogFilter
 from shoal.tasks.settings import QUEUE, TASK, celery_settings
 from shoal.tasks.worker import PageWorker
 
-_RESULTS_KEPT = 3600
-_VISIBILITY = 900
-"""Seconds after which the broker hands a task to another worker, if the first has not acknowledged it. A task that is
-only late is refused then: its lease has another token."""
+_RESULT_TTL = 3600
+_VISIBILITY_TIMEOUT = 900
+"""Seconds after which the broker delivers an unacknowledged task to another worker. If the first worker is only slow,
+the second is refused: the lease has another token by then."""
 
-_PATIENCE = {"socket_timeout": 10, "socket_connect_timeout": 5, "health_check_interval": 10, "socket_keepalive": True}
+_SOCKET_OPTIONS = {
+    "socket_timeout": 10,
+    "socket_connect_timeout": 5,
+    "health_check_interval": 10,
+    "socket_keepalive": True,
+}
 
 settings = celery_settings()
 app = Celery("shoal", broker=settings.broker_url, backend=settings.result_backend)
@@ -33,10 +38,10 @@ app.conf.update(
     task_serializer="json",
     result_serializer="json",
     accept_content=["json"],
-    result_expires=_RESULTS_KEPT,
+    result_expires=_RESULT_TTL,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    task_time_limit=_VISIBILITY,
+    task_time_limit=_VISIBILITY_TIMEOUT,
     task_send_sent_event=True,
     worker_send_task_events=True,
     worker_prefetch_multiplier=1,
@@ -44,7 +49,7 @@ app.conf.update(
     worker_concurrency=settings.concurrency,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"visibility_timeout": _VISIBILITY, **_PATIENCE},
+    broker_transport_options={"visibility_timeout": _VISIBILITY_TIMEOUT, **_SOCKET_OPTIONS},
     result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     redis_socket_timeout=10.0,
     redis_socket_connect_timeout=5.0,
@@ -53,40 +58,40 @@ app.conf.update(
 )
 
 _worker: PageWorker | None = None
-_making = threading.Lock()
+_worker_lock = threading.Lock()
 
 
 @after_setup_logger.connect  # type: ignore[untyped-decorator]
 @after_setup_task_logger.connect  # type: ignore[untyped-decorator]
 def _keep_logs_printable(logger: logging.Logger, **_: Any) -> None:
-    """Text of pages can't control the terminal, nor forge lines."""
+    """Escape control characters: text of pages must not control the terminal or forge log lines."""
     for handler in logger.handlers:
         handler.addFilter(LogFilter())
 
 
 @app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]
 def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, Any]:
-    """Fetch one page of a session, under the lease that came with the task. ``url`` is for those who look on."""
+    """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower."""
     return _page_worker().work(session_id, lease, store, worker_id=str(self.request.hostname or "celery"))
 
 
 def _page_worker() -> PageWorker:
     global _worker
-    with _making:
-        if _worker is None:  # a pool of threads, or none
+    with _worker_lock:
+        if _worker is None:  # no process was forked: the pool has threads, or none
             _worker = PageWorker(in_background=True)
         return _worker
 
 
 @worker_process_init.connect  # type: ignore[untyped-decorator]
-def _begin(**_: Any) -> None:
-    """After the fork: neither an event loop nor a connection can be shared with the parent."""
+def _start_worker(**_: Any) -> None:
+    """Runs after the fork: a process cannot share event loops and connections with its parent."""
     global _worker
     collect_rarely()
     _worker = PageWorker(in_background=False)
 
 
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]
-def _end(**_: Any) -> None:
+def _stop_worker(**_: Any) -> None:
     if _worker is not None:
         _worker.close()

@@ -1,4 +1,4 @@
-"""What is asked of Celery's broker, each in a thread: its library waits where it stands."""
+"""Calls of Celery's broker, in threads: its library blocks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ log = logging.getLogger("shoal.tasks")
 
 _threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker")
 
-# Nobody in this process waits for the result of a task; else Celery listens for each one that is sent. It is so for as
-# long as this is kept.
+# This process never waits for task results. Without this, Celery subscribes to the result of each task that it sends.
+# It holds as long as the object lives.
 _denial = denied_join_result()
 _denial.__enter__()
 
 
 async def publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
-    """Send a task for each lease; how many the broker took. ``store`` names the one that the session is in."""
+    """Send a task for each lease. Returns how many the broker accepted. ``store`` is the name of the session's
+    store."""
     return await asyncio.get_running_loop().run_in_executor(_threads, _publish, session_id, store, leases)
 
 
 async def queue_is_empty() -> bool:
-    """Whether workers have taken all tasks by now. False if nobody knows."""
+    """Whether workers have received all tasks. False if the broker does not respond."""
     return await asyncio.get_running_loop().run_in_executor(_threads, _queue_is_empty)
 
 
@@ -44,7 +45,7 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
                 url = lease.request.url
                 app.send_task(
                     TASK, (session_id, url, pack(lease), store), producer=producer,
-                    argsrepr=repr((session_id, url)),  # the lease may have somebody's cookies in it
+                    argsrepr=repr((session_id, url)),  # the lease may contain cookies
                 )  # fmt: skip
                 count += 1
     except (OperationalError, OSError) as exc:
@@ -58,8 +59,8 @@ def _queue_is_empty() -> bool:
     try:
         with app.connection_or_acquire() as connection, connection.channel() as channel:
             return bool(channel.queue_declare(QUEUE, passive=True).message_count == 0)
-    except ChannelError as exc:  # 404: on Redis a queue is not there while nothing is in it
+    except ChannelError as exc:  # 404: on Redis, an empty queue does not exist
         return str(exc.reply_code) == "404"
-    except Exception as exc:  # whatever transports raise
+    except Exception as exc:  # transports have no common base error
         log.debug("broker: %s", exc)
         return False

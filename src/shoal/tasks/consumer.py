@@ -1,4 +1,4 @@
-"""A worker's consumer that sends its events together."""
+"""A Celery consumer that sends task events in batches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from celery.worker.consumer import Consumer
 
-_TOGETHER = 0.2
-"""Seconds for which events of tasks wait for others, so that Flower is as much late. A message for each event took a
-third of the time of a worker's main process."""
+_BATCH_EVERY = 0.2
+"""Seconds for which events are collected. Flower is late by as much. A message per event took a third of the time of a
+worker's main process."""
 
 
 class EventBatchingConsumer(Consumer):  # type: ignore[misc]
-    """Celery's own sends them whenever its loop comes round."""
+    """Celery's own consumer sends them with each turn of its loop."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -22,5 +22,5 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
     def on_send_event_buffered(self) -> None:
         now = time.monotonic()
         if self.hub and now >= self._due:
-            self._due = now + _TOGETHER
-            self.hub.call_later(_TOGETHER, self._flush_events)
+            self._due = now + _BATCH_EVERY
+            self.hub.call_later(_BATCH_EVERY, self._flush_events)

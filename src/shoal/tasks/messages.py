@@ -1,7 +1,8 @@
-"""A task as it travels through the broker: read as strictly as a request to the API, and compared with its session.
+"""Encodes, decodes and checks the tasks in the broker.
 
-Data only: nothing in it is executed. Whoever can write to the broker can have no page fetched that its session does not
-have, with no other headers, and through no proxy.
+A worker validates a task as strictly as the API validates a request, and compares it with its session. Tasks are data:
+nothing in them is executed. So someone who can write to the broker cannot make a worker fetch a page that the session
+does not have, send other headers, or use a proxy.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.batch.session import Session
-from shoal.batch.spider import ERRBACK, PLACE, SITE
+from shoal.batch.spider import ERRBACK, POSITION, SITE
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.urls.normalize import host_of
 
-LARGEST_TASK = 512 * 1024
-"""Characters of a lease in a task. A batch's headers and cookies have 16 KB at most, its URLs 8 KB."""
-_MOST_REDIRECTS = 100
-_LONGEST_STORE = 2000
+MAX_LEASE_LENGTH = 512 * 1024
+"""Characters of an encoded lease. Headers and cookies of a batch have at most 16 KB, its URLs 8 KB."""
+_MAX_REDIRECTS = 100
+_MAX_STORE_LENGTH = 2000
 
 
-class _Travelling(Struct, array_like=True, forbid_unknown_fields=True):
-    """All of it but the deadline, which is one of the sender's clock."""
+class _EncodedLease(Struct, array_like=True, forbid_unknown_fields=True):
+    """A lease without its deadline, which is a time of the sender's clock."""
 
     request: Request
     fingerprint: Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -41,70 +42,71 @@ class _Task(Struct, forbid_unknown_fields=True):
     """The arguments of a task."""
 
     session_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    lease: Annotated[str, Meta(max_length=LARGEST_TASK)]
-    store: Annotated[str, Meta(max_length=_LONGEST_STORE, pattern=r"^[\x20-\x7e]*$")]
+    lease: Annotated[str, Meta(max_length=MAX_LEASE_LENGTH)]
+    store: Annotated[str, Meta(max_length=_MAX_STORE_LENGTH, pattern=r"^[\x20-\x7e]*$")]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Travelling).decode
+_decode = msgspec.msgpack.Decoder(_EncodedLease).decode
 
 
 def pack(lease: Lease) -> str:
-    travelling = _Travelling(
+    encoded = _EncodedLease(
         lease.request, lease.fingerprint, lease.token, lease.attempt, lease.host, lease.learned_delay
     )
-    return b64encode(_encode(travelling)).decode()
+    return b64encode(_encode(encoded)).decode()
 
 
 def unpack(text: str) -> Lease:
-    """It is good for nothing but to be reissued. RequestError for what is none."""
+    """The lease in a task. It must be reissued before use. RequestError if it is invalid."""
     try:
         found = _decode(b64decode(text, validate=True))
     except (ValueError, msgspec.MsgspecError) as exc:
-        raise RequestError(f"not a lease: {exc}") from exc
+        raise RequestError(f"invalid lease: {exc}") from exc
     if found.host != host_of(found.request.url):
-        raise RequestError(f"not a lease: {found.host!r} is not the host of its request")
+        raise RequestError(f"invalid lease: {found.host!r} is not the host of its request")
     return Lease(found.request, found.fingerprint, found.token, found.attempt, found.host, 0.0, found.learned_delay)
 
 
 def read_task(session_id: object, lease: object, store: object) -> Lease:
-    """The lease of a task. RequestError for arguments that the API does not send."""
+    """The lease of a task. RequestError if its arguments are invalid."""
     try:
         task = msgspec.convert({"session_id": session_id, "lease": lease, "store": store}, _Task)
     except msgspec.ValidationError as exc:
-        raise RequestError(f"not a task of Shoal: {exc}") from exc
+        raise RequestError(f"invalid task: {exc}") from exc
     return unpack(task.lease)
 
 
-def check_fits(lease: Lease, session: Session) -> None:
-    """RequestError unless the request is one that the session could have made."""
+def check_belongs(lease: Lease, session: Session) -> None:
+    """RequestError unless the session could have made the request."""
     request, options = lease.request, session.options
-    plain = request.method == "GET" and not request.body and request.proxy is None and request.callback is None
-    if not plain or request.errback != ERRBACK or request.timeout != options.timeout:
-        raise _misfit(lease, "is not as its session makes them")
-    if not _is_part(request.headers, options.headers) or not _is_part(request.cookies, options.cookies):
-        raise _misfit(lease, "has headers or cookies that its session has not")
-    if request.depth > options.depth or len(request.redirects) > _MOST_REDIRECTS:
-        raise _misfit(lease, "is further away than its session goes")
+    is_plain = request.method == "GET" and not request.body and request.proxy is None and request.callback is None
+    if not is_plain or request.errback != ERRBACK or request.timeout != options.timeout:
+        raise _foreign(lease, "its method, body, proxy, callbacks or timeout differ")
+    if not _is_subset(request.headers, options.headers) or not _is_subset(request.cookies, options.cookies):
+        raise _foreign(lease, "the session does not have its headers or cookies")
+    if request.depth > options.depth or len(request.redirects) > _MAX_REDIRECTS:
+        raise _foreign(lease, "its depth or its redirects exceed the limits")
     _check_url(lease, session)
 
 
 def _check_url(lease: Lease, session: Session) -> None:
-    """The URL, or the one that led to it by redirects, is one of the session's, or on the site of one."""
+    """RequestError unless the URL, or the one that was redirected to it, is a URL of the session or a link on its
+    site."""
     request = lease.request
     first = request.redirects[0] if request.redirects else request.url
-    given = session.given
-    if request.meta.keys() == {PLACE}:
-        place = request.meta[PLACE]
-        if not isinstance(place, int) or not 0 <= place < len(given.normal) or given.normal[place] != first:
-            raise _misfit(lease, "is not at that place of its session")
+    urls = session.urls.normalized
+    if request.meta.keys() == {POSITION}:
+        position = request.meta[POSITION]
+        if not isinstance(position, int) or not 0 <= position < len(urls) or urls[position] != first:
+            raise _foreign(lease, "the session has another URL at that position")
     elif request.meta.keys() != {SITE} or not session.options.depth or request.meta[SITE] != host_of(first):
-        raise _misfit(lease, "is not of its session")
+        raise _foreign(lease, "it is not a URL or a link of the session")
 
 
-def _is_part(some: Mapping[str, str], whole: Mapping[str, str]) -> bool:
+def _is_subset(some: Mapping[str, str], whole: Mapping[str, str]) -> bool:
     return all(whole.get(name) == value for name, value in some.items())
 
 
-def _misfit(lease: Lease, why: str) -> RequestError:
-    return RequestError(f"the request {lease.request.url!r:.200} of a task {why}; it is not worked on")
+def _foreign(lease: Lease, reason: str) -> RequestError:
+    return RequestError(f"the request {lease.request.url!r:.200} of a task does not belong to its session: {reason}")

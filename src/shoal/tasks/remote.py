@@ -1,4 +1,4 @@
-"""Celery as a server of the API sees it: there or not, and tried again whenever it is asked for."""
+"""Distributed batches, as the API sees them. Celery and its store may be down; each request tries them again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from shoal.batch.admission import Desk, Work
 from shoal.batch.options import BatchOptions
 from shoal.batch.redaction import redacted
+from shoal.batch.service import BatchService, Executor
 from shoal.config import Config
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import open_store
@@ -21,73 +21,75 @@ from shoal.tasks.watch import BrokerAwayError, CeleryWatch
 
 log = logging.getLogger("shoal.tasks")
 
-_ASKING = 4.0  # seconds that a look at the servers may take
-_TRY_EVERY = 5.0
-_CLOSING = 2.0
+_STATUS_TIMEOUT = 4.0  # seconds
+_RETRY_EVERY = 5.0
+_CLOSE_TIMEOUT = 2.0
 
 
-class Remote:
-    """Opens the sessions' store, goes on with what an earlier process left there, and watches the workers."""
+class RemoteBatches:
+    """Opens the store of distributed sessions, resumes the sessions in it, and watches the workers."""
 
-    def __init__(self, config: Config, make_desk: Callable[[Store, Work], Desk]) -> None:
+    def __init__(self, config: Config, make_service: Callable[[Store, Executor], BatchService]) -> None:
         self._config = config
         self._settings = celery_settings()
         self._broker = self._settings.broker_url.partition(":")[0].capitalize()
-        self._make_desk = make_desk
+        self._make_service = make_service
         self._watch = CeleryWatch()
         self._store: Store | None = None
         self._opening = asyncio.Lock()
-        self._helpers: list[asyncio.Task[None]] = []
-        self.opened: Desk | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self.opened: BatchService | None = None
 
     @property
-    def is_meant(self) -> bool:
-        """Whether somebody has said where it is."""
+    def is_configured(self) -> bool:
+        """Whether the environment names a broker, or the frontier is on a server."""
         return "CELERY_BROKER_URL" in os.environ or not self._config.frontier.startswith(("memory:", "sqlite:"))
 
-    def begin(self) -> None:
-        """Look for it in the background: sessions may be waiting there."""
-        if self.is_meant:
-            self._helpers.append(asyncio.create_task(self._try()))
+    def start(self) -> None:
+        """Open the store in the background, as it may have unfinished sessions."""
+        if self.is_configured:
+            self._background.append(asyncio.create_task(self._open_with_retries()))
 
-    async def _try(self) -> None:
+    async def _open_with_retries(self) -> None:
         while self.opened is None:
             try:
-                await self.desk()
+                await self.service()
             except ConfigError:
                 return
             except FrontierError:
-                await asyncio.sleep(_TRY_EVERY)
+                await asyncio.sleep(_RETRY_EVERY)
 
-    async def desk(self) -> Desk:
-        """Where batches for Celery go. StoreAwayError while the store can't be reached."""
+    async def service(self) -> BatchService:
+        """The service for distributed batches. StoreAwayError while the store does not respond."""
         async with self._opening:
             if self.opened is None:
                 try:
                     from shoal.tasks.dispatch import Dispatcher
                 except ModuleNotFoundError as exc:
-                    raise ConfigError(f"it needs {exc.name}; install it with: pip install 'shoal[celery]'") from exc
+                    raise ConfigError(
+                        f"distributed batches need {exc.name}; install it with: pip install 'shoal[celery]'"
+                    ) from exc
                 store = await open_store(distributed_frontier(self._config, self._settings))
-                desk = self._make_desk(store, Dispatcher(self._config, self._watch))
-                await desk.open()
-                self._helpers.append(asyncio.create_task(self._watch.run()))
-                self.opened, self._store = desk, store
+                service = self._make_service(store, Dispatcher(self._config, self._watch))
+                await service.open()
+                self._background.append(asyncio.create_task(self._watch.run()))
+                self.opened, self._store = service, store
             return self.opened
 
     def with_defaults(self, options: BatchOptions) -> BatchOptions:
-        """What the caller did not say is as those who run Celery have set it."""
+        """The caller's options, with the number of retries from Celery's settings if the caller sent none."""
         if "retries" in options.model_fields_set:
             return options
         return options.model_copy(update={"retries": min(10, self._settings.max_retries)})
 
     async def status(self) -> dict[str, Any]:
-        """Whether the store and the broker answer, and how many workers do."""
+        """Whether the store and the broker respond, and how many workers do."""
         try:
-            async with asyncio.timeout(_ASKING):
-                await self.desk()
+            async with asyncio.timeout(_STATUS_TIMEOUT):
+                await self.service()
                 assert self._store is not None
                 await self._store.run_state("none")
-                workers = await self._watch.look()
+                workers = await self._watch.count_workers()
         except (BrokerAwayError, StoreAwayError, TimeoutError) as exc:
             log.debug("not available: %s", exc)
             return {"distributed_available": False, "message": f"{self._broker} not available", "workers": None}
@@ -98,16 +100,16 @@ class Remote:
 
     @property
     def workers(self) -> int | None:
-        """How many there were at the last look; None if nobody knows."""
+        """How many workers replied to the last poll; None if unknown."""
         return self._watch.workers
 
     async def close(self) -> None:
-        for helper in self._helpers:
-            helper.cancel()
+        for task in self._background:
+            task.cancel()
         if self.opened is not None:
             await self.opened.close()
         self._watch.close()
         if self._store is not None:
             with suppress(FrontierError, TimeoutError):
-                async with asyncio.timeout(_CLOSING):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self._store.close()

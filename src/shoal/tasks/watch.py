@@ -1,5 +1,5 @@
-"""Notices when tasks may have been lost: a worker is gone with those that it had fetched ahead, or the broker was away
-and may have forgotten some. Celery itself tells nobody before the visibility time-out."""
+"""Detects lost tasks: a worker died with the tasks it had prefetched, or the broker was down and lost some. Celery
+itself redelivers them only after the visibility timeout."""
 
 from __future__ import annotations
 
@@ -15,90 +15,89 @@ from shoal.tasks.settings import QUEUE
 
 log = logging.getLogger("shoal.tasks")
 
-_LOOK_EVERY = 4.0
-_ANSWER_WITHIN = 1.0
-_MISSED = 2  # looks in a row at which a worker that does not answer counts as gone
+_POLL_EVERY = 4.0
+_REPLY_TIMEOUT = 1.0
+_MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as gone
 
 
 class BrokerAwayError(ShoalError):
-    """Celery's broker can't be reached."""
+    """Celery's broker does not respond."""
 
 
 class CeleryWatch:
-    """Asks the workers of our queue now and then, over one connection that it keeps. Others may use the broker too."""
+    """Polls the workers of our queue over one connection. Other applications may use the broker too."""
 
     def __init__(self) -> None:
         self.lost_at = 0.0
-        """The moment (of the monotonic clock) before which tasks that nobody has begun may be lost."""
+        """Tasks sent before this time (monotonic clock) and not started may be lost."""
         self.workers: int | None = None
-        """How many answered the last time; None while the broker does not answer."""
+        """How many replied to the last poll; None while the broker does not respond."""
         self._missed: dict[tuple[str, int], int] = {}
-        """Workers by name and process, and how often in a row they did not answer."""
+        """Polls in a row without a reply, by worker name and process ID."""
         self._connection: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
-        self._looking: asyncio.Task[int] | None = None
+        self._poll_task: asyncio.Task[int] | None = None
 
     async def run(self) -> None:
         while True:
             before = time.monotonic()
             try:
-                await self.look()
+                await self.count_workers()
             except BrokerAwayError as exc:
                 log.debug("broker: %s", exc)
-            await asyncio.sleep(max(0.0, before + _LOOK_EVERY - time.monotonic()))
+            await asyncio.sleep(max(0.0, before + _POLL_EVERY - time.monotonic()))
 
-    async def look(self) -> int:
-        """How many workers answer. BrokerAwayError if there is nobody to ask through. One look serves all who ask
-        meanwhile."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(self._looked)
-        return await asyncio.shield(self._looking)
+    async def count_workers(self) -> int:
+        """How many workers reply. BrokerAwayError if the broker does not respond. Concurrent callers share one poll."""
+        if self._poll_task is None:
+            self._poll_task = asyncio.create_task(self._poll())
+            self._poll_task.add_done_callback(self._end_poll)
+        return await asyncio.shield(self._poll_task)
 
-    def _looked(self, look: asyncio.Task[int]) -> None:
-        self._looking = None
-        if not look.cancelled():
-            look.exception()  # told to those who waited, if anyone still does
+    def _end_poll(self, poll: asyncio.Task[int]) -> None:
+        self._poll_task = None
+        if not poll.cancelled():
+            poll.exception()  # callers get it, if any still wait; else asyncio would log it
 
-    async def _look(self) -> int:
+    async def _poll(self) -> int:
         try:
-            there = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
-        except Exception as exc:  # whatever kombu's transports raise: they have no error in common
+            workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._query_workers)
+        except Exception as exc:  # kombu's transports have no common base error
             self.workers = None
             self.lost_at = time.monotonic()
             raise BrokerAwayError(f"{type(exc).__name__}: {exc}") from exc
-        if not there:
-            self.close()  # a broker that was emptied has forgotten where answers go: ask anew the next time
-        self.workers = len(there)
-        self._compare(there)
-        return len(there)
+        if not workers:
+            self.close()  # a broker that was flushed has lost the reply queue: open a new connection next time
+        self.workers = len(workers)
+        self._find_gone(workers)
+        return len(workers)
 
-    def _compare(self, there: set[tuple[str, int]]) -> None:
+    def _find_gone(self, workers: set[tuple[str, int]]) -> None:
         missed = {
-            worker: 0 if worker in there else self._missed.get(worker, 0) + 1 for worker in {*self._missed, *there}
+            worker: 0 if worker in workers else self._missed.get(worker, 0) + 1 for worker in {*self._missed, *workers}
         }
-        gone = [worker for worker, times in missed.items() if times >= _MISSED]
+        gone = [worker for worker, times in missed.items() if times >= _MAX_MISSED]
         for worker in gone:
-            log.warning("worker %s (pid %d) is gone; tasks that it had not begun are sent again", *worker)
+            log.warning("worker %s (pid %d) is gone; resending the tasks that it had not started", *worker)
             del missed[worker]
             self.lost_at = time.monotonic()
         self._missed = missed
 
-    def _ask(self) -> set[tuple[str, int]]:
+    def _query_workers(self) -> set[tuple[str, int]]:
         from shoal.tasks.app import app
 
         try:
             if self._connection is None:
                 self._connection = app.connection_for_write()
-                self._connection.ensure_connection(max_retries=1, timeout=_ANSWER_WITHIN)
-            ask = partial(app.control.broadcast, reply=True, timeout=_ANSWER_WITHIN, connection=self._connection)
-            queues = {name: found for answer in ask("active_queues") for name, found in answer.items()}
+                self._connection.ensure_connection(max_retries=1, timeout=_REPLY_TIMEOUT)
+            broadcast = partial(app.control.broadcast, reply=True, timeout=_REPLY_TIMEOUT, connection=self._connection)
+            queues = {name: found for reply in broadcast("active_queues") for name, found in reply.items()}
             ours = [name for name, found in queues.items() if any(queue.get("name") == QUEUE for queue in found)]
-            answers = ask("stats", destination=ours, limit=len(ours)) if ours else []
+            replies = broadcast("stats", destination=ours, limit=len(ours)) if ours else []
         except BaseException:
             self.close()
             raise
-        return {(name, stats.get("pid", 0)) for answer in answers for name, stats in answer.items()}
+        return {(name, stats.get("pid", 0)) for reply in replies for name, stats in reply.items()}
 
     def close(self) -> None:
         if self._connection is not None:

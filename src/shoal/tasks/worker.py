@@ -1,4 +1,4 @@
-"""Works on the pages that come as tasks: one event loop and one pool of connections for the life of a process."""
+"""Handles tasks in a worker process, with one event loop and one connection pool for its whole life."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from shoal.batch.quota import Room
+from shoal.batch.quota import Quota
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper
@@ -31,17 +31,17 @@ from shoal.fetch.http import HttpFetcher
 from shoal.fetch.resolving import look_up_many_names
 from shoal.frontier import open_store
 from shoal.ports import Lease, Store
-from shoal.tasks.messages import check_fits, read_task
+from shoal.tasks.messages import check_belongs, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 
 log = logging.getLogger("shoal.tasks")
 
 LEASE_TTL = 60.0
-"""At most: after this a page whose worker died goes to another."""
-_SESSIONS = 50  # that a process keeps open
-_ROOMS = 2000  # sessions whose bytes it remembers
+"""Upper limit in seconds. After this time, another worker gets the page of a worker that died."""
+_MAX_OPEN_SESSIONS = 50
+_MAX_QUOTAS = 2000  # sessions whose byte counts are remembered
 _STATE_EVERY = 1.0
-_CLOSING = 5.0
+_CLOSE_TIMEOUT = 5.0
 
 T = TypeVar("T")
 
@@ -51,57 +51,57 @@ def lease_ttl(config: Config) -> float:
 
 
 class PageWorker:
-    """The pages of a worker process. ``in_background``: of several tasks at once, which hand them in and wait. Else the
-    loop runs in the thread of its only task, which spares two changes of threads a page."""
+    """Runs tasks on an event loop. ``in_background``: the loop has its own thread, and several tasks run at once.
+    Otherwise the loop runs in the thread of the only task, which saves two thread switches per page."""
 
     def __init__(self, config: Config | None = None, *, in_background: bool) -> None:
         self._config = config or load_config(file=find_config_file(os.environ), environ=os.environ).config
         self._store_name = store_name(distributed_frontier(self._config))
         look_up_many_names()
         self._loop = uvloop.new_event_loop()
-        self._pages: _Pages | None = None
+        self._runner: _TaskRunner | None = None
         self._in_background = in_background
         if in_background:
             threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
     def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
-        """What became of the page. RequestError for arguments that the API does not send, ConfigError when its session
+        """Handle a task and return its outcome. RequestError if its arguments are invalid. ConfigError if the session
         is in another ``store`` than this worker's."""
         sent = read_task(session_id, lease, store)
         if self._store_name != store:
             message = (
-                f"the session is in {store}, but this worker works on {self._store_name}: "
-                "give both the same SHOAL_FRONTIER"
+                f"the API uses the store {store}, but this worker uses {self._store_name}: "
+                "set SHOAL_FRONTIER to the same URL for both"
             )
             log.error("%s", message)
             raise ConfigError(message)
         return self._run(self._work(session_id, sent, worker_id))
 
     async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, Any]:
-        if self._pages is None:
-            self._pages = _Pages(self._config, worker_id)
-        return await self._pages.work(session_id, sent)
+        if self._runner is None:
+            self._runner = _TaskRunner(self._config, worker_id)
+        return await self._runner.work(session_id, sent)
 
-    def _run(self, doing: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._in_background:
-            return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
-        return self._loop.run_until_complete(doing)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return self._loop.run_until_complete(coroutine)
 
     def close(self) -> None:
-        if self._pages is not None:
-            self._run(asyncio.wait_for(self._pages.close(), _CLOSING))
+        if self._runner is not None:
+            self._run(asyncio.wait_for(self._runner.close(), _CLOSE_TIMEOUT))
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-def in_both(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """The networks that are in a network of each list."""
+def intersect_networks(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The networks that both lists contain."""
     pairs = ((ip_network(one), ip_network(other)) for one in first for other in second)
     found = (max(pair, key=lambda each: each.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
     return tuple(dict.fromkeys(map(str, found)))
 
 
 class _OpenSession:
-    """A session that pages came from, with what handling them needs."""
+    """A session with the parts that handle its pages."""
 
     def __init__(self, session: Session, config: Config, fetcher: HttpFetcher, worker_id: str) -> None:
         self.session = session
@@ -110,33 +110,33 @@ class _OpenSession:
         spider = session.spider(worker_id)
         scheduler = make_scheduler(spider, own, session.frontier, shared=True)
         onion = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
-        self.heard, self._forget = onion.on_lease, onion.forget
+        self.on_lease, self._forget = onion.on_lease, onion.forget
         counters = Counters()
         self.handler = Handler(spider, own, scheduler, onion.fetch, counters)
         # Pages are settled at the same time, so none of them may teach the scheduler: see Settler.
         self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
-        self.at_work: dict[int, asyncio.Task[Settlement]] = {}
-        """By token."""
-        self.taken: dict[bytes, list[Lease]] = {}
-        """By fingerprint, the lease that a task was reissued."""
+        self.tasks: dict[int, asyncio.Task[Settlement]] = {}
+        """Pages in flight, by token."""
+        self.reissued: dict[bytes, list[Lease]] = {}
+        """The reissued lease of each task, by fingerprint."""
         self.leases = LeaseKeeper(session.frontier, lease_ttl(config), self._drop)
-        self.keeping = asyncio.create_task(self.leases.run())
+        self.renewal = asyncio.create_task(self.leases.run())
         self.users = 0
         self.is_over = False
-        self.look_again = 0.0
+        self.check_state_at = 0.0
 
     async def start_over(self) -> None:
-        """The store went back in time. What is in flight fails by itself, as its leases are lost or released."""
+        """Recover after the store was rewound. Pages in flight fail, as their leases are lost or released."""
         self._forget()
         await self.frontier.recover()
 
     def _drop(self, lease: Lease) -> None:
-        if lease.token in self.at_work:
-            self.at_work[lease.token].cancel()
+        if lease.token in self.tasks:
+            self.tasks[lease.token].cancel()
 
 
-class _Pages:
-    """What lives in the loop."""
+class _TaskRunner:
+    """Handles tasks within the event loop."""
 
     def __init__(self, config: Config, worker_id: str) -> None:
         self._config = config
@@ -146,68 +146,70 @@ class _Pages:
         self._persist = Persistence(shared=True)
         self._store: Store | None = None
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
-        self._rooms: OrderedDict[str, Room] = OrderedDict()
-        """What this process counted of sessions, also of such that are not open."""
+        self._quotas: OrderedDict[str, Quota] = OrderedDict()
+        """Byte counts of sessions, including sessions that are no longer open."""
         self._opening = asyncio.Lock()
 
     async def work(self, session_id: str, sent: Lease) -> dict[str, Any]:
-        answer: dict[str, Any] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
-        opened = await self._session(session_id)
+        outcome: dict[str, Any] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
+        opened = await self._open_session(session_id)
         if opened is None:
-            return {**answer, "state": "gone"}  # the session was removed
+            return {**outcome, "state": "gone"}  # the session was deleted
         try:
-            check_fits(sent, opened.session)
-            return {**answer, "state": await self._handle(opened, sent)}
-        except StoreRewoundError as error:  # the page is leased again, as the store knows nothing of this attempt
+            check_belongs(sent, opened.session)
+            return {**outcome, "state": await self._handle(opened, sent)}
+        except StoreRewoundError as error:  # the page will be leased again: the store has lost this attempt
             log.error("%s", error)
             await self._persist(opened.start_over)
-            for lease in opened.taken.pop(sent.fingerprint, ()):  # it may be leased still, and nobody would end it
+            for lease in opened.reissued.pop(
+                sent.fingerprint, ()
+            ):  # it may still be leased, and nobody would settle it
                 await self._persist(partial(opened.frontier.release, [lease], contacted=True))
-            return {**answer, "state": "lost"}
+            return {**outcome, "state": "lost"}
         except RequestError as exc:
-            log.error("a task of session %s is refused: %s", session_id, exc)
-            return {**answer, "state": "refused"}
+            log.error("refused a task of session %s: %s", session_id, exc)
+            return {**outcome, "state": "refused"}
         except RunError:
-            return {**answer, "state": "gone"}
+            return {**outcome, "state": "gone"}
         finally:
-            opened.taken.pop(sent.fingerprint, None)
+            opened.reissued.pop(sent.fingerprint, None)
             opened.users -= 1
 
     async def _handle(self, opened: _OpenSession, sent: Lease) -> str:
         frontier = opened.frontier
-        nonce = os.urandom(16)  # of this delivery, however often it has to ask
+        nonce = os.urandom(16)  # the same for all retries of this delivery
         (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
-        opened.taken[sent.fingerprint] = [lease] if lease else []
+        opened.reissued[sent.fingerprint] = [lease] if lease else []
         if lease is None:
-            log.info("a task that came late or twice is left alone url=%s", sent.request.url)
+            log.info("ignored a late or duplicate task url=%s", sent.request.url)
             return "stale"
         if await self._is_over(opened):
             await self._persist(lambda: frontier.release([lease]))
             return "cancelled"
-        opened.heard(lease)
+        opened.on_lease(lease)
         opened.leases.add(lease)
-        task = opened.at_work[lease.token] = asyncio.create_task(opened.handler.handle(lease))
+        task = opened.tasks[lease.token] = asyncio.create_task(opened.handler.handle(lease))
         try:
             settlement = await task
         except asyncio.CancelledError:
-            return "lost"  # the lease: another has it, or will
+            return "lost"  # the lease was lost: another worker has it, or will get it
         finally:
             opened.leases.remove(lease)
-            del opened.at_work[lease.token]
+            del opened.tasks[lease.token]
         return await self._settle(opened, settlement)
 
     async def _is_over(self, opened: _OpenSession) -> bool:
-        """Looked at once a second at most: a cancelled session may get one page more."""
-        if time.monotonic() >= opened.look_again:
+        """Checked at most once a second: a cancelled session may fetch one more page."""
+        if time.monotonic() >= opened.check_state_at:
             opened.is_over = await self._persist(opened.session.state) in OVER
-            opened.look_again = time.monotonic() + _STATE_EVERY
+            opened.check_state_at = time.monotonic() + _STATE_EVERY
         return opened.is_over
 
     async def _settle(self, opened: _OpenSession, settlement: Settlement) -> str:
         (outcome,) = await opened.settler.settle([settlement])
         return "postponed" if outcome == "released" else outcome
 
-    async def _session(self, session_id: str) -> _OpenSession | None:
+    async def _open_session(self, session_id: str) -> _OpenSession | None:
         async with self._opening:
             if session_id in self._open:
                 self._open.move_to_end(session_id)
@@ -219,46 +221,47 @@ class _Pages:
             session = await self._persist(lambda: Session.find(store, session_id))
             if session is None:
                 return None
-            self._keep_counting(session)
-            fetcher = self._fetcher(self._networks(session))
+            self._restore_quota(session)
+            fetcher = self._fetcher(self._allowed_networks(session))
             opened = self._open[session_id] = _OpenSession(session, self._config, fetcher, self._worker_id)
             opened.users += 1
-            self._tidy()
+            self._close_idle()
             return opened
 
-    def _keep_counting(self, session: Session) -> None:
-        """A session that is opened again goes on with its count. Its limit is this worker's own, if that is less."""
-        session.room.limit = min(session.room.limit, self._config.serve.max_session_bytes)
-        session.room = self._rooms.setdefault(session.id, session.room)
-        self._rooms.move_to_end(session.id)
-        if len(self._rooms) > _ROOMS:
-            self._rooms.popitem(last=False)
+    def _restore_quota(self, session: Session) -> None:
+        """Continue the count of a session that was open before. The lower of the API's and the worker's limits
+        holds."""
+        session.quota.limit = min(session.quota.limit, self._config.serve.max_session_bytes)
+        session.quota = self._quotas.setdefault(session.id, session.quota)
+        self._quotas.move_to_end(session.id)
+        if len(self._quotas) > _MAX_QUOTAS:
+            self._quotas.popitem(last=False)
 
-    def _networks(self, session: Session) -> tuple[str, ...]:
-        """Private networks that both the API which took the session and this worker allow (``serve.allow``): a session
-        comes from a store that others may be able to write to."""
-        asked, own = session.settings.networks, self._config.serve.allow
-        both = in_both(asked, own)
-        if set(both) != set(asked):
-            log.warning("session %s may crawl %s, but this worker only %s (serve.allow)", session.id, asked, both)
+    def _allowed_networks(self, session: Session) -> tuple[str, ...]:
+        """Private networks that both the API and this worker allow (``serve.allow``). The session's own list is not
+        enough: others may be able to write to the store."""
+        requested, own = session.settings.networks, self._config.serve.allow
+        both = intersect_networks(requested, own)
+        if set(both) != set(requested):
+            log.warning("session %s: the API allows %s, this worker only %s (serve.allow)", session.id, requested, both)
         return both
 
     def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
-        """Private addresses are refused, but for these."""
+        """A fetcher that refuses private addresses outside ``networks``."""
         if networks not in self._fetchers:
             guard = AddressGuard(networks)
             self._fetchers[networks] = HttpFetcher(self._config.http, self._config.user_agent, guard)
         return self._fetchers[networks]
 
-    def _tidy(self) -> None:
-        """Forget the sessions that were not heard of for longest."""
-        for session_id in list(self._open)[:-_SESSIONS]:
+    def _close_idle(self) -> None:
+        """Close the least recently used sessions."""
+        for session_id in list(self._open)[:-_MAX_OPEN_SESSIONS]:
             if not self._open[session_id].users:
-                self._open.pop(session_id).keeping.cancel()
+                self._open.pop(session_id).renewal.cancel()
 
     async def close(self) -> None:
         for opened in self._open.values():
-            opened.keeping.cancel()
+            opened.renewal.cancel()
         for fetcher in self._fetchers.values():
             await fetcher.close()
         if self._store is not None:

@@ -26,6 +26,6 @@ class FrontierContract(
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
 
-    All durations are whole seconds and each is missed or met by one at least, so a store's clock may go on by itself a
-    little (`Harness.drift`) while a test runs.
+    All durations are whole seconds, and the tests stay at least one second away from each limit. So the clock of a
+    store may advance a little by itself (`Harness.drift`) while a test runs.
     """

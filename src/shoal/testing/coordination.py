@@ -1,4 +1,6 @@
-"""The contract of `shoal.ports.Coordinator` as tests. They take as long as a session lasts, since its clock is real."""
+"""The contract of `shoal.ports.Coordinator` as tests.
+
+Sessions use the real clock of the server, so some tests wait until a session expires."""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
 
 TTL = 2.0
-"""Seconds of a session whose end is waited for. A busy machine may let a client wait for one of them."""
+"""Seconds of a session that expires in a test. On a busy machine a client may lose one of them."""
 LASTING = 20.0
-"""Of all others: they do not end, however long the steps of a test take."""
+"""Seconds of a session that does not expire, however long a test takes."""
 COUNTS = Counts(2, 1)
 
 
@@ -28,11 +30,11 @@ class CoordinatorHarness(ABC):
 
     @abstractmethod
     async def connect(self, cluster: str = "cluster", ttl: float = TTL) -> Coordinator:
-        """One more client of the same server."""
+        """Connect one more client to the same server."""
 
     @abstractmethod
     async def abandon(self, coordinator: Coordinator) -> None:
-        """The client is not heard of any more, as if its process had been killed. It may be closed all the same."""
+        """Stop the heartbeats of a client, as if its process was killed. `close` may still be called."""
 
     async def open(self, cluster: str = "cluster", ttl: float = LASTING) -> Coordinator:
         made = await self.connect(cluster, ttl)
@@ -45,7 +47,7 @@ class CoordinatorHarness(ABC):
         return made
 
     async def close(self) -> None:
-        """The test is over: leave nothing behind."""
+        """Clean up after the test."""
         await asyncio.gather(*(each.close() for each in self.opened), return_exceptions=True)
 
 
@@ -57,13 +59,13 @@ def holders(view: ClusterView) -> dict[int, str]:
     return {slot.index: slot.holder for slot in view.slots if slot.holder}
 
 
-def told(events: list[ClusterEvent], *whats: str) -> list[tuple[str, str]]:
-    """Who did what, of these kinds."""
+def select_events(events: list[ClusterEvent], *whats: str) -> list[tuple[str, str]]:
+    """The events of these kinds, as (what, member)."""
     return [(event.what, event.member) for event in events if event.what in whats]
 
 
-async def stay(*members: Coordinator, seconds: float) -> None:
-    """Members that live on, as long as that takes."""
+async def keep_alive(*members: Coordinator, seconds: float) -> None:
+    """Send heartbeats of these members for some seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         await asyncio.gather(*(member.beat() for member in members))
@@ -71,7 +73,11 @@ async def stay(*members: Coordinator, seconds: float) -> None:
 
 
 class CoordinatorContract:
-    """Subclass it, and give it a ``coordination`` fixture that returns a `CoordinatorHarness`."""
+    """A slot has at most one holder, whose epoch is later than that of every holder before. A member that sends no
+    heartbeats is lost within its session, and its slot is free. So one node takes over from a dead one, and never two.
+
+    Subclass it, and give it a ``coordination`` fixture that returns a `CoordinatorHarness`.
+    """
 
     pytestmark = pytest.mark.asyncio
 
@@ -101,37 +107,39 @@ class CoordinatorContract:
     @pytest.mark.parametrize(
         "name", ["crawler_a_1", "crawler_01", "no-number", "with space/and slash", "naïve ☃ name", ".", "x" * 200]
     )
-    async def test_names_of_all_kinds(self, coordination: CoordinatorHarness, name: str) -> None:
+    async def test_any_text_can_be_a_name(self, coordination: CoordinatorHarness, name: str) -> None:
         member = await coordination.member(name)
         await coordination.member("crawler_1")
         assert names(await member.beat()) == sorted([name, "crawler_1"])
         assert await member.take(0) is not None
         assert holders(await member.beat()) == {0: name}
 
-    async def test_a_name_is_refused_while_its_member_lives(self, coordination: CoordinatorHarness) -> None:
-        first, twin = await coordination.member("crawler_1", ttl=TTL), await coordination.open(ttl=TTL)
+    async def test_a_name_is_refused_while_its_member_is_alive(self, coordination: CoordinatorHarness) -> None:
+        first, second = await coordination.member("crawler_1", ttl=TTL), await coordination.open(ttl=TTL)
         with pytest.raises(NameTakenError, match="crawler_1"):
-            await twin.join("crawler_1", COUNTS)
-        await stay(first, seconds=1.5 * TTL)
+            await second.join("crawler_1", COUNTS)
+        await keep_alive(first, seconds=1.5 * TTL)
         with pytest.raises(NameTakenError):
-            await twin.join("crawler_1", COUNTS)
+            await second.join("crawler_1", COUNTS)
         await first.leave()
-        await twin.join("crawler_1", COUNTS)
-        assert names(await twin.beat()) == ["crawler_1"]
+        await second.join("crawler_1", COUNTS)
+        assert names(await second.beat()) == ["crawler_1"]
 
-    async def test_of_twins_that_join_at_once_one_is_a_member(self, coordination: CoordinatorHarness) -> None:
+    async def test_only_one_of_several_members_with_the_same_name_can_join(
+        self, coordination: CoordinatorHarness
+    ) -> None:
         twins = [await coordination.open() for _ in range(4)]
         joined = await asyncio.gather(*(twin.join("twin", COUNTS) for twin in twins), return_exceptions=True)
         assert sum(result is None for result in joined) == 1
         assert all(isinstance(result, NameTakenError) for result in joined if result is not None)
 
-    async def test_a_member_that_is_not_heard_of_is_lost(self, coordination: CoordinatorHarness) -> None:
+    async def test_a_member_without_heartbeats_is_lost(self, coordination: CoordinatorHarness) -> None:
         dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         epoch = await dead.take(0)
         heard = time.monotonic()
         await dead.beat()
         await coordination.abandon(dead)
-        await stay(living, seconds=0.5 * TTL)
+        await keep_alive(living, seconds=0.5 * TTL)
         assert names(await living.beat()) == ["dead", "living"] or time.monotonic() - heard > TTL
         await self._until_lost(living, "dead")
         view = await living.beat()
@@ -147,15 +155,15 @@ class CoordinatorContract:
             assert time.monotonic() - started < 10 * TTL
         return time.monotonic() - started
 
-    async def test_a_lost_member_joins_again(self, coordination: CoordinatorHarness) -> None:
+    async def test_a_lost_member_can_join_again(self, coordination: CoordinatorHarness) -> None:
         dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         await coordination.abandon(dead)
         await self._until_lost(living, "dead")
         await coordination.member("dead", ttl=TTL)
         assert names(await living.beat()) == ["dead", "living"]
 
-    async def test_a_member_that_was_lost_is_told_so(self, coordination: CoordinatorHarness) -> None:
-        """One that was stopped for too long, and goes on."""
+    async def test_a_lost_member_gets_session_lost_errors(self, coordination: CoordinatorHarness) -> None:
+        """A process that was paused for too long must notice that it is not a member any more."""
         member = await coordination.member("member")
         await member.take(0)
         await member.leave()
@@ -177,7 +185,7 @@ class CoordinatorContract:
         assert names(view) == ["b"]
         assert holders(view) == {}
         assert (await second.take(0) or 0) > epoch
-        assert told(await second.events(), "left", "took over", "elected") == [
+        assert select_events(await second.events(), "left", "took over", "elected") == [
             ("elected", "a"), ("left", "a"), ("elected", "b"),
         ]  # fmt: skip
 
@@ -190,7 +198,9 @@ class CoordinatorContract:
         winner = next(number for number, epoch in enumerate(epochs) if epoch is not None)
         assert holders(await members[0].beat()) == {0: f"m{winner}"}
 
-    async def test_two_try_for_one_slot_a_hundred_times(self, coordination: CoordinatorHarness) -> None:
+    async def test_of_two_members_that_try_for_a_slot_one_wins_every_time(
+        self, coordination: CoordinatorHarness
+    ) -> None:
         first, second = await coordination.member("a", Counts(1, 2)), await coordination.member("b")
         latest = 0
         for _ in range(100):
@@ -201,15 +211,15 @@ class CoordinatorContract:
             await (first if epochs[0] is not None else second).retire()
         await asyncio.gather(first.beat(), second.beat())
 
-    async def test_a_holder_that_asks_again_has_the_same_epoch(self, coordination: CoordinatorHarness) -> None:
+    async def test_taking_a_held_slot_again_returns_the_same_epoch(self, coordination: CoordinatorHarness) -> None:
         member, other = await coordination.member("a"), await coordination.member("b")
         epoch = await member.take(1)
         assert epoch is not None
         assert await member.take(1) == epoch
         assert await other.take(1) is None
-        assert await member.take(0) is None  # one is enough
+        assert await member.take(0) is None  # a member holds one slot
 
-    async def test_epochs_grow_over_all_slots_and_holders(self, coordination: CoordinatorHarness) -> None:
+    async def test_each_holder_of_a_slot_has_a_later_epoch(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
         epochs = []
         for index in (0, 1, 0, 0, 1):
@@ -224,35 +234,35 @@ class CoordinatorContract:
         again = await coordination.member("a")
         assert (await again.take(0) or 0) > max(epochs[0], epochs[2], epochs[3])
 
-    async def test_the_successor_is_told_from_whom_it_took_over(self, coordination: CoordinatorHarness) -> None:
-        dead, heir = await coordination.member("dead", ttl=TTL), await coordination.member("heir", ttl=TTL)
+    async def test_a_takeover_event_names_the_lost_member(self, coordination: CoordinatorHarness) -> None:
+        dead, successor = await coordination.member("dead", ttl=TTL), await coordination.member("successor", ttl=TTL)
         before = await dead.take(0)
         await coordination.abandon(dead)
-        await self._until_lost(heir, "dead")
-        epoch = await heir.take(0)
+        await self._until_lost(successor, "dead")
+        epoch = await successor.take(0)
         assert (epoch or 0) > (before or 0)
-        (event,) = [event for event in await heir.events() if event.what == "took over"]
-        assert (event.member, event.slot, event.epoch) == ("heir", 0, epoch)
+        (event,) = [event for event in await successor.events() if event.what == "took over"]
+        assert (event.member, event.slot, event.epoch) == ("successor", 0, epoch)
         assert "dead" in event.detail
         assert abs(event.at - time.time()) < 60
 
-    async def test_a_slot_past_the_counts_is_not_given(self, coordination: CoordinatorHarness) -> None:
+    async def test_a_slot_beyond_the_counts_is_refused(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a", Counts(1, 0))
         assert await member.take(1) is None
         assert await member.take(0) is not None
 
-    async def test_retiring_keeps_the_member(self, coordination: CoordinatorHarness) -> None:
+    async def test_a_member_that_retires_stays_a_member(self, coordination: CoordinatorHarness) -> None:
         member, other = await coordination.member("a"), await coordination.member("b")
         await member.take(0)
         await member.retire()
         assert holders(await other.beat()) == {}
         assert await other.take(0) is not None
         assert names(await member.beat()) == ["a", "b"]
-        assert told(await member.events(), "retired") == [("retired", "a")]
+        assert select_events(await member.events(), "retired") == [("retired", "a")]
 
     # -- counts
 
-    async def test_the_first_member_says_how_many(self, coordination: CoordinatorHarness) -> None:
+    async def test_the_first_member_sets_the_counts(self, coordination: CoordinatorHarness) -> None:
         first = await coordination.member("a", Counts(3, 2))
         second = await coordination.member("b", Counts(9, 9))
         assert (await second.beat()).counts == Counts(3, 2)
@@ -261,8 +271,8 @@ class CoordinatorContract:
         third = await coordination.member("c", Counts(5, 0))
         assert (await third.beat()).counts == Counts(5, 0)
 
-    async def test_a_member_that_joins_again_changes_no_counts(self, coordination: CoordinatorHarness) -> None:
-        """It may have missed a `scale` while its session was lost, and be the first to join again."""
+    async def test_joining_again_changes_no_counts(self, coordination: CoordinatorHarness) -> None:
+        """It may have missed a `scale` while its session was lost, and may be the first to join again."""
         member, operator = await coordination.member("a", Counts(2, 1)), await coordination.open()
         await operator.scale(Counts(1, 1))
         await member.leave()
@@ -270,27 +280,25 @@ class CoordinatorContract:
         await returned.join("a", Counts(2, 1), again=True)
         assert (await returned.beat()).counts == Counts(1, 1)
 
-    async def test_a_member_that_joins_a_new_cluster_again_brings_its_counts(
-        self, coordination: CoordinatorHarness
-    ) -> None:
+    async def test_joining_again_sets_the_counts_of_an_empty_cluster(self, coordination: CoordinatorHarness) -> None:
         returned = await coordination.open()  # the coordinator has lost its data
         await returned.join("a", Counts(3, 0), again=True)
         assert (await returned.beat()).counts == Counts(3, 0)
 
-    async def test_counts_are_changed_for_all(self, coordination: CoordinatorHarness) -> None:
+    async def test_scaling_changes_the_counts_for_all_members(self, coordination: CoordinatorHarness) -> None:
         member, operator = await coordination.member("a"), await coordination.open()
         await operator.scale(Counts(4, 0))
         assert (await member.beat()).counts == Counts(4, 0)
         assert await member.take(3) is not None
         await operator.scale(Counts(1, 1))
-        assert holders(await member.beat()) == {3: "a"}  # it is the holder who gives it back
+        assert holders(await member.beat()) == {3: "a"}  # only its holder releases it
         scaled = [event for event in await operator.events() if event.what == "scaled"]
         assert [(event.member, event.detail) for event in scaled] == [
             ("", "runner 4, backup 0"), ("", "runner 1, backup 1"),
         ]  # fmt: skip
 
-    async def test_one_who_has_still_to_retire_counts(self, coordination: CoordinatorHarness) -> None:
-        """There are never more holders than there are to be Runners."""
+    async def test_a_holder_beyond_the_counts_still_counts_as_a_runner(self, coordination: CoordinatorHarness) -> None:
+        """There are never more holders than Runners in the counts."""
         first, second = await coordination.member("a", Counts(3, 0)), await coordination.member("b")
         third, operator = await coordination.member("c"), await coordination.open()
         assert await first.take(1) is not None
@@ -301,34 +309,34 @@ class CoordinatorContract:
         assert sum(epoch is not None for epoch in await asyncio.gather(third.take(0), second.take(0))) == 1
         assert len(holders(await first.beat())) == 2
 
-    # -- looking
+    # -- inspecting
 
-    async def test_a_cluster_that_never_was(self, coordination: CoordinatorHarness) -> None:
-        stranger = await coordination.open()
+    async def test_an_unknown_cluster_is_an_error(self, coordination: CoordinatorHarness) -> None:
+        client = await coordination.open()
         with pytest.raises(CoordinatorError, match="cluster"):
-            await stranger.look()
+            await client.look()
         with pytest.raises(CoordinatorError):
-            await stranger.scale(Counts(1, 1))
+            await client.scale(Counts(1, 1))
 
-    async def test_anyone_may_look(self, coordination: CoordinatorHarness) -> None:
-        member, stranger = await coordination.member("a"), await coordination.open()
+    async def test_a_client_that_is_not_a_member_can_see_the_cluster(self, coordination: CoordinatorHarness) -> None:
+        member, client = await coordination.member("a"), await coordination.open()
         await member.take(1)
         await member.beat("works")
-        view = await stranger.look()
+        view = await client.look()
         assert (names(view), holders(view), view.counts) == (["a"], {1: "a"}, COUNTS)
         assert [each.doing for each in view.members] == ["works"]
         assert names(await member.beat()) == ["a"]
 
-    async def test_clusters_do_not_see_each_other(self, coordination: CoordinatorHarness) -> None:
+    async def test_clusters_are_independent(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
         other = await coordination.open("other")
         await other.join("a", Counts(1, 0))
         assert await member.take(0) is not None
         assert await other.take(0) is not None
         assert names(await other.beat()) == ["a"]
-        assert told(await other.events(), "joined") == [("joined", "a")]
+        assert select_events(await other.events(), "joined") == [("joined", "a")]
 
-    async def test_the_last_events_in_their_order(self, coordination: CoordinatorHarness) -> None:
+    async def test_events_are_in_order_and_bounded(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
         for _ in range(60):
             await member.take(0)
@@ -336,11 +344,11 @@ class CoordinatorContract:
         events = await member.events(7)
         assert [event.what for event in events] == ["retired", "elected"] * 3 + ["retired"]
         assert [event.at for event in events] == sorted(event.at for event in events)
-        assert len(await member.events(1000)) <= 500  # they do not grow for ever
+        assert len(await member.events(1000)) <= 500  # old events are dropped
 
     # -- waiting
 
-    async def test_waiting_ends_when_something_happens(self, coordination: CoordinatorHarness) -> None:
+    async def test_wait_ends_when_the_cluster_changes(self, coordination: CoordinatorHarness) -> None:
         member, other = await coordination.member("a"), await coordination.member("b")
         await other.take(0)
         await member.beat()
@@ -350,20 +358,20 @@ class CoordinatorContract:
         await asyncio.sleep(0.1)
         await other.retire()
         await waiting
-        assert time.monotonic() - started < 4.0  # it was woken; 5 seconds would have passed else
+        assert time.monotonic() - started < 4.0  # it was notified: otherwise it waits for 5 seconds
 
     async def _until_free(self, member: Coordinator) -> None:
         while holders(await member.beat()):
             await member.wait(5.0)
 
-    async def test_waiting_ends_in_time(self, coordination: CoordinatorHarness) -> None:
+    async def test_wait_ends_after_its_timeout(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
         started = time.monotonic()
         while time.monotonic() - started < 0.3:
             await member.wait(0.3)
         assert time.monotonic() - started < 3.0
 
-    async def test_what_was_closed_is_closed(self, coordination: CoordinatorHarness) -> None:
+    async def test_a_closed_coordinator_refuses_calls(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
         await member.close()
         with pytest.raises(CoordinatorError):

@@ -1,4 +1,4 @@
-"""Slots of a cluster: who has one under a later epoch takes over what was given to it before, at once."""
+"""Law 3 for cluster slots: the holder of a slot under a later epoch takes over the leases and roles of earlier ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from shoal.testing.steps import TTL, ContractTests, check_refused, complete, his
 
 
 class FencingContract(ContractTests):
-    """Law 3 for whole workers."""
+    """A node that takes over a slot fences it first. From then on nothing that the old holder does has an effect, even
+    if it is alive and slow. So a page is never completed by two nodes."""
 
-    async def test_what_a_slot_held_is_given_back_at_once(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_ends_the_leases_of_earlier_epochs_at_once(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, *range(4))
         old = await harness.open_run("run", holder=Holder("cluster/0", 1))
         lost = (await old.lease(2, TTL)).leases
@@ -26,7 +29,7 @@ class FencingContract(ContractTests):
         assert await lease_names(new) == ["0", "1", "2", "3"]
         assert (await new.stats()).leased == 4
 
-    async def test_an_attempt_that_was_fenced_counts(self, harness: Harness) -> None:
+    async def test_a_fenced_attempt_counts(self, harness: Harness) -> None:
         await harness.open(FrontierOptions(max_attempts=2))
         for epoch in (1, 2):
             holder = await harness.open_run("run", holder=Holder("s", epoch))
@@ -38,7 +41,7 @@ class FencingContract(ContractTests):
         assert "lost" in found.reason
         assert [event.what for event in found.events].count("lease lost") == 2
 
-    async def test_a_fetch_that_was_fenced_starts_the_delay(self, harness: Harness) -> None:
+    async def test_a_fenced_fetch_starts_the_delay(self, harness: Harness) -> None:
         await harness.open(FrontierOptions(delay=10.0))
         old = await harness.open_run("run", holder=Holder("s", 1))
         await push(old, "a", "b")
@@ -50,7 +53,7 @@ class FencingContract(ContractTests):
         await harness.advance(10)
         assert await lease_names(new) == ["a"]
 
-    async def test_nothing_is_given_to_an_earlier_epoch(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_an_earlier_epoch_gets_no_leases_and_no_roles(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a")
         old = await harness.open_run("run", holder=Holder("s", 5))
         assert await frontier.fence("s", 6) == 0
@@ -62,24 +65,24 @@ class FencingContract(ContractTests):
         new = await harness.open_run("run", holder=Holder("s", 6))
         await complete(new, await lease_one(new))
 
-    async def test_an_earlier_fence_changes_nothing(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_under_an_earlier_epoch_is_refused(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a")
         new = await harness.open_run("run", holder=Holder("s", 7))
         lease = await lease_one(new)
         assert await frontier.fence("s", 8) == 1
         with pytest.raises(FencedError):
             await frontier.fence("s", 7)
-        assert await frontier.fence("s", 8) == 0  # again: the same
+        assert await frontier.fence("s", 8) == 0  # a repeat
         await check_refused(new, lease)
 
-    async def test_the_own_epoch_is_not_fenced(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_keeps_the_leases_of_its_own_epoch(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a")
         holder = await harness.open_run("run", holder=Holder("s", 7))
         lease = await lease_one(holder)
         assert await holder.fence("s", 7) == 0
         await complete(holder, lease)
 
-    async def test_other_slots_and_other_runs_keep_what_they_have(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_does_not_affect_other_slots_and_runs(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, *range(3))
         mine = await lease_one(await harness.open_run("run", holder=Holder("s/0", 1)))
         plain = await lease_one(frontier)
@@ -92,9 +95,7 @@ class FencingContract(ContractTests):
         await complete(frontier, plain, theirs)
         await complete(other, elsewhere)
 
-    async def test_what_was_leased_anew_is_not_taken_from_its_new_holder(
-        self, harness: Harness, frontier: Frontier
-    ) -> None:
+    async def test_a_fence_keeps_a_lease_that_another_slot_has_now(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a")
         old = await harness.open_run("run", holder=Holder("s/0", 1))
         await lease_one(old, ttl=5)
@@ -103,7 +104,7 @@ class FencingContract(ContractTests):
         assert await frontier.fence("s/0", 2) == 0
         await complete(frontier, lease)
 
-    async def test_what_has_ended_is_not_given_back(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_does_not_affect_leases_that_have_ended(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, *range(3))
         old = await harness.open_run("run", holder=Holder("s", 1))
         first, second, third = (await old.lease(3, TTL)).leases
@@ -113,7 +114,7 @@ class FencingContract(ContractTests):
         assert await frontier.fence("s", 2) == 1
         assert sorted(await lease_names(frontier)) == ["1", "2"]
 
-    async def test_roles_are_free_with_their_cursor(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_frees_roles_and_keeps_their_cursors(self, harness: Harness, frontier: Frontier) -> None:
         old = await harness.open_run("run", holder=Holder("s", 1))
         claim = await claim_role(old, "drain")
         assert await old.advance(claim, b"here", TTL)
@@ -127,7 +128,7 @@ class FencingContract(ContractTests):
         assert await frontier.advance(theirs, b"", TTL)
         assert await frontier.claim("seed", TTL) is None
 
-    async def test_many_leases_are_given_back_in_one_step(self, harness: Harness) -> None:
+    async def test_a_fence_ends_thousands_of_leases_in_one_step(self, harness: Harness) -> None:
         await harness.open(FrontierOptions(concurrency_per_host=5000))
         old = await harness.open_run("run", holder=Holder("s", 1))
         await push(old, *range(2500))
@@ -135,9 +136,9 @@ class FencingContract(ContractTests):
         assert await old.fence("s", 2) == 2500
         assert (await old.stats()).ready == 2500
 
-    async def test_fences_outlive_the_process(self, harness: Harness) -> None:
+    async def test_fences_survive_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("not durable")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open()
         await push(frontier, "a")
         await frontier.fence("s", 9)

@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of a backend."""
+"""The adapter between the frontier contract and a backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 
 
 class FakeClock:
-    """A clock that goes on only when told to."""
+    """A clock that stands still until a test advances it."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -22,41 +22,41 @@ class FakeClock:
 
 
 class Harness(ABC):
-    """One backend under test: opens stores, makes their time pass, lets their processes die."""
+    """One backend under test. It opens stores, advances their clocks, and simulates crashes."""
 
     durable: ClassVar[bool] = False
-    """Whether a store outlives its process; then ``revive_store`` is needed."""
+    """Whether a store survives its process. Then implement ``revive_store``."""
 
     keeps_leases: ClassVar[bool] = True
-    """Whether leases and roles outlive the process that took them, until they run out. False where a store that is
-    opened again knows that its only process is dead, and takes them back at once."""
+    """Whether leases and roles survive the process that took them, until they expire. False for a store that only one
+    process uses: when it is opened again, that process is dead, and the store ends them at once."""
 
     drift: ClassVar[float] = 0.0
-    """How far the store's clock may go on by itself during one test, in seconds: 0 for a fake clock. Under 1."""
+    """How many seconds the clock of the store may advance by itself during a test: 0 for a fake clock. Below 1."""
 
     store: Store
     """The store that ``open`` opened."""
 
     def __init__(self) -> None:
         self.frontiers: dict[str, Frontier] = {}
-        """By run, those that are open."""
+        """The frontiers that are open, by run."""
         self._options: dict[str, FrontierOptions] = {}
         self._is_open = False
 
     @abstractmethod
     async def open_store(self) -> Store:
-        """A store with nothing in it."""
+        """Open an empty store."""
 
     @abstractmethod
     async def advance(self, seconds: float) -> None:
-        """Make the store's clock go on: time in the suite is only ever made by this."""
+        """Advance the clock of the store. The suite never waits for real time."""
 
     async def revive_store(self) -> Store:
-        """The same store in a new process, after the old one was killed in the middle of its work."""
+        """Open the same store as a new process does, after the old one was killed in the middle of its work."""
         raise NotImplementedError
 
     async def open(self, options: FrontierOptions | None = None) -> Frontier:
-        """The frontier of a new run in a store of its own."""
+        """Open a new store, create a run in it, and return its frontier."""
         await self._close_store()
         self.store = await self.open_store()
         self._is_open = True
@@ -65,7 +65,7 @@ class Harness(ABC):
     async def open_run(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
     ) -> Frontier:
-        """A frontier of a run on the store that is open: of a new run, or one more worker of an old one."""
+        """The frontier of a run on the open store, for one more worker. A new run is created."""
         options = options or self._options.get(run_id) or FrontierOptions()
         if await self.store.get_run(run_id) is None:
             run = Run(run_id=run_id, spider="spider", state="running", created_at=len(self._options))
@@ -76,13 +76,13 @@ class Harness(ABC):
         return frontier
 
     async def reopen(self) -> Frontier:
-        """The first run's frontier in a new process; the old one was killed. `open_run` opens the others."""
+        """Kill the process, and return the frontier of the first run in a new one. `open_run` opens other runs."""
         self.frontiers.clear()
         self.store = await self.revive_store()
         return await self.open_run("run")
 
     async def close(self) -> None:
-        """The test is over: leave nothing behind."""
+        """Clean up after the test."""
         await self._close_store()
 
     async def _close_store(self) -> None:

@@ -1,4 +1,4 @@
-"""Who may work on what: order, fencing, attempts, waiting (laws 3, 5, 6 and 12)."""
+"""Leases: their order, tokens, attempts and waiting (laws 3, 5, 6 and 12)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from shoal.testing.steps import (
 
 
 class LeasingContract(ContractTests):
-    """Leases and what ends them."""
+    """A request is leased by one worker at a time, best priority first. Only the current token can end the lease. Every
+    attempt counts, even a crash. Retries wait in the frontier, and the wait hint says how long."""
 
     # -- order
 
-    async def test_higher_priority_first_and_equal_ones_in_their_order(self, frontier: Frontier) -> None:
+    async def test_higher_priority_comes_first_and_equal_ones_are_first_in_first_out(self, frontier: Frontier) -> None:
         priorities = [0, 1, -1, 0.5, 10, 0, 1, -0.25, 1e9, -1e9]
         await frontier.push([page(number, priority=priority) for number, priority in enumerate(priorities)])
         order = sorted(range(len(priorities)), key=lambda number: -priorities[number])
@@ -45,13 +46,13 @@ class LeasingContract(ContractTests):
         await frontier.push(requests)
         assert await lease_names(frontier) == ["6", "7", "8", "9", "10", "11", "0", "1", "2", "3", "4", "5"]
 
-    async def test_children_come_behind_what_was_there(self, frontier: Frontier) -> None:
+    async def test_children_come_after_queued_requests_of_their_priority(self, frontier: Frontier) -> None:
         await push(frontier, "parent", 1)
         await complete(frontier, await lease_one(frontier), children=[page(2), page("best", priority=1), page(3)])
         await push(frontier, 4)
         assert await lease_names(frontier) == ["best", "1", "2", "3", "4"]
 
-    async def test_what_comes_back_has_its_old_place(self, harness: Harness) -> None:
+    async def test_a_returned_request_keeps_its_old_place(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=20))
         await push(frontier, *range(8))
         released, retried, _, buried = (await frontier.lease(4, ttl=5)).leases
@@ -59,7 +60,7 @@ class LeasingContract(ContractTests):
         await frontier.release([released])
         await fail(frontier, retried, retry_in=5)
         await fail(frontier, buried)
-        await harness.advance(5)  # the third one is lost
+        await harness.advance(5)  # the third lease expires
         assert await frontier.retry_dead() == 1
         assert await lease_names(frontier) == ["0", "1", "2", "3", "4", "5", "6", "7", "last", "low"]
 
@@ -98,7 +99,7 @@ class LeasingContract(ContractTests):
         done = [name for some in await asyncio.gather(*map(work, workers * 2)) for name in some]
         assert sorted(done, key=int) == [str(number) for number in range(200)]
 
-    async def test_a_lease_says_what_it_is(self, frontier: Frontier) -> None:
+    async def test_a_lease_describes_its_request(self, frontier: Frontier) -> None:
         request = page("x", host="a.example:8080")
         await frontier.push([request])
         before = time.monotonic()
@@ -137,7 +138,7 @@ class LeasingContract(ContractTests):
         await check_refused(frontier, waiting)
         await check_refused(frontier, dead)
 
-    async def test_a_worker_that_wakes_up_late_cant_touch_its_successors_work(
+    async def test_a_worker_that_wakes_up_late_cannot_change_its_successors_work(
         self, harness: Harness, frontier: Frontier
     ) -> None:
         await push(frontier, 1)
@@ -151,7 +152,7 @@ class LeasingContract(ContractTests):
         await check_refused(frontier, late)
         assert [item.payload for item in await all_items(frontier)] == [b"good"]
 
-    async def test_a_lease_is_refused_once_it_was_given_back_to_the_queue(
+    async def test_an_expired_lease_is_refused_once_its_request_is_ready_again(
         self, harness: Harness, frontier: Frontier
     ) -> None:
         await push(frontier, 1)
@@ -162,7 +163,9 @@ class LeasingContract(ContractTests):
         assert (await frontier.stats()).ready == 1
         await check_refused(frontier, late)
 
-    async def test_a_lease_that_nobody_took_yet_is_still_good(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_an_expired_lease_is_valid_until_the_next_lease_call(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, 1, 2, 3, 4)
         leases = (await frontier.lease(4, ttl=5)).leases
         await harness.advance(50)
@@ -174,7 +177,7 @@ class LeasingContract(ContractTests):
         assert await lease_names(frontier) == ["3"]
         await complete(frontier, renewed)
 
-    async def test_a_token_that_was_never_given_is_refused(self, frontier: Frontier) -> None:
+    async def test_an_unknown_token_is_refused(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2)
         lease, other = (await frontier.lease(2, TTL)).leases
         await check_refused(frontier, replace(lease, token=lease.token + 1000))
@@ -193,7 +196,7 @@ class LeasingContract(ContractTests):
         stats = await frontier.stats()
         assert (stats.ready, stats.waiting, stats.done, stats.items) == (2, 1, 1, 1)
 
-    async def test_a_stale_lease_does_not_spoil_its_batch(self, frontier: Frontier) -> None:
+    async def test_a_stale_lease_does_not_affect_the_rest_of_its_batch(self, frontier: Frontier) -> None:
         await push(frontier, *range(7))
         stale, *good = (await frontier.lease(7, TTL)).leases
         await frontier.release([stale])
@@ -208,7 +211,7 @@ class LeasingContract(ContractTests):
 
     # -- renewing
 
-    async def test_renewing_keeps_a_lease(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_renewed_lease_stays_valid(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, ttl=5)
         for _ in range(4):
@@ -219,10 +222,10 @@ class LeasingContract(ContractTests):
             assert before + 5 <= renewed.deadline <= time.monotonic() + 5
             assert replace(renewed, deadline=lease.deadline) == lease
             assert await lease_names(frontier) == []
-        await complete(frontier, lease)  # the token is what counts
+        await complete(frontier, lease)  # the old object is as good: only the token counts
         assert (await history(frontier, lease.request)).attempts == 1
 
-    async def test_a_renewed_lease_runs_out_at_its_new_time(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_renewed_lease_expires_at_its_new_time(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, ttl=50)
         await frontier.renew([lease], 5)
@@ -234,7 +237,7 @@ class LeasingContract(ContractTests):
 
     # -- attempts
 
-    async def test_every_attempt_counts_also_one_that_killed_its_worker(self, harness: Harness) -> None:
+    async def test_every_attempt_counts_even_if_its_worker_was_lost(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=3))
         await push(frontier, 1)
         first = await lease_one(frontier, ttl=5)
@@ -267,7 +270,7 @@ class LeasingContract(ContractTests):
         await harness.advance(100)
         assert await lease_names(frontier) == []
 
-    async def test_a_failure_that_no_retry_can_help_is_the_end(self, frontier: Frontier) -> None:
+    async def test_a_failure_without_retry_is_final(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier)
         assert await fail(frontier, lease, kind="http 404", reason="not there") == "dead"
@@ -301,16 +304,16 @@ class LeasingContract(ContractTests):
         await harness.advance(1)
         assert (await lease_one(frontier)).attempt == 2
 
-    async def test_a_waiting_request_lets_others_pass(self, frontier: Frontier) -> None:
+    async def test_a_waiting_request_does_not_block_others(self, frontier: Frontier) -> None:
         await push(frontier, page(1, priority=5), 2)
         await fail(frontier, await lease_one(frontier), retry_in=30)
         assert await lease_names(frontier) == ["2"]
 
-    async def test_the_hint_is_the_earliest_of_all_moments(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_the_wait_hint_is_the_earliest_moment(self, harness: Harness, frontier: Frontier) -> None:
         assert (await frontier.lease(1, TTL)).wait is None
         await push(frontier, 1, 2, 3)
         first, second, _ = (await frontier.lease(3, ttl=50)).leases
-        check_wait(harness, await frontier.lease(1, TTL), 50)  # a lease that runs out
+        check_wait(harness, await frontier.lease(1, TTL), 50)  # a lease that expires
         await fail(frontier, first, retry_in=40)
         check_wait(harness, await frontier.lease(1, TTL), 40)
         await fail(frontier, second, retry_in=20)
@@ -319,7 +322,9 @@ class LeasingContract(ContractTests):
         await complete(frontier, await lease_one(frontier))
         check_wait(harness, await frontier.lease(1, TTL), 10)
 
-    async def test_there_is_no_hint_when_nothing_waits_for_time(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_there_is_no_wait_hint_when_nothing_waits_for_time(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, 1, 2)
         lease, other = (await frontier.lease(2, ttl=50)).leases
         await frontier.renew([lease], 70)
@@ -329,7 +334,7 @@ class LeasingContract(ContractTests):
         assert (await frontier.lease(1, TTL)).wait is None
         await check_books(frontier)
 
-    async def test_a_lease_of_none_only_gives_back(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_lease_of_zero_requests_ends_expired_leases(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", "b")
         await lease_one(frontier, ttl=5)
         assert (await frontier.lease(0, TTL)).leases == []

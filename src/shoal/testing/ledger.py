@@ -1,4 +1,4 @@
-"""What a frontier knows of its requests: the ledger, the items, the end, each URL's story (laws 1, 4 and 9)."""
+"""The counters of a run, its item log, its end, and the history of each URL (laws 1, 4 and 9)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from shoal.testing.steps import (
 
 
 class LedgerContract(ContractTests):
-    """Counting, item log, finishing, looking back."""
+    """No request is lost: the counters balance after every step. Items enter the log in the step that completes their
+    page, once. A run is finished exactly when no request is open and seeding is complete."""
 
     # -- conservation
 
-    async def test_nothing_is_lost_at_any_step(self, harness: Harness) -> None:
+    async def test_the_counters_balance_after_every_step(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
 
         async def counts() -> tuple[int, ...]:
@@ -79,7 +80,7 @@ class LedgerContract(ContractTests):
         assert (await frontier.stats()).items == 3
         assert (await history(frontier, second.request)).items == 2
 
-    async def test_a_page_gives_its_items_once_however_often_it_is_tried(
+    async def test_a_page_logs_its_items_once_however_often_it_is_tried(
         self, harness: Harness, frontier: Frontier
     ) -> None:
         await push(frontier, 1)
@@ -96,7 +97,7 @@ class LedgerContract(ContractTests):
         assert (item.key, item.payload) == (f"{page(1).fingerprint().hex()}-0", b"x")
         assert await frontier.find(page("early")) is None
 
-    async def test_items_and_children_of_a_failure_come_with_death_alone(self, harness: Harness) -> None:
+    async def test_items_and_children_of_a_failure_are_kept_only_if_the_request_dies(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         found = {"items": [b"from the errback"], "children": [page("elsewhere")]}
@@ -117,7 +118,7 @@ class LedgerContract(ContractTests):
         assert [(item.index, item.payload) for item in log] == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
         assert (await history(frontier, page(1))).items == 4
 
-    async def test_the_log_is_read_behind_a_number(self, frontier: Frontier) -> None:
+    async def test_the_log_is_read_after_a_sequence_number(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2)
         for lease in (await frontier.lease(2, TTL)).leases:
             await complete(frontier, lease, items=[b"%d" % number for number in range(5)])
@@ -134,7 +135,7 @@ class LedgerContract(ContractTests):
         assert await frontier.read_items(numbers[6], 1) == [log[7]]
         assert await frontier.read_items(0, 0) == []
 
-    async def test_a_trimmed_log_forgets_its_beginning_alone(self, frontier: Frontier) -> None:
+    async def test_trimming_the_log_removes_only_its_beginning(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2)
         first, second = (await frontier.lease(2, TTL)).leases
         await complete(frontier, first, items=[b"0", b"1", b"2"])
@@ -162,14 +163,12 @@ class LedgerContract(ContractTests):
         await frontier.relinquish(claim)
         assert not (await frontier.stats()).finished
         await frontier.claim("seed", 5)
-        await harness.advance(100)  # its seeder is lost
+        await harness.advance(100)  # the role expires
         assert not (await frontier.stats()).finished
         await finish_seeding(frontier)
         assert (await frontier.stats()).finished
 
-    async def test_every_request_that_is_not_over_keeps_it_unfinished(
-        self, harness: Harness, frontier: Frontier
-    ) -> None:
+    async def test_a_run_is_unfinished_while_a_request_is_open(self, harness: Harness, frontier: Frontier) -> None:
         await finish_seeding(frontier)
         await push(frontier, 1, 2)
         assert not (await frontier.stats()).finished  # ready
@@ -182,7 +181,7 @@ class LedgerContract(ContractTests):
         assert not (await frontier.stats()).finished  # due again
         await lease_one(frontier, ttl=5)
         await harness.advance(100)
-        assert not (await frontier.stats()).finished  # its worker is lost
+        assert not (await frontier.stats()).finished  # expired
         await fail(frontier, await lease_one(frontier))
         assert (await frontier.stats()).finished
 
@@ -195,7 +194,7 @@ class LedgerContract(ContractTests):
         assert await lease_names(frontier) == []
         assert (await frontier.stats()).finished
 
-    async def test_children_keep_a_run_unfinished_without_a_gap(self, frontier: Frontier) -> None:
+    async def test_a_run_is_never_finished_between_a_page_and_its_children(self, frontier: Frontier) -> None:
         await finish_seeding(frontier)
         await push(frontier, 0)
         for depth in range(5):
@@ -208,7 +207,7 @@ class LedgerContract(ContractTests):
         await complete(frontier, await lease_one(frontier), children=[page(0)])  # nothing new
         assert (await frontier.stats()).finished
 
-    async def test_a_finished_run_goes_on_when_something_comes(self, frontier: Frontier) -> None:
+    async def test_a_finished_run_resumes_when_requests_are_added(self, frontier: Frontier) -> None:
         await finish_seeding(frontier)
         assert (await frontier.stats()).finished
         await push(frontier, 1)
@@ -218,19 +217,19 @@ class LedgerContract(ContractTests):
         await frontier.retry_dead()
         assert not (await frontier.stats()).finished
 
-    # -- one URL's story
+    # -- histories
 
     async def test_a_url_that_was_never_pushed_is_not_found(self, frontier: Frontier) -> None:
         assert await frontier.find(page(1)) is None
 
-    async def test_one_that_was_not_filtered_or_is_no_get_is_found_by_its_url(self, frontier: Frontier) -> None:
+    async def test_a_request_with_another_name_is_found_by_its_url(self, frontier: Frontier) -> None:
         twice = Request("http://a.example/twice", dont_filter=True)
         await frontier.push([twice, Request("http://a.example/form", form={"a": "1"}), page("http-like")])
         assert (await history(frontier, Request("http://a.example/twice"))).state == "ready"
         assert (await history(frontier, Request("http://a.example/form"))).url == "http://a.example/form"
         assert await frontier.find(Request("http://a.example/tw")) is None
 
-    async def test_the_story_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_the_history_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "parent")
         child = page("child", priority=1.5, depth=4)
         await complete(frontier, await lease_one(frontier), children=[child], status=200, note="a note")
@@ -249,10 +248,10 @@ class LedgerContract(ContractTests):
         await complete(frontier, await lease_one(frontier), status=201, items=[b"1", b"2"])
         found = await history(frontier, child)
         assert (found.state, found.attempts, found.status, found.items) == ("done", 3, 201, 2)
-        story = [f"{event.what} {event.detail}" for event in found.events]
-        lost = next(number for number, text in enumerate(story) if "lost" in text)
-        slow = next(number for number, text in enumerate(story) if "it was slow" in text)
-        done = next(number for number, text in enumerate(story) if "done" in text)
+        events = [f"{event.what} {event.detail}" for event in found.events]
+        lost = next(number for number, text in enumerate(events) if "lost" in text)
+        slow = next(number for number, text in enumerate(events) if "it was slow" in text)
+        done = next(number for number, text in enumerate(events) if "done" in text)
         assert lost < slow < done
         times = [event.at for event in found.events]
         assert times == sorted(times)
@@ -262,9 +261,9 @@ class LedgerContract(ContractTests):
         assert (parent.parent, parent.status) == (None, 200)
         assert any("a note" in event.detail for event in parent.events)
 
-    # -- the dead
+    # -- dead requests
 
-    async def test_the_dead_are_counted_by_kind_and_told_with_their_reasons(self, frontier: Frontier) -> None:
+    async def test_dead_requests_are_counted_by_kind_and_listed_with_reasons(self, frontier: Frontier) -> None:
         assert await frontier.dead_kinds() == {}
         await push(frontier, *range(4))
         kinds = ["timeout", "robots", "timeout"]
@@ -276,7 +275,7 @@ class LedgerContract(ContractTests):
             (page(number).url, "dead", f"because of {kind}", 7) for number, kind in enumerate(kinds)
         ]
 
-    async def test_the_dead_are_retried_with_all_their_attempts(self, harness: Harness) -> None:
+    async def test_dead_requests_are_retried_with_all_their_attempts(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         await fail(frontier, await lease_one(frontier), retry_in=1)
@@ -292,7 +291,7 @@ class LedgerContract(ContractTests):
         assert await fail(frontier, lease, retry_in=1) == "waiting"
         assert await frontier.retry_dead() == 0
 
-    async def test_what_robots_forbid_is_retried_when_named_alone(self, frontier: Frontier) -> None:
+    async def test_robots_and_scope_deaths_are_retried_only_when_named(self, frontier: Frontier) -> None:
         kinds = ["timeout", "robots", "scope", "http 500", "dns"]
         await push(frontier, *kinds)
         for kind in kinds:
@@ -306,9 +305,9 @@ class LedgerContract(ContractTests):
 
     # -- across restarts
 
-    async def test_everything_outlives_the_process(self, harness: Harness) -> None:
+    async def test_everything_survives_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, *range(5))
         leases = (await frontier.lease(4, ttl=60)).leases
@@ -346,9 +345,9 @@ class LedgerContract(ContractTests):
         assert (last.request, last.attempt) == (page(2), 2)
         await complete(frontier, *leases, last)
 
-    async def test_no_token_is_given_again_after_a_restart(self, harness: Harness) -> None:
+    async def test_no_token_repeats_after_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open()
         await push(frontier, 1)
         before = await lease_one(frontier, ttl=5)
@@ -359,9 +358,9 @@ class LedgerContract(ContractTests):
         await check_refused(frontier, before)
         assert await frontier.complete([Completion(lease=after), Completion(lease=before)]) == [Pushed(0, 0), None]
 
-    async def test_a_url_that_kills_the_whole_process_dies(self, harness: Harness) -> None:
+    async def test_a_url_that_kills_its_process_runs_out_of_attempts(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open(FrontierOptions(max_attempts=3))
         await push(frontier, "killer")
         for attempt in (1, 2, 3):
@@ -371,7 +370,7 @@ class LedgerContract(ContractTests):
         assert await lease_names(frontier) == []
         assert (await history(frontier, page("killer"))).state == "dead"
 
-    async def test_a_failure_that_was_told_is_not_told_again(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_repeated_failure_changes_nothing(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier)
         failure = Failure(lease=lease, kind="k", reason="r", retry_in=1)

@@ -1,5 +1,6 @@
-"""A frontier that is obviously right, and slow: plain lists and one line for each rule. It works on its own clock and
-never touches a store; `shoal.testing.machine` takes the same steps on it and on a backend."""
+"""A model of a frontier that is obviously right, and slow: plain lists and one line for each rule.
+
+It has its own clock and no store. `shoal.testing.machine` takes the same steps on it and on a backend."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from shoal.errors import QueueFullError
-from shoal.frontier.rules import LOST_KIND, SPARED_KINDS
+from shoal.frontier.rules import LOST_KIND, is_retried
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, HostUpdate, Pushed, RequestState, Stats
 from shoal.urls.normalize import host_of
@@ -19,7 +20,7 @@ from shoal.urls.normalize import host_of
 
 @dataclass(eq=False)
 class Entry:
-    """A request and what became of it."""
+    """A request and its state."""
 
     request: Request
     name: Hashable
@@ -29,12 +30,12 @@ class Entry:
     attempts: int = 0
     token: int = 0
     until: float = 0.0
-    """When it is due again, or when its lease runs out."""
+    """When it is ready again, or when its lease expires."""
     holder: Holder | None = None
     begun: bool = True
     """Whether the attempt of its lease counts yet."""
     origin: tuple[int, bytes] | None = None
-    """The token that its lease was reissued from, and the nonce."""
+    """The token before its lease was reissued, and the nonce of the reissue."""
     items: int = 0
     status: int = 0
     kind: str = ""
@@ -55,7 +56,7 @@ class Held(NamedTuple):
 
 @dataclass
 class Host:
-    """What is known of a host."""
+    """The politeness of a host."""
 
     delay: float | None = None
     concurrency: int | None = None
@@ -78,7 +79,7 @@ class Role:
 
 @dataclass
 class World:
-    """What all runs of a store share."""
+    """What all runs of a store share: the clock and the hosts."""
 
     now: float = 0.0
     hosts: dict[str, Host] = field(default_factory=lambda: defaultdict(Host))
@@ -89,7 +90,7 @@ class World:
 
 
 class Model:
-    """One run. A refused step returns what the port says (None, False), so that both can be compared."""
+    """One run. A refused step returns the value that the port defines (None, False)."""
 
     def __init__(self, options: FrontierOptions, world: World) -> None:
         self.options = options
@@ -124,8 +125,8 @@ class Model:
                 for number, each in enumerate(requests)
             ]
         new = len({name for name, _ in named} - {entry.name for entry in self.entries})
-        most = self.options.max_queue_size
-        if most is not None and new and len(self.in_state("ready", "waiting")) + new > most:
+        max_size = self.options.max_queue_size
+        if max_size is not None and new and len(self.in_state("ready", "waiting")) + new > max_size:
             raise QueueFullError
         if seed is not None:
             self.roles["seed"].cursor = cursor
@@ -171,18 +172,18 @@ class Model:
             best.holder, best.begun, best.origin = holder, False, None
             if begun:
                 self._begin(best)
-        held_back = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
+        waiting_hosts = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
-        moments += [self._due_at(host) for host in held_back if not self._is_due(host)]
+        moments += [self._due_at(host) for host in waiting_hosts if not self._is_due(host)]
         return leases, min(moments) - now if moments else None
 
     def _begin(self, entry: Entry) -> None:
-        """From here on its attempt counts."""
+        """Count the attempt of the lease, if it does not count yet."""
         if not entry.begun:
             entry.attempts, entry.begun = entry.attempts + 1, True
 
     def overdue(self) -> list[Entry]:
-        """Those whose leases ran out and were not given back yet."""
+        """The requests whose leases have expired but not ended yet."""
         return [entry for entry in self.in_state("leased") if entry.until <= self.world.now]
 
     def lose(self, entry: Entry) -> None:
@@ -190,10 +191,10 @@ class Model:
         entry.state = "ready"
         if entry.begun and entry.attempts >= self.options.max_attempts:
             entry.state, entry.kind = "dead", LOST_KIND
-        self._ended(entry, contacted=entry.begun)
+        self._end_lease(entry, contacted=entry.begun)
 
     def lose_all(self) -> None:
-        """The only process is dead, and whatever it held is given back."""
+        """The only process is dead: end all its leases and free its roles."""
         for entry in self.in_state("leased"):
             self.lose(entry)
         for name, role in self.roles.items():
@@ -211,8 +212,8 @@ class Model:
 
     def _has_room(self, host: str) -> bool:
         own = self.world.hosts[host].concurrency
-        many = self.options.concurrency_per_host if own is None else own
-        return self.world.in_flight(host) < (1 if self._delay(host) else many)
+        limit = self.options.concurrency_per_host if own is None else own
+        return self.world.in_flight(host) < (1 if self._delay(host) else limit)
 
     def _is_due(self, host: str) -> bool:
         return self._has_room(host) and self._due_at(host) <= self.world.now
@@ -222,7 +223,7 @@ class Model:
     def is_current(self, held: Held) -> bool:
         return held.entry.state == "leased" and held.entry.token == held.token
 
-    def _ended(self, entry: Entry, *, contacted: bool) -> None:
+    def _end_lease(self, entry: Entry, *, contacted: bool) -> None:
         if contacted:
             self.world.hosts[entry.host].ended_at = self.world.now
 
@@ -268,7 +269,7 @@ class Model:
         self._log_items(entry, items)
         self.duplicates += duplicates
         pushed = self._add_children(entry, children)
-        self._ended(entry, contacted=contacted)
+        self._end_lease(entry, contacted=contacted)
         return Pushed(pushed.added, pushed.duplicates + duplicates)
 
     def fail(
@@ -294,7 +295,7 @@ class Model:
             entry.state, entry.kind, entry.reason = "dead", kind, reason
             self._log_items(entry, items)
             self._add_children(entry, children)
-        self._ended(entry, contacted=contacted)
+        self._end_lease(entry, contacted=contacted)
         return entry.state
 
     def release(self, held: Held, *, contacted: bool) -> bool:
@@ -303,7 +304,7 @@ class Model:
         self._begin(held.entry)
         held.entry.state = "ready"
         held.entry.attempts -= 1
-        self._ended(held.entry, contacted=contacted)
+        self._end_lease(held.entry, contacted=contacted)
         return True
 
     # -- slots
@@ -312,7 +313,7 @@ class Model:
         return holder is not None and holder.epoch < self.fences[holder.slot]
 
     def holders(self) -> list[Holder]:
-        """Of what is leased, and of roles."""
+        """The holders of leases and roles."""
         found = [entry.holder for entry in self.in_state("leased")] + [role.holder for role in self.roles.values()]
         return [holder for holder in found if holder is not None]
 
@@ -326,7 +327,7 @@ class Model:
                 self.roles[name] = Role(cursor=role.cursor, finished=role.finished)
         return len(lost)
 
-    # -- items and the dead
+    # -- items and dead requests
 
     def _log_items(self, entry: Entry, items: Sequence[bytes]) -> None:
         for payload in items:
@@ -335,8 +336,7 @@ class Model:
             self.logged += 1
 
     def retry_dead(self, kinds: Sequence[str] | None) -> int:
-        dead = self.in_state("dead")
-        chosen = [entry for entry in dead if (entry.kind not in SPARED_KINDS if kinds is None else entry.kind in kinds)]
+        chosen = [entry for entry in self.in_state("dead") if is_retried(entry.kind, kinds)]
         for entry in chosen:
             entry.state, entry.attempts = "ready", 0
         return len(chosen)

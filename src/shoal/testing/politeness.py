@@ -1,4 +1,4 @@
-"""How a host is treated: by all workers and runs on a store together (laws 6 and 7)."""
+"""The politeness of hosts, which all workers and runs on a store share (laws 6 and 7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ POLITE = FrontierOptions(delay=10)
 
 
 class PolitenessContract(ContractTests):
-    """Delays, concurrency and blocks of hosts."""
+    """A host never gets two requests closer than its delay, nor more at once than its concurrency, from all workers and
+    runs of a store together, and across restarts. A delay counts from the end of one fetch to the lease of the next."""
 
     # -- delay
 
@@ -46,7 +47,7 @@ class PolitenessContract(ContractTests):
         await harness.advance(1)
         assert await lease_names(frontier) == ["2"]
 
-    async def test_with_a_delay_one_request_is_in_flight(self, harness: Harness) -> None:
+    async def test_a_host_with_a_delay_has_one_request_in_flight(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(delay=1, concurrency_per_host=8))
         await frontier.push([page(number, host=f"{number % 2}.example") for number in range(6)])
         assert await lease_names(frontier) == ["0", "1"]
@@ -75,7 +76,7 @@ class PolitenessContract(ContractTests):
         await harness.advance(1)
         assert len(await lease_names(frontier)) == 1
 
-    async def test_what_did_not_touch_the_host_starts_no_delay(self, harness: Harness) -> None:
+    async def test_a_lease_without_contact_starts_no_delay(self, harness: Harness) -> None:
         frontier = await harness.open(POLITE)
         await push(frontier, 1, 2, 3, 4)
         await complete(frontier, await lease_one(frontier), contacted=False)
@@ -83,7 +84,7 @@ class PolitenessContract(ContractTests):
         await frontier.release([await lease_one(frontier)])
         assert await lease_names(frontier) == ["3"]
 
-    async def test_what_did_not_touch_the_host_does_not_end_a_delay(self, harness: Harness) -> None:
+    async def test_a_lease_without_contact_does_not_end_a_delay(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=2))
         await push(frontier, 1, 2, 3)
         first, second = (await frontier.lease(2, TTL)).leases
@@ -95,23 +96,23 @@ class PolitenessContract(ContractTests):
         await harness.advance(1)
         assert await lease_names(frontier) == ["3"]
 
-    async def test_a_delay_holds_back_its_host_alone(self, harness: Harness) -> None:
+    async def test_a_delay_blocks_only_its_own_host(self, harness: Harness) -> None:
         frontier = await harness.open(POLITE)
         await push(frontier, page(1, priority=9), page(2, priority=9), page("other", host="b.example"))
         await complete(frontier, await lease_one(frontier))
         assert await lease_names(frontier) == ["other"]
 
-    async def test_hosts_are_kept_apart_by_port(self, harness: Harness) -> None:
+    async def test_hosts_with_different_ports_are_different_hosts(self, harness: Harness) -> None:
         frontier = await harness.open(POLITE)
         await frontier.push([page(1), page(2, host=f"{HOST}:8080"), page(3, host=f"www.{HOST}"), page(4)])
         assert await lease_names(frontier) == ["1", "2", "3"]
 
-    # -- whose delay
+    # -- sources of a delay
 
-    async def test_the_largest_delay_counts_and_says_whose_it_is(self, frontier: Frontier) -> None:
+    async def test_the_largest_delay_counts_and_names_its_source(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         assert await self.in_force(frontier) == (0, "no delay", 8)
-        for update, delay, whose in (
+        for update, delay, source in (
             (HostUpdate(learned_delay=2), 2, "learned"),
             (HostUpdate(crawl_delay=3), 3, "Crawl-delay"),
             (HostUpdate(delay=4), 4, "set"),
@@ -123,11 +124,11 @@ class PolitenessContract(ContractTests):
             await frontier.update_host(HOST, update)
             in_force, why, concurrency = await self.in_force(frontier)
             assert (in_force, concurrency) == (delay, 1)
-            assert whose in why
+            assert source in why
         await frontier.update_host(HOST, HostUpdate(delay=None))
         assert await self.in_force(frontier) == (0, "no delay", 8)
 
-    async def test_a_host_can_have_less_delay_than_the_others(self, harness: Harness) -> None:
+    async def test_a_host_can_have_a_shorter_delay_than_the_others(self, harness: Harness) -> None:
         frontier = await harness.open(POLITE)
         await push(frontier, *range(9))
         delay, why, concurrency = await self.in_force(frontier)
@@ -144,10 +145,10 @@ class PolitenessContract(ContractTests):
             pytest.param(HostUpdate(learned_delay=5), HostUpdate(learned_delay=None), id="learned"),
         ],
     )
-    async def test_each_kind_of_delay_is_kept(
+    async def test_each_kind_of_delay_is_respected(
         self, harness: Harness, frontier: Frontier, set_it: HostUpdate, unset_it: HostUpdate
     ) -> None:
-        await frontier.update_host(HOST, set_it)  # before anything of the host is known
+        await frontier.update_host(HOST, set_it)  # before the first request of the host
         await push(frontier, 1, 2, 3)
         first = await lease_one(frontier)
         assert await lease_names(frontier) == []
@@ -160,7 +161,9 @@ class PolitenessContract(ContractTests):
         assert await lease_names(frontier) == ["3"]
         await complete(frontier, second)
 
-    async def test_a_new_delay_counts_from_the_last_end(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_new_delay_counts_from_the_end_of_the_last_fetch(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, 1, 2)
         await complete(frontier, await lease_one(frontier))
         await harness.advance(3)
@@ -171,7 +174,7 @@ class PolitenessContract(ContractTests):
 
     # -- concurrency
 
-    async def test_without_a_delay_so_many_at_once_as_allowed(self, harness: Harness) -> None:
+    async def test_a_host_without_a_delay_is_limited_by_its_concurrency(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=3))
         await frontier.push([page(number, host=f"{number // 5}.example") for number in range(10)])
         leases = (await frontier.lease(100, TTL)).leases
@@ -192,14 +195,14 @@ class PolitenessContract(ContractTests):
         await frontier.update_host(HOST, HostUpdate(concurrency=None))
         assert await self.in_force(frontier) == (0, "no delay", 8)
 
-    async def test_a_lost_worker_gives_its_place_back(self, harness: Harness) -> None:
+    async def test_a_lost_worker_frees_its_place_on_the_host(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=2, max_attempts=1))
         await push(frontier, *range(4))
         assert await lease_names(frontier, ttl=5) == ["0", "1"]
         await harness.advance(5)
         assert await lease_names(frontier) == ["2", "3"]
 
-    async def test_workers_keep_to_it_together(self, harness: Harness) -> None:
+    async def test_all_workers_share_the_concurrency_of_a_host(self, harness: Harness) -> None:
         options = FrontierOptions(concurrency_per_host=3)
         frontier = await harness.open(options)
         workers = [frontier, await harness.open_run("run", options)]
@@ -209,7 +212,9 @@ class PolitenessContract(ContractTests):
 
     # -- blocking
 
-    async def test_a_blocked_host_is_left_alone_until_its_time(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_blocked_host_is_not_leased_until_the_block_ends(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, 1, page("other", host="b.example"))
         await frontier.update_host(HOST, HostUpdate(block_for=30, block_reason="429, Retry-After"))
         leased = await frontier.lease(5, TTL)
@@ -229,12 +234,12 @@ class PolitenessContract(ContractTests):
     async def test_a_host_can_be_unblocked(self, frontier: Frontier, unblocked: float | None) -> None:
         await push(frontier, 1)
         await frontier.update_host(HOST, HostUpdate(block_for=30))
-        await frontier.update_host(HOST, HostUpdate(crawl_delay=1))  # which says nothing of the block
+        await frontier.update_host(HOST, HostUpdate(crawl_delay=1))  # does not change the block
         assert await lease_names(frontier) == []
         await frontier.update_host(HOST, HostUpdate(block_for=unblocked))
         assert await lease_names(frontier) == ["1"]
 
-    # -- what can be seen
+    # -- host states
 
     async def test_host_states_show_the_busiest_first(self, frontier: Frontier) -> None:
         for host, count in (("a.example", 2), ("b.example", 5), ("c.example", 3)):
@@ -251,9 +256,9 @@ class PolitenessContract(ContractTests):
             ("c.example", 3, 0),
         ]
 
-    # -- all runs together
+    # -- several runs
 
-    async def test_runs_on_one_store_share_a_hosts_delay(self, harness: Harness) -> None:
+    async def test_runs_on_one_store_share_the_delay_of_a_host(self, harness: Harness) -> None:
         one = await harness.open(POLITE)
         two = await harness.open_run("second", POLITE)
         await push(one, 1)
@@ -270,7 +275,7 @@ class PolitenessContract(ContractTests):
         assert (await one.stats()).finished
         assert not (await two.stats()).finished
 
-    async def test_runs_on_one_store_share_a_hosts_places(self, harness: Harness) -> None:
+    async def test_runs_on_one_store_share_the_concurrency_of_a_host(self, harness: Harness) -> None:
         options = FrontierOptions(concurrency_per_host=3)
         one, two = await harness.open(options), await harness.open_run("second", options)
         await push(one, *range(5))
@@ -281,7 +286,7 @@ class PolitenessContract(ContractTests):
         await complete(one, *held)
         assert await lease_names(two) == ["1", "2"]
 
-    async def test_runs_on_one_store_share_what_is_known_of_a_host(self, harness: Harness) -> None:
+    async def test_runs_on_one_store_share_delays_and_blocks_of_a_host(self, harness: Harness) -> None:
         one, two = await harness.open(), await harness.open_run("second")
         await push(one, 1)
         await push(two, 1)
@@ -292,21 +297,21 @@ class PolitenessContract(ContractTests):
         await two.update_host(HOST, HostUpdate(block_for=None))
         assert await lease_names(one) == ["1"]
 
-    async def test_a_worker_that_another_run_lost_gives_its_place_back(self, harness: Harness) -> None:
+    async def test_an_expired_lease_of_another_run_frees_its_place_on_the_host(self, harness: Harness) -> None:
         options = FrontierOptions(concurrency_per_host=1)
         one, two = await harness.open(options), await harness.open_run("second", options)
         await push(one, 1)
         await push(two, 2)
         await lease_one(one, ttl=5)
         assert await lease_names(two) == []
-        await harness.advance(5)  # nobody works on the first run any more
+        await harness.advance(5)  # the first run has no worker now
         assert await lease_names(two) == ["2"]
 
     # -- across restarts
 
-    async def test_politeness_outlives_the_process(self, harness: Harness) -> None:
+    async def test_politeness_survives_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open(POLITE)
         await frontier.push([page(number, host=host) for host in ("a.example", "b.example") for number in (1, 2)])
         await complete(frontier, *(await frontier.lease(2, TTL)).leases)
@@ -326,9 +331,9 @@ class PolitenessContract(ContractTests):
         await frontier.update_host("b.example", HostUpdate(crawl_delay=None, learned_delay=None, delay=0, block_for=0))
         assert (await self.state(frontier, "b.example")).concurrency == 3
 
-    async def test_places_of_a_dead_process_come_free(self, harness: Harness) -> None:
+    async def test_leases_of_a_dead_process_free_their_places_on_hosts(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         options = FrontierOptions(concurrency_per_host=1)
         frontier = await harness.open(options)
         await harness.open_run("second", options)
@@ -341,17 +346,17 @@ class PolitenessContract(ContractTests):
         assert (await self.state(frontier)).in_flight == 1
 
     async def state(self, frontier: Frontier, host: str = HOST) -> HostState:
-        """How a host is treated now."""
+        """The politeness in force for a host."""
         return next(state for state in await frontier.host_states() if state.host == host)
 
     async def in_force(self, frontier: Frontier) -> tuple[float, str, int]:
-        """The first host's delay, whose it is, and its concurrency."""
+        """The delay of the first host, its source, and its concurrency."""
         state = await self.state(frontier)
         return state.delay, state.why, state.concurrency
 
-    # -- the default, and what was learned
+    # -- defaults and learned delays
 
-    async def test_the_default_is_that_of_all_hosts_without_their_own(self, harness: Harness) -> None:
+    async def test_the_default_applies_to_all_hosts_without_their_own_value(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=3))
         await push(frontier, *(page(f"{host}{i}", f"{host}.example") for host in "abc" for i in range(4)))
         await frontier.update_host("b.example", HostUpdate(concurrency=1))
@@ -359,7 +364,7 @@ class PolitenessContract(ContractTests):
         assert sorted(await lease_names(frontier, 20)) == ["a0", "a1", "b0", "c0", "c1"]
         assert "*" not in {state.host for state in await frontier.host_states()}
 
-    async def test_a_default_delay_is_kept_and_can_be_taken_back(self, harness: Harness) -> None:
+    async def test_a_default_delay_is_respected_and_can_be_removed(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(delay=1.0))
         await push(frontier, "a", "b", "c", page("x", "own.example"), page("y", "own.example"))
         await frontier.update_host("own.example", HostUpdate(delay=2.0))
@@ -377,7 +382,7 @@ class PolitenessContract(ContractTests):
         states = {state.host: (state.delay, state.why) for state in await frontier.host_states()}
         assert states[HOST] == (1.0, "download_delay")
 
-    async def test_a_lease_tells_what_was_learned_of_its_host(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_lease_carries_the_learned_delay_of_its_host(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", page("b", "b.example"))
         await frontier.update_host(HOST, HostUpdate(learned_delay=2.5))
         learned = {lease.host: lease.learned_delay for lease in (await frontier.lease(10, TTL)).leases}

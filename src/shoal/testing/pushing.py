@@ -1,4 +1,4 @@
-"""What enters a frontier: once, whole, or not at all (laws 2 and 11)."""
+"""Requests enter a frontier once, unchanged, or not at all (laws 2 and 11)."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ WHOLE = Request(
     proxy="socks5://127.0.0.1:9050",
     redirects=["http://a.example/", "https://a.example/moved"],
 )
-"""A request with something in every field."""
+"""A request with a value in every field."""
 
 
 class PushingContract(ContractTests):
-    """Pushes and children."""
+    """A request that is new is recorded and queued in one step. A push that is refused leaves no trace, so it can be
+    repeated. No field of a request is lost on the way."""
 
     # -- once
 
-    async def test_a_push_counts_what_is_new_and_what_is_known(self, frontier: Frontier) -> None:
+    async def test_a_push_counts_new_and_known_requests(self, frontier: Frontier) -> None:
         assert await frontier.push([page(1), page(2), page(1)]) == Pushed(2, 1)
         assert await frontier.push([page(2), page(3)]) == Pushed(1, 1)
         assert await frontier.stats() == Stats(pushed=3, ready=3, duplicates=2, seeding=True)
@@ -68,7 +69,7 @@ class PushingContract(ContractTests):
         known = [done.request, dead.request, waiting.request, leased.request, page("ready")]
         assert await frontier.push(known) == Pushed(0, 5)
 
-    async def test_what_makes_two_requests_the_same(self, frontier: Frontier) -> None:
+    async def test_requests_are_equal_by_normalized_url_method_and_body(self, frontier: Frontier) -> None:
         await frontier.push([page("search?a=1&b=2")])
         assert await frontier.push([page("search?b=2&a=1"), page("search?a=1&b=2#part")]) == Pushed(0, 2)
         others = [
@@ -80,7 +81,7 @@ class PushingContract(ContractTests):
         ]
         assert await frontier.push(others) == Pushed(5, 0)
 
-    async def test_unfiltered_requests_enter_each_time(self, frontier: Frontier) -> None:
+    async def test_unfiltered_requests_are_added_every_time(self, frontier: Frontier) -> None:
         again = page(1, dont_filter=True)
         assert await frontier.push([page(1), again, again]) == Pushed(3, 0)
         assert await frontier.push([again]) == Pushed(1, 0)
@@ -90,14 +91,14 @@ class PushingContract(ContractTests):
         assert len({lease.fingerprint for lease in leases}) == 4
         await complete(frontier, *leases)
 
-    async def test_two_workers_that_push_the_same_add_it_once(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_requests_that_two_workers_push_are_added_once(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("run")
         batches = [[page(number) for number in range(start, start + 40)] for start in range(0, 40, 10)]
         pushes = [worker.push(batch) for worker in (frontier, other) for batch in batches]
         added = sum(pushed.added for pushed in await asyncio.gather(*pushes))
         assert added == (await frontier.stats()).pushed == 70
 
-    # -- or not at all
+    # -- not at all
 
     async def test_a_full_queue_refuses_the_whole_batch_and_leaves_no_trace(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_queue_size=3))
@@ -119,7 +120,7 @@ class PushingContract(ContractTests):
         assert await frontier.push([page(2)]) == Pushed(1, 0)
         assert await lease_names(frontier) == ["2"]
 
-    async def test_children_enter_a_full_queue(self, harness: Harness) -> None:
+    async def test_children_are_added_to_a_full_queue(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_queue_size=1))
         await push(frontier, "parent")
         children = [page(number) for number in range(5)]
@@ -128,21 +129,21 @@ class PushingContract(ContractTests):
         with pytest.raises(QueueFullError):
             await frontier.push([page("more")])
 
-    async def test_a_push_of_nothing_new_needs_no_room(self, harness: Harness) -> None:
+    async def test_a_push_without_new_requests_fits_a_full_queue(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_queue_size=1))
         await push(frontier, "parent")
         await complete(frontier, await lease_one(frontier), children=[page(1), page(2)])
         assert await frontier.push([]) == Pushed(0, 0)
         assert await frontier.push([page(1), page(2)]) == Pushed(0, 2)
 
-    async def test_waiting_requests_take_room(self, harness: Harness) -> None:
+    async def test_waiting_requests_count_towards_the_queue_size(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_queue_size=1))
         await push(frontier, 1)
         await fail(frontier, await lease_one(frontier), retry_in=5)
         with pytest.raises(QueueFullError):
             await frontier.push([page(2)])
 
-    async def test_a_request_that_cant_be_stored_leaves_no_trace(self, frontier: Frontier) -> None:
+    async def test_a_request_that_cannot_be_stored_leaves_no_trace(self, frontier: Frontier) -> None:
         await push(frontier, "parent", "other")
         lease, other = (await frontier.lease(2, TTL)).leases
         bad = [page("good"), page("bad")]
@@ -172,9 +173,9 @@ class PushingContract(ContractTests):
         assert (await frontier.lease(0, TTL)).leases == []
         assert await frontier.stats() == before
 
-    # -- with its parent
+    # -- children
 
-    async def test_children_are_filtered_against_everything(self, frontier: Frontier) -> None:
+    async def test_children_are_filtered_against_all_requests_of_the_run(self, frontier: Frontier) -> None:
         await push(frontier, "parent", "sister")
         parent, sister = (await frontier.lease(2, TTL)).leases
         first = Completion(lease=parent, children=[page("parent"), page(1), page(1), page("sister")], duplicates=10)
@@ -184,26 +185,26 @@ class PushingContract(ContractTests):
         assert (stats.pushed, stats.ready, stats.done, stats.duplicates) == (4, 2, 2, 14)
         assert await lease_names(frontier) == ["1", "2"]
 
-    async def test_unfiltered_children_enter_though_their_url_is_known(self, frontier: Frontier) -> None:
+    async def test_unfiltered_children_are_added_even_if_their_url_is_known(self, frontier: Frontier) -> None:
         await push(frontier, "parent")
         again = page("parent", dont_filter=True)
         completion = Completion(lease=await lease_one(frontier), children=[again, again])
         assert await frontier.complete([completion]) == [Pushed(2, 0)]
         assert await lease_names(frontier) == ["parent", "parent"]
 
-    # -- whole
+    # -- unchanged
 
-    async def test_a_pushed_request_comes_back_whole(self, frontier: Frontier) -> None:
+    async def test_a_pushed_request_is_leased_unchanged(self, frontier: Frontier) -> None:
         await frontier.push([WHOLE])
         assert (await lease_one(frontier)).request == WHOLE
 
-    async def test_a_child_comes_back_whole(self, frontier: Frontier) -> None:
+    async def test_a_child_is_leased_unchanged(self, frontier: Frontier) -> None:
         await push(frontier, "parent")
         child = WHOLE.replace(dont_filter=True)
         await complete(frontier, await lease_one(frontier), children=[child])
         assert (await lease_one(frontier)).request == child
 
-    async def test_a_request_is_whole_at_every_attempt(self, harness: Harness) -> None:
+    async def test_a_request_is_unchanged_at_every_attempt(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=4))
         await frontier.push([WHOLE])
         await fail(frontier, await lease_one(frontier), retry_in=1)
@@ -215,13 +216,13 @@ class PushingContract(ContractTests):
         await frontier.retry_dead()
         assert (await lease_one(frontier)).request == WHOLE
 
-    async def test_what_the_caller_does_with_a_request_later_changes_nothing(self, frontier: Frontier) -> None:
+    async def test_changing_a_request_after_its_push_has_no_effect(self, frontier: Frontier) -> None:
         request = page(1, meta={"list": [1]})
         await frontier.push([request])
         request.meta["list"].append(2)
         assert (await lease_one(frontier)).request.meta == {"list": [1]}
 
-    async def test_urls_of_all_scripts(self, frontier: Frontier) -> None:
+    async def test_urls_in_all_scripts_are_kept(self, frontier: Frontier) -> None:
         urls = [
             "http://пример.example/путь/страница?ключ=значение",
             "http://例え.example:8080/パス/🐟?q=100%25%20%26",
@@ -236,7 +237,7 @@ class PushingContract(ContractTests):
         assert [lease.host for lease in leases][3:] == ["[::1]:8080", "a.example"]
         assert (await history(frontier, requests[1])).url == requests[1].url
 
-    async def test_a_megabyte_of_meta(self, frontier: Frontier) -> None:
+    async def test_a_request_can_have_a_megabyte_of_meta(self, frontier: Frontier) -> None:
         meta = {"text": "ä" * 500_000, "bytes": bytes(range(256)) * 2000}
         await frontier.push([page(1, meta=meta, body=b"x" * 1_000_000, method="POST")])
         lease = await lease_one(frontier)
@@ -244,7 +245,7 @@ class PushingContract(ContractTests):
         await complete(frontier, lease, items=[b"y" * 1_000_000])
         assert (await all_items(frontier))[0].payload == b"y" * 1_000_000
 
-    async def test_ten_thousand_children_at_once(self, frontier: Frontier) -> None:
+    async def test_a_page_can_have_ten_thousand_children(self, frontier: Frontier) -> None:
         await push(frontier, "parent")
         children = [page(number) for number in range(10_000)]
         completion = Completion(lease=await lease_one(frontier), children=children)

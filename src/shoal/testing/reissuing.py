@@ -1,5 +1,4 @@
-"""Leases that were sent to whoever is to do the work, perhaps more than once: one begins, the others have lost them
-(law 3)."""
+"""Reissued leases: a lease that is sent to workers, perhaps more than once, and that only one may use (law 3)."""
 
 from __future__ import annotations
 
@@ -29,11 +28,15 @@ from shoal.testing.steps import (
 
 
 class ReissuingContract(ContractTests):
-    """The same right under another token."""
+    """A reissue gives a lease a new token; the old one is stale from then on.
 
-    # -- what is new, and what stays
+    A worker that receives a lease as a message reissues it before it begins. So if the message is delivered twice, one
+    worker begins and the other is refused.
+    """
 
-    async def test_only_the_token_and_the_deadline_are_new(self, frontier: Frontier) -> None:
+    # -- the reissued lease
+
+    async def test_a_reissue_changes_only_token_and_deadline(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier)
         before = await history(frontier, lease.request), await frontier.stats(), await frontier.host_states()
@@ -46,7 +49,7 @@ class ReissuingContract(ContractTests):
         assert after == before
 
     @pytest.mark.parametrize("ending", ["complete", "retry", "death", "release", "renew", "reissue"])
-    async def test_the_new_token_is_good_and_the_old_one_is_not(self, frontier: Frontier, ending: str) -> None:
+    async def test_after_a_reissue_only_the_new_token_is_valid(self, frontier: Frontier, ending: str) -> None:
         await push(frontier, 1)
         old = await lease_one(frontier)
         new = await reissue_one(frontier, old)
@@ -70,7 +73,7 @@ class ReissuingContract(ContractTests):
         await check_refused(frontier, old)
 
     @pytest.mark.parametrize(("old_ttl", "new_ttl"), [(5, 50), (50, 5)])
-    async def test_it_runs_out_at_its_new_time(
+    async def test_a_reissued_lease_expires_at_its_new_time(
         self, harness: Harness, frontier: Frontier, old_ttl: float, new_ttl: float
     ) -> None:
         await push(frontier, 1)
@@ -85,7 +88,7 @@ class ReissuingContract(ContractTests):
         await check_refused(frontier, old)
         await check_refused(frontier, new)
 
-    async def test_it_is_the_same_attempt(self, harness: Harness) -> None:
+    async def test_a_reissue_is_the_same_attempt(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         lease = await lease_one(frontier)
@@ -98,16 +101,18 @@ class ReissuingContract(ContractTests):
         assert last.attempt == 2
         assert await fail(frontier, last, retry_in=1) == "dead"
 
-    async def test_it_has_its_old_place(self, frontier: Frontier) -> None:
+    async def test_a_reissued_and_released_request_keeps_its_place(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2, 3)
         first, second = (await frontier.lease(2, TTL)).leases
         assert await frontier.release([await reissue_one(frontier, second)]) == [True]
         assert await frontier.release([await reissue_one(frontier, first)]) == [True]
         assert await lease_names(frontier) == ["1", "2", "3"]
 
-    # -- what was lost
+    # -- stale leases
 
-    async def test_lost_ones_do_not_spoil_a_batch(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_stale_leases_do_not_affect_the_rest_of_a_reissued_batch(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, *range(8))
         ran_out = await lease_one(frontier, ttl=5)
         await harness.advance(5)
@@ -129,7 +134,9 @@ class ReissuingContract(ContractTests):
         assert await frontier.stats() == before
         await complete(frontier, *new)
 
-    async def test_one_that_ran_out_is_good_until_it_is_given_back(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_an_expired_lease_can_be_reissued_until_the_next_lease_call(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, ttl=5)
         await harness.advance(50)
@@ -137,9 +144,9 @@ class ReissuingContract(ContractTests):
         assert await lease_names(frontier) == []
         await complete(frontier, reissued)
 
-    # -- at the same moment
+    # -- concurrent calls
 
-    async def test_of_all_who_reissue_a_lease_one_gets_it(self, harness: Harness) -> None:
+    async def test_of_concurrent_reissues_of_a_lease_one_succeeds(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=1000))
         callers = [frontier, await harness.open_run("run"), await harness.open_run("run")]
         await push(frontier, *range(20))
@@ -152,7 +159,7 @@ class ReissuingContract(ContractTests):
             for old in leases[:3]:
                 await check_refused(frontier, old)
             leases = [lease for (lease,) in winners]
-        for _ in range(5):  # as whole batches, in both directions
+        for _ in range(5):  # in batches, in both directions
             batches = [leases, leases[::-1], leases] * 2
             callings = zip(callers * 2, batches, strict=True)
             given = await asyncio.gather(*(reissue(caller, batch) for caller, batch in callings))
@@ -161,7 +168,7 @@ class ReissuingContract(ContractTests):
             leases = won
         await complete(frontier, *leases)
 
-    async def test_of_who_reissues_a_lease_and_who_ends_it_one_succeeds(self, harness: Harness) -> None:
+    async def test_of_a_reissue_and_a_completion_at_the_same_time_one_succeeds(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=1000))
         other = await harness.open_run("run")
         await push(frontier, *range(40))
@@ -178,7 +185,7 @@ class ReissuingContract(ContractTests):
         stats = await frontier.stats()
         assert (stats.done, stats.items) == (40, 40)
 
-    async def test_what_nobody_waits_for_is_given_back(self, frontier: Frontier) -> None:
+    async def test_a_cancelled_reissue_releases_its_lease(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier)
         task = asyncio.ensure_future(reissue(frontier, [lease]))
@@ -186,14 +193,14 @@ class ReissuingContract(ContractTests):
         if task.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await task
-        else:  # it was done at once
+        else:  # the call did not wait
             assert await frontier.release([each for each in await task if each]) == [True]
         await check_refused(frontier, lease)
         assert (await lease_one(frontier)).attempt == 1
 
     # -- politeness
 
-    async def test_a_host_with_a_delay_waits_for_the_new_lease(self, harness: Harness) -> None:
+    async def test_the_delay_of_a_host_counts_from_the_end_of_the_reissued_lease(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(delay=10))
         await push(frontier, 1, 2)
         old = await lease_one(frontier)
@@ -209,7 +216,7 @@ class ReissuingContract(ContractTests):
         await harness.advance(1)
         assert await lease_names(frontier) == ["2"]
 
-    async def test_a_full_host_stays_full(self, harness: Harness) -> None:
+    async def test_a_reissue_does_not_free_a_place_on_its_host(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=2))
         await push(frontier, 1, 2, 3)
         leases = (await frontier.lease(3, TTL)).leases
@@ -222,10 +229,10 @@ class ReissuingContract(ContractTests):
         await complete(frontier, leases[0])
         assert await lease_names(frontier) == ["3"]
 
-    # -- runs that are halted, slots, crashes
+    # -- halted runs, slots, restarts
 
     @pytest.mark.parametrize("state", ["paused", "cancelled"])
-    async def test_in_a_halted_run_work_that_was_sent_may_begin(
+    async def test_leases_of_a_halted_run_can_be_reissued(
         self, harness: Harness, frontier: Frontier, state: RunState
     ) -> None:
         await push(frontier, 1)
@@ -236,7 +243,7 @@ class ReissuingContract(ContractTests):
         await check_refused(frontier, old)
         await complete(frontier, new)
 
-    async def test_it_stays_with_the_slot_it_was_leased_under(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_reissued_lease_stays_with_its_slot(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, *range(4))
         holder = await harness.open_run("run", holder=Holder("s", 1))
         another = await harness.open_run("run", holder=Holder("t", 1))
@@ -250,7 +257,7 @@ class ReissuingContract(ContractTests):
             await check_refused(frontier, lease)
         await complete(frontier, plain)
 
-    async def test_many_in_one_step(self, harness: Harness) -> None:
+    async def test_thousands_of_leases_are_reissued_in_one_step(self, harness: Harness) -> None:
         await harness.open(FrontierOptions(concurrency_per_host=5000))
         holder = await harness.open_run("run", holder=Holder("s", 1))
         await push(holder, *range(2500))
@@ -258,9 +265,9 @@ class ReissuingContract(ContractTests):
         assert len({lease.token for lease in reissued if lease}) == 2500
         assert await holder.fence("s", 2) == 2500
 
-    async def test_the_new_token_outlives_the_process(self, harness: Harness) -> None:
+    async def test_the_new_token_survives_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("not durable")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open()
         await push(frontier, 1)
         old = await lease_one(frontier)

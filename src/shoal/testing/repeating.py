@@ -1,4 +1,4 @@
-"""Calls whose answer was lost and that are made again, calls that come late, and stores that went back in time."""
+"""Repeated and late calls, and rewound stores (laws 13 and 14)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ NONCE = b"a nonce of a call"
 
 
 class RepeatingContract(ContractTests):
-    """Every step can be repeated, and a late one changes nothing."""
+    """Every call can be repeated, and a call that arrives late changes nothing.
+
+    When an answer is lost, the caller does not know whether its call happened. So it repeats the call with the same
+    nonce or token: the second time it changes nothing.
+    """
 
     # -- leases
 
@@ -22,7 +26,7 @@ class RepeatingContract(ContractTests):
         first = await frontier.lease(2, TTL, nonce=NONCE)
         before = await frontier.stats()
         again = await frontier.lease(2, TTL, nonce=NONCE)
-        assert _rights(again.leases) == _rights(first.leases)
+        assert _identities(again.leases) == _identities(first.leases)
         assert len(again.leases) == 2
         assert await frontier.stats() == before
         assert await frontier.complete([Completion(lease=lease) for lease in again.leases]) == [Pushed(0, 0)] * 2
@@ -35,15 +39,15 @@ class RepeatingContract(ContractTests):
             assert lease.attempt == 1
         assert (await history(frontier, page(1))).attempts == 1
 
-    async def test_a_repeated_lease_returns_what_is_still_held(self, frontier: Frontier) -> None:
+    async def test_a_repeated_lease_returns_only_leases_that_are_still_held(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2, 3)
         done, released, held = (await frontier.lease(3, TTL, nonce=NONCE)).leases
         await complete(frontier, done)
         await frontier.release([released])
         again = (await frontier.lease(3, TTL, nonce=NONCE)).leases
-        assert _rights(again) == _rights([held])
+        assert _identities(again) == _identities([held])
 
-    async def test_a_repeated_lease_is_good_for_its_whole_time(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_repeated_lease_has_a_new_deadline(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         await frontier.lease(1, 10, nonce=NONCE)
         await harness.advance(8)
@@ -84,7 +88,7 @@ class RepeatingContract(ContractTests):
 
     # -- roles
 
-    async def test_a_repeated_claim_is_the_same(self, frontier: Frontier) -> None:
+    async def test_a_repeated_claim_returns_the_same_claim(self, frontier: Frontier) -> None:
         claim = await frontier.claim("seed", TTL, nonce=NONCE)
         assert claim is not None
         assert await frontier.claim("seed", TTL, nonce=NONCE) == claim
@@ -92,7 +96,7 @@ class RepeatingContract(ContractTests):
         assert await frontier.relinquish(claim, finished=True)
         assert await frontier.claim("seed", TTL, nonce=NONCE) is None
 
-    async def test_a_cursor_moves_from_where_its_holder_saw_it(self, frontier: Frontier) -> None:
+    async def test_a_cursor_moves_only_from_the_value_that_its_holder_saw(self, frontier: Frontier) -> None:
         claim = await frontier.claim("drain", TTL)
         assert claim is not None
         assert await frontier.advance(claim, b"1", TTL)
@@ -129,7 +133,7 @@ class RepeatingContract(ContractTests):
 
     # -- rewinds
 
-    async def test_a_store_that_never_went_back_has_no_rewinds(self, frontier: Frontier) -> None:
+    async def test_a_store_that_was_not_rewound_has_no_rewinds(self, frontier: Frontier) -> None:
         await push(frontier, 1)
         await complete(frontier, await lease_one(frontier), items=[b"item"])
         (item,) = await all_items(frontier)
@@ -139,7 +143,7 @@ class RepeatingContract(ContractTests):
         assert (await frontier.stats()).rewinds == 0
 
 
-def _rights(leases: list[Lease]) -> list[tuple[bytes, int, int]]:
+def _identities(leases: list[Lease]) -> list[tuple[bytes, int, int]]:
     return [(lease.fingerprint, lease.token, lease.attempt) for lease in leases]
 
 

@@ -1,4 +1,4 @@
-"""Who seeds and who drains, and the runs of a store."""
+"""The roles of a run (seeder, drainers), and the runs of a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOWED: set[tuple[RunState, RunState]] = {
 
 
 async def claim_role(frontier: Frontier, role: str = "seed", ttl: float = TTL) -> Claim:
-    """Take a role that has to be free."""
+    """Claim a role that must be free."""
     claim = await frontier.claim(role, ttl)
     assert claim is not None
     assert claim.role == role
@@ -30,17 +30,21 @@ async def claim_role(frontier: Frontier, role: str = "seed", ttl: float = TTL) -
 
 
 class RolesContract(ContractTests):
-    """Roles of a run, seeding, runs."""
+    """A role has one holder at a time, and keeps its cursor when the holder changes.
+
+    A seeder pushes and moves its cursor in one step, so a successor neither skips nor repeats seeds. Runs are
+    independent of each other.
+    """
 
     # -- roles
 
-    async def test_a_role_is_held_by_one(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_role_has_one_holder(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("run")
         claims = await asyncio.gather(*(worker.claim("seed", TTL) for worker in [frontier, other] * 3))
         assert sum(claim is not None for claim in claims) == 1
-        assert (await claim_role(other, "drain")).cursor == b""  # another role is another matter
+        assert (await claim_role(other, "drain")).cursor == b""  # roles are independent
 
-    async def test_a_role_that_was_given_back_is_free_with_its_cursor(self, frontier: Frontier) -> None:
+    async def test_a_relinquished_role_is_free_and_keeps_its_cursor(self, frontier: Frontier) -> None:
         claim = await claim_role(frontier)
         assert await frontier.advance(claim, b"\x00 cursor", TTL)
         assert await frontier.relinquish(claim)
@@ -65,7 +69,7 @@ class RolesContract(ContractTests):
         assert not await frontier.relinquish(successor, finished=True)
         assert (await claim_role(frontier, "drain")).cursor == b"there"
 
-    async def test_a_finished_role_is_over(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_finished_role_cannot_be_claimed_again(self, harness: Harness, frontier: Frontier) -> None:
         claim = await claim_role(frontier)
         assert await frontier.relinquish(claim, finished=True)
         await harness.advance(1000)
@@ -116,28 +120,28 @@ class RolesContract(ContractTests):
         await frontier.relinquish(claim)
         assert (await claim_role(frontier)).cursor == b"1"
 
-    async def test_unfiltered_seeds_that_are_pushed_again_enter_once(
+    async def test_unfiltered_seeds_that_are_pushed_again_are_added_once(
         self, harness: Harness, frontier: Frontier
     ) -> None:
         seeds = [page(1, dont_filter=True), page(1, dont_filter=True), page(1)]
         claim = await claim_role(frontier, ttl=5)
         assert await frontier.push(seeds, seed=claim, cursor=b"3") == Pushed(3, 0)
-        assert await frontier.push(seeds, seed=claim, cursor=b"3") == Pushed(0, 3)  # the answer was lost on its way
+        assert await frontier.push(seeds, seed=claim, cursor=b"3") == Pushed(0, 3)  # the answer was lost
         await harness.advance(5)
         successor = await claim_role(frontier)
         assert await frontier.push(seeds, seed=successor, cursor=b"3") == Pushed(0, 3)
         assert await frontier.push(seeds[:1], seed=successor, cursor=b"4") == Pushed(1, 0)
         assert await lease_names(frontier) == ["1"] * 4
 
-    async def test_a_seeder_has_pushed_nothing_when_its_batch_is_empty(self, frontier: Frontier) -> None:
+    async def test_an_empty_batch_of_seeds_moves_the_cursor(self, frontier: Frontier) -> None:
         claim = await claim_role(frontier)
         assert await frontier.push([], seed=claim, cursor=b"0") == Pushed(0, 0)
         await frontier.relinquish(claim)
         assert (await claim_role(frontier)).cursor == b"0"
 
-    async def test_roles_outlive_the_process(self, harness: Harness) -> None:
+    async def test_roles_survive_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open()
         claim = await claim_role(frontier, ttl=5)
         await frontier.push([page(1, dont_filter=True)], seed=claim, cursor=b"1")
@@ -182,7 +186,7 @@ class RolesContract(ContractTests):
         assert list((await harness.store.run_states("s-1")).items()) == [("r-1", "running"), ("r-3", "queued")]
         assert await harness.store.run_states("nothing") == {}
 
-    async def test_a_run_takes_the_steps_that_are_allowed(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_run_makes_only_allowed_transitions(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store
         for number, (old, new) in enumerate(permutations(get_args(RunState), 2)):
             run = await store.create_run(Run(run_id=f"r-{number}", spider="s", state=old, created_at=0.0))
@@ -203,7 +207,7 @@ class RolesContract(ContractTests):
         with pytest.raises(RunError):
             await harness.store.transition("nothing", "running")
 
-    async def test_runs_do_not_see_each_other(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_runs_are_independent(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("second")
         await push(frontier, 1)
         assert await other.find(page(1)) is None
@@ -214,7 +218,7 @@ class RolesContract(ContractTests):
         assert (await frontier.stats()).pushed == 1
         assert await lease_names(other) == ["1", "2"]
 
-    async def test_a_frontier_that_was_closed_loses_nothing(self, harness: Harness) -> None:
+    async def test_a_closed_frontier_loses_nothing(self, harness: Harness) -> None:
         options = FrontierOptions(in_memory=2, concurrency_per_host=20)
         frontier = await harness.open(options)
         await push(frontier, *range(10))
@@ -225,18 +229,18 @@ class RolesContract(ContractTests):
         await harness.advance(5)
         assert await lease_names(frontier) == [str(number) for number in range(10)]
 
-    async def test_runs_outlive_the_process(self, harness: Harness) -> None:
+    async def test_runs_survive_a_restart(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("nothing of it outlives its process")
+            pytest.skip("the store does not survive its process")
         await harness.open()
         await harness.store.create_run(Run(run_id="r", spider="s", state="queued", created_at=5.5, settings={"a": [1]}))
         run = await harness.store.transition("r", "running")
         await harness.reopen()
         assert await harness.store.get_run("r") == run
 
-    # -- what there is to see of roles
+    # -- role states
 
-    async def test_roles_can_be_seen(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_the_states_of_roles_are_listed(self, harness: Harness, frontier: Frontier) -> None:
         assert await frontier.roles() == []
         seed = await claim_role(frontier)
         drain = await claim_role(frontier, "sink:x", ttl=5)
@@ -252,10 +256,10 @@ class RolesContract(ContractTests):
         assert [state.held for state in await frontier.roles()] == [False, False]
         assert await harness.frontiers["other"].roles() == []
 
-    # -- runs that are halted, or forgotten
+    # -- halted and deleted runs
 
     @pytest.mark.parametrize("state", ["paused", "cancelled"])
-    async def test_a_halted_run_gives_no_leases(self, harness: Harness, frontier: Frontier, state: RunState) -> None:
+    async def test_a_halted_run_grants_no_leases(self, harness: Harness, frontier: Frontier, state: RunState) -> None:
         await push(frontier, "a", "b")
         lease = await lease_one(frontier)
         await harness.store.transition("run", state)
@@ -263,12 +267,12 @@ class RolesContract(ContractTests):
         for each in (frontier, worker):
             leased = await each.lease(10, TTL)
             assert (leased.leases, leased.wait) == ([], None)
-        await complete(frontier, lease, children=[page("c")])  # what is out may be ended
+        await complete(frontier, lease, children=[page("c")])  # leases that are out can be completed
         assert (await frontier.stats()).done == 1
         await harness.store.transition("run", "running")
         assert await lease_names(frontier) == ["b", "c"]
 
-    async def test_a_halted_run_loses_its_workers_all_the_same(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_leases_of_a_halted_run_expire(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a")
         await lease_one(frontier, ttl=10)
         await harness.store.transition("run", "paused")
@@ -276,7 +280,7 @@ class RolesContract(ContractTests):
         await frontier.lease(1, TTL)
         assert (await frontier.stats()).ready == 1
 
-    async def test_a_forgotten_run_is_gone(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_deleted_run_is_gone(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", "b")
         lease = await lease_one(frontier)
         await complete(frontier, lease, items=[b"item"], children=[page("c")])
@@ -287,7 +291,7 @@ class RolesContract(ContractTests):
         assert await harness.store.list_runs() == []
         with pytest.raises(RunError):
             await harness.store.delete_run("run")
-        again = await harness.open_run("run")  # nothing of the old one is left in a new one of its name
+        again = await harness.open_run("run")  # a new run of the same name starts empty
         stats = await again.stats()
         assert (stats.pushed, stats.items, stats.seeding) == (0, 0, True)
         assert await again.read_items(0, 10) == []
@@ -296,7 +300,7 @@ class RolesContract(ContractTests):
         await push(again, "a")
         assert await lease_names(again) == ["a"]
 
-    async def test_a_forgotten_run_leaves_its_hosts_to_the_others(self, harness: Harness) -> None:
+    async def test_a_deleted_run_frees_its_hosts_for_other_runs(self, harness: Harness) -> None:
         options = FrontierOptions(concurrency_per_host=1)
         frontier = await harness.open(options)
         other = await harness.open_run("other", options)
@@ -311,9 +315,9 @@ class RolesContract(ContractTests):
         await push(other, page("c", "slow.example"))
         assert {state.host: state.delay for state in await other.host_states()}["slow.example"] == 7.0
 
-    # -- facts that all share
+    # -- shared facts
 
-    async def test_what_is_remembered_can_be_recalled_by_all(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_facts_are_shared_by_all_runs_until_they_expire(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("other")
         assert await frontier.recall("robots") is None
         await frontier.remember("robots", b"\x00 first", 10)

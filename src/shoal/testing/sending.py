@@ -1,4 +1,4 @@
-"""Leases that are taken to be sent: until somebody has one reissued, nobody has worked on it (law 5)."""
+"""Leases that are sent to workers: an attempt begins when the worker reissues its lease (law 5)."""
 
 from __future__ import annotations
 
@@ -29,34 +29,35 @@ from shoal.testing.steps import (
 ONE, ANOTHER = b"nonce-of-one", b"nonce-of-another"
 
 
-async def told(frontier: Frontier, lease: Lease) -> tuple[str, int, list[str]]:
-    """What the history says: the state, the attempts, what happened before."""
+async def summary(frontier: Frontier, lease: Lease) -> tuple[str, int, list[str]]:
+    """The history of a leased request: its state, its attempts, its earlier events."""
     found = await history(frontier, lease.request)
     return found.state, found.attempts, [event.what for event in found.events[:-1]]
 
 
 class SendingContract(ContractTests):
-    """The attempt of a lease that is sent counts from its reissue on, and a reissue can be repeated."""
+    """A dispatcher leases with ``begun=False`` and sends the leases as messages. A lost message costs no attempt: the
+    attempt counts from the reissue on. A receiver whose reissue was not answered repeats it with the same nonce."""
 
     # -- when the attempt counts
 
-    async def test_a_lease_that_nobody_begins_costs_nothing(self, harness: Harness) -> None:
+    async def test_a_lease_that_is_not_begun_costs_no_attempt(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1, 2)
         for _ in range(6):
             first, second = (await frontier.lease(2, 5, begun=False)).leases
             assert (names([first, second]), first.attempt, second.attempt) == (["1", "2"], 1, 1)
-            assert await told(frontier, first) == ("leased", 0, [])
+            assert await summary(frontier, first) == ("leased", 0, [])
             assert (await frontier.stats()).leased == 2
             await harness.advance(5)
             await frontier.lease(0, TTL)
-            assert await told(frontier, first) == ("ready", 0, [])
+            assert await summary(frontier, first) == ("ready", 0, [])
             assert (await frontier.stats()).ready == 2
             await check_refused(frontier, first)
         assert await frontier.dead_kinds() == {}
         assert (await lease_one(frontier)).attempt == 1
 
-    async def test_it_counts_when_it_is_reissued(self, harness: Harness) -> None:
+    async def test_the_attempt_counts_from_the_reissue_on(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         for attempt in (1, 2):
@@ -64,25 +65,25 @@ class SendingContract(ContractTests):
             begun = await reissue_one(frontier, sent, 5)
             assert (sent.attempt, begun.attempt) == (attempt, attempt)
             assert replace(begun, token=sent.token, deadline=sent.deadline) == sent
-            assert (await told(frontier, sent))[:2] == ("leased", attempt)
+            assert (await summary(frontier, sent))[:2] == ("leased", attempt)
             await harness.advance(5)
             await frontier.lease(0, TTL)
             await check_refused(frontier, begun)
-        assert await told(frontier, sent) == ("dead", 2, ["lease lost", "lease lost"])
+        assert await summary(frontier, sent) == ("dead", 2, ["lease lost", "lease lost"])
         assert await frontier.dead_kinds() == {"worker lost": 1}
 
-    async def test_it_counts_once(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_the_attempt_counts_once(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, begun=False)
         for _ in range(4):
             lease = await reissue_one(frontier, lease)
-            assert (await told(frontier, lease))[1] == 1
+            assert (await summary(frontier, lease))[1] == 1
         assert await fail(frontier, lease, retry_in=1) == "waiting"
         await harness.advance(1)
         assert (await lease_one(frontier, begun=False)).attempt == 2
 
     @pytest.mark.parametrize("ending", ["complete", "retry", "death", "release"])
-    async def test_whoever_ends_it_without_a_reissue_has_worked(self, frontier: Frontier, ending: str) -> None:
+    async def test_ending_a_lease_without_a_reissue_counts_as_an_attempt(self, frontier: Frontier, ending: str) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, begun=False)
         match ending:
@@ -98,10 +99,10 @@ class SendingContract(ContractTests):
             case _:
                 assert await frontier.release([lease]) == [True]
                 expected = ("ready", 0, [])
-        assert await told(frontier, lease) == expected
+        assert await summary(frontier, lease) == expected
         await check_refused(frontier, lease)
 
-    async def test_its_failures_use_up_the_attempts(self, harness: Harness) -> None:
+    async def test_failures_without_a_reissue_use_up_the_attempts(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         assert await fail(frontier, await lease_one(frontier, begun=False), retry_in=5) == "waiting"
@@ -110,7 +111,7 @@ class SendingContract(ContractTests):
         assert last.attempt == 2
         assert await fail(frontier, last, retry_in=5) == "dead"
 
-    async def test_it_stays_as_it_is_when_it_is_renewed(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_renewing_does_not_begin_a_lease(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, 5, begun=False)
         (renewed,) = await frontier.renew([lease], 50)
@@ -120,7 +121,7 @@ class SendingContract(ContractTests):
         await harness.advance(50)
         assert (await lease_one(frontier, begun=False)).attempt == 1
 
-    async def test_of_two_kinds_of_leases_each_is_lost_in_its_own_way(self, harness: Harness) -> None:
+    async def test_only_begun_leases_cost_an_attempt_when_they_expire(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=1))
         await push(frontier, 1, 2, 3)
         begun = await lease_one(frontier, 5)
@@ -128,25 +129,25 @@ class SendingContract(ContractTests):
         reissued = await reissue_one(frontier, await lease_one(frontier, begun=False), 5)
         await harness.advance(5)
         assert await lease_names(frontier) == ["2"]
-        states = [(await told(frontier, lease))[0] for lease in (begun, sent, reissued)]
+        states = [(await summary(frontier, lease))[0] for lease in (begun, sent, reissued)]
         assert states == ["dead", "leased", "dead"]
 
-    async def test_a_fence_takes_it_back_unused(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_fence_releases_leases_that_are_not_begun(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1, 2, 3)
         holder = await harness.open_run("run", holder=Holder("s", 1))
         sent, reissued, begun = [*(await holder.lease(2, TTL, begun=False)).leases, await lease_one(holder)]
         reissued = await reissue_one(frontier, reissued)
         assert await frontier.fence("s", 2) == 3
-        assert await told(frontier, sent) == ("ready", 0, [])
+        assert await summary(frontier, sent) == ("ready", 0, [])
         for lease in (reissued, begun):
-            assert await told(frontier, lease) == ("ready", 1, ["lease lost"])
+            assert await summary(frontier, lease) == ("ready", 1, ["lease lost"])
         for lease in (sent, reissued, begun):
             await check_refused(frontier, lease)
         assert [lease.attempt for lease in (await frontier.lease(3, TTL)).leases] == [1, 2, 2]
 
-    async def test_the_process_dies_while_it_is_on_its_way(self, harness: Harness) -> None:
+    async def test_leases_that_are_not_begun_survive_a_restart_or_are_released(self, harness: Harness) -> None:
         if not harness.durable:
-            pytest.skip("not durable")
+            pytest.skip("the store does not survive its process")
         frontier = await harness.open(FrontierOptions(max_attempts=1))
         await push(frontier, 1, 2)
         sent, other = (await frontier.lease(2, TTL, begun=False)).leases
@@ -154,18 +155,18 @@ class SendingContract(ContractTests):
         assert reissued is not None
         frontier = await harness.reopen()
         if harness.keeps_leases:
-            assert await told(frontier, sent) == ("leased", 0, [])
+            assert await summary(frontier, sent) == ("leased", 0, [])
             assert (await reissue_one(frontier, sent)).attempt == 1
             (again,) = await frontier.reissue([other], TTL, nonce=ONE)
             assert again is not None
             assert again == replace(reissued, deadline=again.deadline)
         else:
-            assert await told(frontier, sent) == ("ready", 0, [])
-            assert await told(frontier, other) == ("dead", 1, ["lease lost"])
+            assert await summary(frontier, sent) == ("ready", 0, [])
+            assert await summary(frontier, other) == ("dead", 1, ["lease lost"])
 
     # -- its host
 
-    async def test_a_full_host_stays_full_while_it_is_on_its_way(self, harness: Harness) -> None:
+    async def test_a_lease_that_is_not_begun_takes_a_place_on_its_host(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=2))
         await push(frontier, 1, 2, 3)
         sent = (await frontier.lease(3, 5, begun=False)).leases
@@ -178,8 +179,8 @@ class SendingContract(ContractTests):
         assert await lease_names(frontier) == ["2"]
         assert [state.in_flight for state in await frontier.host_states()] == [2]
 
-    async def test_a_host_with_a_delay_waits_for_it_and_not_after_it(self, harness: Harness) -> None:
-        """Nobody has contacted the host for a lease that came back unused."""
+    async def test_a_lease_that_is_not_begun_starts_no_delay(self, harness: Harness) -> None:
+        """Nobody contacts a host for a lease that is not begun."""
         frontier = await harness.open(FrontierOptions(delay=10))
         await push(frontier, 1, 2)
         await lease_one(frontier, 50, begun=False)
@@ -190,13 +191,13 @@ class SendingContract(ContractTests):
         assert names([sent]) == ["1"]
         await reissue_one(frontier, sent, 50)
         await harness.advance(50)
-        assert await lease_names(frontier) == []  # whoever began may have contacted it until now
+        assert await lease_names(frontier) == []  # the worker may have contacted it until now
         await harness.advance(9)
         assert await lease_names(frontier) == []
         await harness.advance(1)
         assert await lease_names(frontier) == ["1"]
 
-    async def test_an_older_delay_holds(self, harness: Harness) -> None:
+    async def test_a_lease_that_is_not_begun_does_not_end_a_delay(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(delay=10))
         await push(frontier, 1, 2)
         await complete(frontier, await lease_one(frontier))
@@ -209,10 +210,12 @@ class SendingContract(ContractTests):
         await harness.advance(85)
         assert await lease_names(frontier) == ["2"]
 
-    # -- a reissue that is repeated
+    # -- repeated reissues
 
     @pytest.mark.parametrize("begun", [True, False])
-    async def test_the_same_nonce_gets_the_same_token(self, harness: Harness, frontier: Frontier, begun: bool) -> None:
+    async def test_a_repeated_reissue_returns_the_same_token(
+        self, harness: Harness, frontier: Frontier, begun: bool
+    ) -> None:
         await push(frontier, 1)
         old = await lease_one(frontier, begun=begun)
         (new,) = await frontier.reissue([old], 5, nonce=ONE)
@@ -225,7 +228,7 @@ class SendingContract(ContractTests):
             assert again.deadline > new.deadline
             assert await lease_names(frontier) == []
             assert await frontier.reissue([old], TTL, nonce=ANOTHER) == [None]
-        assert (await told(frontier, old))[1] == 1
+        assert (await summary(frontier, old))[1] == 1
         await frontier.renew([new], TTL)
         (again,) = await frontier.reissue([old], TTL, nonce=ONE)
         assert again is not None
@@ -233,7 +236,9 @@ class SendingContract(ContractTests):
         await check_refused(frontier, new)
 
     @pytest.mark.parametrize("end", ["complete", "retry", "death", "release", "reissue", "run out", "fence"])
-    async def test_until_the_lease_ends(self, harness: Harness, frontier: Frontier, end: str) -> None:
+    async def test_a_reissue_can_be_repeated_until_the_lease_ends(
+        self, harness: Harness, frontier: Frontier, end: str
+    ) -> None:
         holder = await harness.open_run("run", holder=Holder("s", 1))
         await push(frontier, 1)
         old = await lease_one(holder, begun=False)
@@ -260,11 +265,11 @@ class SendingContract(ContractTests):
         assert await frontier.reissue([old], TTL, nonce=ONE) == [None]
         if end != "reissue":
             assert await frontier.reissue([new], TTL, nonce=ONE) == [None]
-        for lease in (await frontier.lease(1, TTL)).leases:  # a new lease knows nothing of it
+        for lease in (await frontier.lease(1, TTL)).leases:  # a new lease has no origin
             assert await frontier.reissue([old], TTL, nonce=ONE) == [None]
             await complete(frontier, lease)
 
-    async def test_a_batch_that_is_repeated_has_the_same_answer(self, frontier: Frontier) -> None:
+    async def test_a_repeated_batch_of_reissues_has_the_same_answer(self, frontier: Frontier) -> None:
         await push(frontier, *range(4))
         lost, *sent = (await frontier.lease(4, TTL, begun=False)).leases
         await complete(frontier, lost)
@@ -276,8 +281,8 @@ class SendingContract(ContractTests):
         assert [lease and lease.token for lease in more[1:]] == [lease and lease.token for lease in answer]
         assert await frontier.reissue(sent, TTL, nonce=ANOTHER) == [None] * 3
 
-    async def test_of_all_who_are_sent_a_lease_one_begins(self, harness: Harness) -> None:
-        """However often each of them asks."""
+    async def test_of_several_receivers_of_a_lease_one_begins(self, harness: Harness) -> None:
+        """However often each of them repeats its call."""
         frontier = await harness.open(FrontierOptions(concurrency_per_host=1000))
         callers = [frontier, await harness.open_run("run"), await harness.open_run("run")]
         nonces = [b"receiver-%d" % number for number in range(3)]
@@ -293,7 +298,7 @@ class SendingContract(ContractTests):
         assert (await frontier.stats()).done == 20
 
     @pytest.mark.parametrize("length", [0, 7, 33])
-    async def test_a_nonce_that_is_none(self, frontier: Frontier, length: int) -> None:
+    async def test_a_nonce_of_the_wrong_length_is_refused(self, frontier: Frontier, length: int) -> None:
         await push(frontier, 1)
         lease = await lease_one(frontier, begun=False)
         with pytest.raises(ValueError, match="8 to 32 bytes"):

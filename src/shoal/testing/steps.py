@@ -1,4 +1,4 @@
-"""The words that the contract's tests are written in."""
+"""Steps and checks that the contract tests are written with."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoal.ports import Completion, Failure, Frontier, History, Lease, Leased, L
 from shoal.testing.harness import Harness
 
 TTL = 600.0
-"""For leases that are not meant to run out."""
+"""The seconds of leases that should not expire during a test."""
 
 HOST = "a.example"
 
 
 class ContractTests:
-    """The fixtures of every part of the contract."""
+    """The fixtures that all parts of the contract share."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -30,8 +30,8 @@ class ContractTests:
         return await harness.open()
 
     @pytest_asyncio.fixture(autouse=True)
-    async def books(self, harness: Harness) -> AsyncIterator[None]:
-        """Law 1 holds at the end of each test, in whatever state that leaves the store."""
+    async def balance(self, harness: Harness) -> AsyncIterator[None]:
+        """Law 1 holds at the end of each test."""
         yield
         for frontier in harness.frontiers.values():
             await check_books(frontier)
@@ -39,24 +39,24 @@ class ContractTests:
 
 
 def page(name: object, host: str = HOST, **options: Any) -> Request:
-    """The request for a page, named in its URL."""
+    """A request for the page with this name."""
     return Request(f"http://{host}/{name}", **options)
 
 
 def names(leased: Leased | list[Lease]) -> list[str]:
-    """Which pages were leased, in order."""
+    """The names of the leased pages, in order."""
     leases = leased.leases if isinstance(leased, Leased) else leased
     return [lease.request.url.rpartition("/")[2] for lease in leases]
 
 
 async def push(frontier: Frontier, *pages: object, **options: Any) -> None:
-    """Push pages of the first host; each has to be new."""
+    """Push pages of the first host. All of them must be new."""
     pushed = await frontier.push([each if isinstance(each, Request) else page(each, **options) for each in pages])
     assert pushed.added == len(pages)
 
 
 async def lease_one(frontier: Frontier, ttl: float = TTL, *, begun: bool = True) -> Lease:
-    """The best request; there has to be one."""
+    """Lease the best request. There must be one."""
     leased = await frontier.lease(1, ttl, begun=begun)
     assert len(leased.leases) == 1
     return leased.leases[0]
@@ -67,25 +67,25 @@ async def lease_names(frontier: Frontier, limit: int = 100, ttl: float = TTL) ->
 
 
 async def reissue(frontier: Frontier, leases: Sequence[Lease], ttl: float = TTL) -> list[Lease | None]:
-    """As somebody does who has not tried it before."""
+    """Reissue with a new nonce."""
     return await frontier.reissue(leases, ttl, nonce=os.urandom(16))
 
 
 async def reissue_one(frontier: Frontier, lease: Lease, ttl: float = TTL) -> Lease:
-    """The lease under its new token; it must not be lost."""
+    """Reissue a lease, which must be current."""
     (reissued,) = await reissue(frontier, [lease], ttl)
     assert reissued is not None
     return reissued
 
 
 async def complete(frontier: Frontier, *leases: Lease, **options: Any) -> None:
-    """Make them done; none may be lost."""
+    """Complete leases, which must be current."""
     pushed = await frontier.complete([Completion(lease=lease, **options) for lease in leases])
     assert None not in pushed
 
 
 async def fail(frontier: Frontier, lease: Lease, retry_in: float | None = None, **options: Any) -> str | None:
-    """Fail one, and return the state it is in now."""
+    """Fail a lease, and return the new state of its request."""
     options = {"kind": "timeout", "reason": "no answer in 30 s"} | options
     (state,) = await frontier.fail([Failure(lease=lease, retry_in=retry_in, **options)])
     return state
@@ -98,7 +98,7 @@ async def finish_seeding(frontier: Frontier) -> None:
 
 
 async def history(frontier: Frontier, request: Request) -> History:
-    """What became of a request that the frontier has to know."""
+    """The history of a request that the run must have."""
     found = await frontier.find(request)
     assert found is not None
     return found
@@ -109,18 +109,18 @@ async def all_items(frontier: Frontier) -> list[LoggedItem]:
 
 
 async def check_books(frontier: Frontier) -> None:
-    """Law 1: nothing is lost, nothing is there twice, and the counters tell the truth."""
+    """Law 1: the counters balance, and agree with the requests themselves."""
     stats = await frontier.stats()
     assert stats.balanced
     assert await frontier.audit() == stats
 
 
 async def check_refused(frontier: Frontier, lease: Lease) -> None:
-    """Law 3: whatever is tried with a lease that was lost changes nothing, and is told so."""
+    """Law 3: no call with a stale lease changes anything, and each one says so."""
     before = await frontier.stats(), await all_items(frontier), await frontier.find(lease.request)
     child = page("child-of-a-stale-lease")
     completion = Completion(lease=lease, items=[b"stale"], children=[child], duplicates=3)
-    if await frontier.complete([completion]) != [None]:  # allowed for a repeat under the token that made it done
+    if await frontier.complete([completion]) != [None]:  # allowed for a repeat with the token that completed it
         assert before[2] is not None
         assert before[2].state == "done"
         assert await frontier.complete([completion]) == [Pushed(0, 0)]
@@ -137,6 +137,6 @@ async def check_refused(frontier: Frontier, lease: Lease) -> None:
 
 
 def check_wait(harness: Harness, leased: Leased, seconds: float) -> None:
-    """The hint is right: not later, and not earlier than the store's own clock explains."""
+    """The wait hint is right: not later, and earlier only by the drift of the store's clock."""
     assert leased.wait is not None
     assert seconds - harness.drift - 0.01 <= leased.wait <= seconds + 0.01

@@ -1,5 +1,5 @@
-"""What the steps of `shoal.testing.machine` are made of: few hosts, few URLs, times in tens of seconds, so that things
-meet each other."""
+"""The values that `shoal.testing.machine` draws: few hosts, few URLs, times in tens of seconds, so that steps often
+concern the same request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.ports import FrontierOptions, HostUpdate
 
 
 class Page(NamedTuple):
-    """A request to be made."""
+    """A request that the machine makes."""
 
     host: str
     number: int
@@ -27,16 +27,16 @@ PAGE: SearchStrategy[Page] = st.builds(
 PAGES = st.lists(PAGE, max_size=3)
 ITEMS = st.lists(st.binary(max_size=2), max_size=2)
 PICKS = st.lists(st.integers(0, 9), min_size=1, max_size=3)
-"""Which of those that are there, counted around."""
+"""Positions in a list, modulo its length."""
 RECENT = st.sampled_from([0, 0, 0, 1, 2, 5])
-"""Which of those that are there, counted from the last one."""
+"""A position in a list, counted from its end, modulo its length."""
 CURSORS = st.sampled_from([b"", b"1", b"2"])
 TTLS = st.sampled_from([20.0, 50.0, 100.0])
 NONCES = st.sampled_from([b"nonce-of-one", b"nonce-of-one", b"nonce-of-another"])
 SLOTS = st.sampled_from([None, "s", "s", "t"])
-"""Of a cluster, or none."""
+"""A cluster slot, or none."""
 AHEAD = st.sampled_from([0, 0, 0, 1, -1])
-"""How far the epoch of a holder is ahead of the one that its slot is fenced under."""
+"""How far the epoch of a holder is ahead of the last fence of its slot."""
 DELAYS = st.sampled_from([None, 0.0, 10.0, 20.0])
 UPDATES: SearchStrategy[HostUpdate] = st.one_of(
     st.builds(HostUpdate, delay=DELAYS),

@@ -1,1 +1,1 @@
-"""URLs: their normal form, the ones that are known already, and the ones in scope."""
+"""URLs: normalization, links already seen, and scope."""

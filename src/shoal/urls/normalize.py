@@ -1,7 +1,7 @@
-"""URLs: normal form, joining, fingerprints.
+"""Normalize, join and fingerprint URLs.
 
-Links are what a page costs: dozens on each, nearly all seen before. So the common spellings take a path of one regular
-expression and one concatenation, and only the rest goes through yarl.
+Links are most of the cost of a page: it has dozens, and nearly all were seen before. So the common forms need only one
+regular expression and one concatenation. Only the others go through yarl.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 from yarl import URL
 
 from shoal.errors import RequestError
-from shoal.urls.hostnames import MOST_OF_A_PAGE, ascii_host, foreign_host
+from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, foreign_host
 
 log = logging.getLogger("shoal.urls")
 
-# Already in normal form: lower-case host, no user, no fragment, nothing that needs quoting or unquoting. A "/." may be
-# the start of a dot segment, so it takes the slow path, as do a default port and a host that ends like an odd address.
+# Already in normal form: lower-case host, no user, no fragment, nothing to quote or unquote. A "/." may start a dot
+# segment, so it takes the slow path. So do a default port and a host that ends like an unusual IP address.
 _PATH = r"/(?!/)[\w\-~!$&'()*+,;=:@./]*(?:\?[\w\-~!$&'()*+,;=:@./]+)?"
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _HOST = rf"(?:{_BYTE}(?:\.{_BYTE}){{3}}|(?:[a-z0-9._\-]*\.)?[a-z]+)"
@@ -36,31 +36,31 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _IGNORED = str.maketrans("", "", "\n\r\t")
 _AROUND = "".join(map(chr, range(33)))
 
-# What a stranger's page may cost.
-_LONGEST = 65536
-_LONGEST_HOST = 261  # 255 and a port
-_MOST_CHARACTERS = 48 << 20  # of the links of one page that are joined, the base counted for each
-_MOST_SLOW = 20_000  # links of one page that need more than that: up to 60 microseconds each
+# Limits for untrusted pages.
+_MAX_LENGTH = 65536
+_MAX_HOST = 261  # 255 and a port
+_MAX_CHARACTERS = 48 << 20  # of all joined links of one page; the base counts for each link
+_MAX_SLOW = 20_000  # links of one page that take the slow path: up to 60 microseconds each
 
 
 def normalize_url(url: str) -> str:
-    """The one spelling of an http(s) URL that Shoal uses: quoted, host in lower case, no fragment, no default port.
+    """Return the normal form of an http(s) URL: quoted, host in lower case, no fragment, no default port.
 
-    RequestError says what is wrong with anything else.
+    RequestError says what is wrong with an invalid URL.
     """
     try:
         if _NORMAL_URL.fullmatch(url) and "/." not in url:
             return url
     except TypeError:
-        raise RequestError(f"not a URL: {url!r:.200} is no text") from None
+        raise RequestError(f"invalid URL: {url!r:.200} is not text") from None
     return _normalize(_clean(url))
 
 
 def _clean(url: str) -> str:
-    """Read as browsers do: spaces around it, line ends in it and its fragment don't count, a backslash is a slash."""
+    """Clean up as browsers do: drop outer spaces, line breaks and the fragment, and turn backslashes into slashes."""
     url = url.strip(_AROUND).translate(_IGNORED).partition("#")[0]
-    if len(url) > _LONGEST:
-        raise RequestError(f"not a URL: {url[:100]!r}... is longer than {_LONGEST} characters")
+    if len(url) > _MAX_LENGTH:
+        raise RequestError(f"invalid URL: {url[:100]!r}... is longer than {_MAX_LENGTH} characters")
     if "\\" in url:
         path, mark, query = url.partition("?")
         url = path.replace("\\", "/") + mark + query
@@ -68,7 +68,7 @@ def _clean(url: str) -> str:
 
 
 def _unescape(surrogate: re.Match[str]) -> str:
-    """Half of the surrogates stand for a byte of a header that was no UTF-8; the others for nothing."""
+    """Quote a surrogate that stands for a non-UTF-8 byte of a header; replace any other surrogate."""
     byte = ord(surrogate[0]) - 0xDC00
     return f"%{byte:02X}" if 0x80 <= byte <= 0xFF else "\ufffd"
 
@@ -76,12 +76,12 @@ def _unescape(surrogate: re.Match[str]) -> str:
 def _normalize(url: str) -> str:
     scheme = _SCHEME.match(url)
     if scheme is None:
-        raise RequestError(f"not a URL: {url[:200]!r} has no scheme; write http:// or https:// before it")
+        raise RequestError(f"invalid URL: {url[:200]!r} has no scheme; add http:// or https://")
     if scheme[1].lower() not in ("http", "https"):
-        raise RequestError(f"can't fetch {url[:200]!r}: only http and https URLs can be crawled")
+        raise RequestError(f"cannot fetch {url[:200]!r}: only http and https URLs can be crawled")
     authority = _AUTHORITY.match(url, scheme.end())
-    if authority is None or not 0 < len(authority[1]) <= _LONGEST_HOST:
-        raise RequestError(f"not a URL: {url[:200]!r} has no host, or one that is too long")
+    if authority is None or not 0 < len(authority[1]) <= _MAX_HOST:
+        raise RequestError(f"invalid URL: {url[:200]!r} has no host, or its host is too long")
     try:
         if not authority[1].isascii():
             name, colon, number = authority[1].partition(":")
@@ -93,19 +93,19 @@ def _normalize(url: str) -> str:
         elif _ADDRESS.fullmatch(host):
             parsed = parsed.with_host(inet_ntoa(inet_aton(host.removesuffix("."))))
     except (ValueError, TypeError, OSError) as exc:
-        raise RequestError(f"not a URL: {url[:200]!r} ({exc})") from exc
+        raise RequestError(f"invalid URL: {url[:200]!r} ({exc})") from exc
     if not port or not (":" in host or _ANY_NAME.fullmatch(host)):
-        raise RequestError(f"not a URL: {url[:200]!r} has a host or a port that can't be")
+        raise RequestError(f"invalid host or port in URL {url[:200]!r}")
     text = str(parsed)
-    if len(text) > _LONGEST:  # it was quoted, which makes it up to nine times as long
-        raise RequestError(f"not a URL: {url[:100]!r}... is longer than {_LONGEST} characters")
+    if len(text) > _MAX_LENGTH:  # quoting makes it up to nine times as long
+        raise RequestError(f"invalid URL: {url[:100]!r}... is longer than {_MAX_LENGTH} characters")
     if bare := _NO_PATH.fullmatch(text):
         return f"{bare[1]}/{bare[2] or ''}"
     return text
 
 
 def join_url(base: str, href: str) -> str:
-    """``href`` as found on the page ``base``, in normal form. RequestError if it is no http(s) URL."""
+    """Return the normal form of a link on the page ``base``. RequestError if it is not an http(s) URL."""
     try:
         if "/." not in href:
             if _NORMAL_PATH.fullmatch(href):
@@ -113,7 +113,7 @@ def join_url(base: str, href: str) -> str:
             if _NORMAL_URL.fullmatch(href):
                 return href
     except TypeError:
-        raise RequestError(f"not a URL: {href!r:.200} is no text") from None
+        raise RequestError(f"invalid URL: {href!r:.200} is not text") from None
     url = _join(base, _clean(href))
     if not _NORMAL_URL.fullmatch(url):
         return _normalize(url)
@@ -124,7 +124,7 @@ def join_url(base: str, href: str) -> str:
 
 
 def _without_dots(url: str) -> str:
-    """A URL that is normal but for the segments ``.`` and ``..`` of its path, without them."""
+    """Resolve the segments ``.`` and ``..`` of an otherwise normal URL."""
     start = url.index("/", 8)
     path, mark, query = url[start + 1 :].partition("?")
     segments = path.split("/")
@@ -143,10 +143,10 @@ def _join(base: str, href: str) -> str:
     if scheme := _SCHEME.match(href):
         name, rest = scheme[1].lower(), href[scheme.end() :]
         if name not in ("http", "https"):
-            raise RequestError(f"can't follow {href[:200]!r}: only http and https URLs can be crawled")
+            raise RequestError(f"cannot follow {href[:200]!r}: only http and https URLs can be crawled")
         if rest.startswith("//") or not base.startswith(f"{name}:"):
             return f"{name}://{rest.lstrip('/')}"
-        href = rest  # "http:page" on a page of http is relative, to browsers
+        href = rest  # browsers treat "http:page" on an http page as relative
     if href.startswith("//"):
         return f"{base[: base.index('/')]}//{href.lstrip('/')}"
     if href.startswith("/"):
@@ -158,18 +158,18 @@ def _join(base: str, href: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """``host`` or ``host:port`` of a URL in normal form: what politeness is kept for."""
+    """Return ``host`` or ``host:port`` of a URL in normal form. Delays and limits apply to it."""
     host = url.split("/", 3)[2]
     return host.rpartition("@")[2] if "@" in host else host
 
 
 def origin_of(url: str) -> str:
-    """``scheme://host:port`` of a URL in normal form."""
+    """Return ``scheme://host:port`` of a URL in normal form."""
     return url[: url.index("/", 8)]
 
 
 def url_fingerprint(url: str, method: str = "GET", body: bytes = b"") -> bytes:
-    """16 bytes that name a request: its method, its URL whatever the order of the query's parts, its body."""
+    """Return 16 bytes that identify a request: its method, URL and body. The order of the query does not matter."""
     path, mark, query = url.partition("?")
     if mark and "&" in query:
         url = path + "?" + "&".join(sorted(query.split("&")))
@@ -179,46 +179,46 @@ def url_fingerprint(url: str, method: str = "GET", body: bytes = b"") -> bytes:
 
 
 def derived_fingerprint(fingerprint: bytes, *parts: bytes) -> bytes:
-    """A name for one more request of the same URL, the same each time it is derived from the same place."""
+    """Return a fingerprint for another request of the same URL. Equal parts return an equal fingerprint."""
     return blake2b(b"\0".join((fingerprint, *parts)), digest_size=16).digest()
 
 
 def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
-    """The URLs in normal form, each once, in order; what can't be followed (``mailto:``, ``#top``) is left out.
+    """Return the URLs in normal form, in order, without duplicates and links like ``mailto:`` or ``#top``.
 
-    Links that need quoting or an odd host have a limit for each page, and all that are joined have one of characters:
-    a page may name a base of 60,000 characters for 100,000 short links. Links in normal form have none.
+    The number of links that take the slow path is limited for each page, and so is the total length of all joined
+    links: a page may have a base of 60,000 characters and 100,000 short links. Links in normal form have no limit.
     """
     origin = origin_of(base)
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
     foreign: set[str] = set()
     plain_base = _NORMAL_URL.fullmatch(base) is not None
-    slow, room = 0, _MOST_CHARACTERS
+    slow, room = 0, _MAX_CHARACTERS
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
             if not href.isascii() and (host := foreign_host(href)) and host not in foreign:
-                if len(foreign) >= MOST_OF_A_PAGE:
+                if len(foreign) >= MAX_PER_PAGE:
                     continue
                 foreign.add(host)
             if _NORMAL_URL.fullmatch(href) and "/." not in href:
                 found[href] = None
                 continue
-            # Those that fail and those that come twice cost the same.
+            # Invalid and duplicate links cost the same.
             if plain_base and ":" not in href and "/." not in (path := "/" + href) and match(path):
                 room -= len(base) + len(href)
             else:
                 slow += 1
                 room -= 4 * (len(base) + len(href))  # up to 0.2 microseconds a character
-            if slow > _MOST_SLOW or room < 0:
+            if slow > _MAX_SLOW or room < 0:
                 continue
             with suppress(RequestError):
                 found[join_url(base, href)] = None
-    if slow > _MOST_SLOW or room < 0:
+    if slow > _MAX_SLOW or room < 0:
         log.warning(
-            "links left out url=%s: more than %d that need quoting, or more than %d characters with their base",
-            base[:200], _MOST_SLOW, _MOST_CHARACTERS,
+            "too many links, ignored the rest url=%s: more than %d need quoting, or they have more than %d characters",
+            base[:200], _MAX_SLOW, _MAX_CHARACTERS,
         )  # fmt: skip
     return list(found)

@@ -1,22 +1,22 @@
-"""Which URLs belong to a run: a pure decision."""
+"""Decide which URLs a run may crawl."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from shoal.config import Scope as ScopeConfig
+from shoal.config import ScopeSettings
 from shoal.errors import ConfigError, RequestError
 from shoal.urls.normalize import host_of, normalize_url
 
-_MOST_HOSTS = 100_000
+_MAX_HOSTS = 100_000
 
 
 class Scope:
-    """Domains, URL rules and depth, compiled once."""
+    """The allowed domains, URL rules and depth of a run, compiled once."""
 
-    def __init__(self, config: ScopeConfig, allowed_domains: Sequence[str] = ()) -> None:
-        """``allowed_domains`` are the spider's own, besides those of the configuration."""
+    def __init__(self, config: ScopeSettings, allowed_domains: Sequence[str] = ()) -> None:
+        """``allowed_domains`` are the spider's own, in addition to those of the configuration."""
         if isinstance(allowed_domains, str):
             allowed_domains = [allowed_domains]
         self._domains = tuple(_domain(text) for text in (*config.allowed_domains, *allowed_domains))
@@ -31,13 +31,13 @@ class Scope:
         return self.max_depth is not None and depth > self.max_depth
 
     def refuses(self, url: str) -> str | None:
-        """Why a URL does not belong to the run; None if it does. Depth is asked for apart: it is not the URL's."""
+        """Return why a URL is out of scope; None if it is in scope. Check the depth with ``too_deep``."""
         if len(url) > self._max_length:
             return f"longer than {self._max_length} characters"
         if self._domains and not self._allows_host(host_of(url)):
             return "outside the allowed domains"
         if self._allow and not any(rule.search(url) for rule in self._allow):
-            return "no allow rule fits"
+            return "matches no allow rule"
         for rule in self._deny:
             if rule.search(url):
                 return f"denied by the rule {rule.pattern!r}"
@@ -51,19 +51,19 @@ class Scope:
                 domain in (name, host) or name.endswith("." + domain) or host.endswith("." + domain)
                 for domain in self._domains
             )
-            if len(self._hosts) < _MOST_HOSTS:
+            if len(self._hosts) < _MAX_HOSTS:
                 self._hosts[host] = known
         return known
 
 
 def _domain(text: str) -> str:
-    """A domain as it stands in a URL: ``.Bücher.de`` is ``xn--bcher-kva.de``."""
+    """Return a domain as it appears in a URL: ``.Bücher.de`` is ``xn--bcher-kva.de``."""
     name = text.strip().removeprefix("*").removeprefix(".")
     try:
         if "/" in name:
-            raise RequestError("it is a URL, or has a path")
+            raise RequestError("it is a URL or has a path")
         return host_of(normalize_url(f"http://{name}/"))
     except RequestError as exc:
         raise ConfigError(
-            f'"allowed_domains" must hold host names such as "example.com", not {text!r} ({exc})'
+            f'"allowed_domains" must contain host names such as "example.com", not {text!r} ({exc})'
         ) from exc

@@ -1,4 +1,4 @@
-"""The frontier in memory: nothing to install, gone with the process."""
+"""The frontier in memory: needs no server, and is lost when the process ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One host's ready requests in memory, best first, with their tails on disk when there are too many.
+"""The ready requests of one host in memory, best first. If there are too many, the last ones are on disk.
 
-Requests of equal priority leave in the order of their sequence numbers. New ones arrive in that order, so a deque
-serves; the few that come back (a retry, a released lease) wait in a small heap beside it, at their old place.
+Requests of equal priority leave in the order of their sequence numbers. New requests arrive in that order, so a deque
+holds them. The few that return (after a retry, a released lease) go into a small heap beside it, at their old place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Entry = tuple[int, int]
 class _Bucket:
     """The requests of one priority."""
 
-    __slots__ = ("back", "fresh", "spilled")
+    __slots__ = ("fresh", "returned", "spilled")
 
     def __init__(self) -> None:
         self.fresh: deque[int] = deque()
-        self.back: list[Entry] = []
+        self.returned: list[Entry] = []
         self.spilled = 0
 
 
 class Backlog:
-    """The queue of one lane. ``sequence`` tells the sequence number of a fingerprint in memory."""
+    """The queue of one lane. ``number`` identifies the lane in the spill file."""
 
     __slots__ = ("_buckets", "_order", "number")
 
@@ -48,12 +48,12 @@ class Backlog:
         return bucket
 
     def push(self, rank: float, fingerprint: int) -> None:
-        """A new request: behind all others of its rank (the negative of its priority)."""
+        """Add a new request behind all others of its rank (the negative of its priority)."""
         self._bucket(rank).fresh.append(fingerprint)
 
     def put_back(self, rank: float, sequence: int, fingerprint: int) -> None:
-        """One that was here before: to its old place."""
-        heappush(self._bucket(rank).back, (sequence, fingerprint))
+        """Return a request to its old place."""
+        heappush(self._bucket(rank).returned, (sequence, fingerprint))
 
     def has_tail(self, rank: float) -> bool:
         """Whether later requests of this rank are on disk, so that new ones must go there too."""
@@ -64,11 +64,11 @@ class Backlog:
         self._bucket(rank).spilled += count
 
     def best(self) -> tuple[float, _Bucket] | None:
-        """The best rank with anything in it."""
+        """The best rank that has requests."""
         while self._order:
             rank = self._order[0]
             bucket = self._buckets[rank]
-            if bucket.fresh or bucket.back or bucket.spilled:
+            if bucket.fresh or bucket.returned or bucket.spilled:
                 return rank, bucket
             heappop(self._order)
             del self._buckets[rank]
@@ -76,10 +76,10 @@ class Backlog:
 
 
 class Spill:
-    """Requests on disk, in a private temporary database that vanishes with the process."""
+    """Requests on disk, in a private temporary database that disappears with the process."""
 
     def __init__(self) -> None:
-        # An empty name is a temporary file that SQLite unlinks at once; sorted inserts and range reads are its trade.
+        # With an empty name SQLite makes a temporary file and unlinks it at once.
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA cache_size = -4000")
         self._db.execute("PRAGMA journal_mode = MEMORY")
@@ -90,24 +90,24 @@ class Spill:
         )
 
     def add(self, rows: list[tuple[int, float, int, bytes, bytes]]) -> bool:
-        """Rows of (lane, rank, sequence, fingerprint, record). False: the disk has no room, and nothing was added."""
+        """Add rows of (lane, rank, sequence, fingerprint, record). False if the disk is full; then none was added."""
         try:
             self._db.execute("BEGIN")
             self._db.executemany("INSERT INTO spill VALUES (?, ?, ?, ?, ?)", rows)
             self._db.execute("COMMIT")
         except sqlite3.Error as exc:
-            log.warning("the queue can't spill to disk and stays in memory: %s", exc)
+            log.warning("cannot spill the queue to disk: %s. It stays in memory", exc)
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             return False
         return True
 
     def take(self, lane: int, rank: float, limit: int) -> list[tuple[bytes, bytes]]:
-        """The first of a lane's rank, in order; they are gone from the disk then."""
+        """Remove and return the first requests of a lane and rank, in order, as (fingerprint, record)."""
         try:
             return self._take(lane, rank, limit)
         except sqlite3.Error as exc:
-            raise FrontierError(f"requests that were spilled to disk can't be read back: {exc}") from exc
+            raise FrontierError(f"cannot read requests that were spilled to disk: {exc}") from exc
 
     def _take(self, lane: int, rank: float, limit: int) -> list[tuple[bytes, bytes]]:
         rows = self._db.execute(
@@ -121,7 +121,7 @@ class Spill:
         return [(fingerprint, record) for _, fingerprint, record in rows]
 
     def find(self, fingerprint: bytes) -> bytes | None:
-        """One record; reads all of it, as only a person asks."""
+        """The record of a request. It scans the table, which is fine for a person's question."""
         row = self._db.execute("SELECT record FROM spill WHERE fingerprint = ?", (fingerprint,)).fetchone()
         return row[0] if row else None
 

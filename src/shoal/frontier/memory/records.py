@@ -1,6 +1,6 @@
-"""A request as one ``bytes`` object: a fixed header, then its msgpack.
+"""A request in memory as one ``bytes`` object: a fixed header, then its msgpack.
 
-A million of them fit in 300 MB, and the garbage collector never has to look at one.
+A million of them take 300 MB, and the garbage collector never has to visit one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 class Head(NamedTuple):
-    """The fixed part of a record."""
+    """The header of a record."""
 
     state: int
     attempts: int

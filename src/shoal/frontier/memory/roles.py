@@ -1,15 +1,30 @@
-"""A run's roles and its item log, in memory."""
+"""The roles of a run in memory, and the fences of cluster slots."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from shoal.frontier.rules import check_cursor, is_fenced
+from shoal.frontier.rules import check_cursor, check_fence, claim_token, is_claimable, is_fenced, new_nonce
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
+
+
+class Fences:
+    """The earliest epoch of each slot that may still get leases and roles."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, int] = {}
+
+    def check(self, holder: Holder | None) -> None:
+        """FencedError for a holder of an earlier epoch."""
+        if holder is not None:
+            check_fence(holder.slot, holder.epoch, self._epochs.get(holder.slot))
+
+    def raise_to(self, slot: str, epoch: int) -> None:
+        """Fence a slot under this epoch. FencedError if it is fenced under a later one."""
+        check_fence(slot, epoch, self._epochs.get(slot))
+        self._epochs[slot] = epoch
 
 
 class _Role(Struct):
@@ -19,85 +34,70 @@ class _Role(Struct):
     finished: bool = False
     holder: Holder | None = None
 
+    def free(self) -> None:
+        self.token, self.until, self.holder = 0, 0.0, None
 
-class Roles:
-    """Who may do what for the run, until when, and how far it is."""
 
-    def __init__(self) -> None:
+class MemoryRoles:
+    """The roles of a run: who holds each of them, until when, and its cursor. See `shoal.ports.Frontier`."""
+
+    def __init__(self, clock: Callable[[], float], fences: Fences) -> None:
+        self._clock = clock
+        self._fences = fences
         self._roles: dict[str, _Role] = {}
 
-    def claim(self, role: str, now: float, ttl: float, holder: Holder | None, token: int) -> Claim | None:
-        held = self._roles.setdefault(role, _Role())
-        if held.finished or (held.until > now and held.token != token):
+    async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
+        self._fences.check(holder)
+        token, now = claim_token(nonce or new_nonce()), self._clock()
+        known = self._roles.setdefault(role, _Role())
+        if not is_claimable(finished=known.finished, until=known.until, now=now, held_token=known.token, token=token):
             return None
-        held.token, held.until, held.holder = token, now + ttl, holder
-        return Claim(role, held.token, held.cursor)
+        known.token, known.until, known.holder = token, now + ttl, holder
+        return Claim(role, token, known.cursor)
 
-    def holds(self, claim: Claim) -> bool:
-        held = self._roles.get(claim.role)
-        return held is not None and held.token == claim.token
-
-    def check(self, claim: Claim, cursor: bytes) -> None:
-        """StoreRewoundError unless this claim may move its cursor to this one."""
-        check_cursor(claim, self._roles[claim.role].cursor, cursor)
-
-    def save(self, role: str, cursor: bytes) -> None:
-        self._roles[role].cursor = cursor
-
-    def advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
-        if not self.holds(claim):
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
+        if not self.is_held(claim):
             return False
-        held = self._roles[claim.role]
-        check_cursor(claim, held.cursor, cursor)
-        held.cursor, held.until = cursor, until
+        role = self._roles[claim.role]
+        check_cursor(claim, role.cursor, cursor)
+        role.cursor, role.until = cursor, self._clock() + ttl
         return True
 
-    def relinquish(self, claim: Claim, *, finished: bool) -> bool:
-        if not self.holds(claim):
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        if not self.is_held(claim):
             return False
-        held = self._roles[claim.role]
+        role = self._roles[claim.role]
         if finished:
-            check_cursor(claim, held.cursor, claim.cursor)
-        held.token, held.until, held.holder, held.finished = 0, 0.0, None, finished
+            check_cursor(claim, role.cursor, claim.cursor)
+        role.free()
+        role.finished = finished
         return True
 
-    def fence(self, slot: str, epoch: int) -> None:
-        """Free what the slot holds under earlier epochs."""
-        for held in self._roles.values():
-            if is_fenced(held.holder, slot, epoch):
-                held.token, held.until, held.holder = 0, 0.0, None
-
-    def states(self, now: float) -> list[RoleState]:
+    async def roles(self) -> list[RoleState]:
+        now = self._clock()
         return [
-            RoleState(role=role, cursor=held.cursor, held=held.until > now, finished=held.finished)
-            for role, held in self._roles.items()
+            RoleState(role=name, cursor=role.cursor, held=role.until > now, finished=role.finished)
+            for name, role in self._roles.items()
         ]
 
+    def is_held(self, claim: Claim) -> bool:
+        """Whether the claim still holds its role."""
+        role = self._roles.get(claim.role)
+        return role is not None and role.token == claim.token
+
+    def check_cursor(self, claim: Claim, cursor: bytes) -> None:
+        """StoreRewoundError unless this claim, which is held, may move its cursor to ``cursor``."""
+        check_cursor(claim, self._roles[claim.role].cursor, cursor)
+
+    def save_cursor(self, role: str, cursor: bytes) -> None:
+        self._roles[role].cursor = cursor
+
     def is_finished(self, role: str) -> bool:
-        held = self._roles.get(role)
-        return held is not None and held.finished
+        known = self._roles.get(role)
+        return known is not None and known.finished
 
-
-class ItemLog:
-    """Items in the order in which their pages were done."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._items: deque[LoggedItem] = deque()
-
-    def append(self, fingerprint: bytes, payloads: Sequence[bytes], before: int) -> int:
-        """Behind the ``before`` items that this request has already; how many it has now."""
-        for index, payload in enumerate(payloads, before):
-            self.count += 1
-            self._items.append(LoggedItem(self.count, fingerprint, index, payload))
-        return before + len(payloads)
-
-    def read(self, after: int, limit: int) -> list[LoggedItem]:
-        if not self._items:
-            return []
-        skip = max(0, after + 1 - self._items[0].seq)
-        return list(islice(self._items, skip, skip + limit))
-
-    def trim(self, through: int) -> None:
-        while self._items and self._items[0].seq <= through:
-            self._items.popleft()
+    def fence(self, slot: str, epoch: int) -> None:
+        """Free the roles that the slot holds under earlier epochs."""
+        for role in self._roles.values():
+            if is_fenced(role.holder, slot, epoch):
+                role.free()

@@ -9,15 +9,16 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.fenced import HeldFrontier
+from shoal.frontier.fenced import FencedFrontier
 from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
 class MemoryStore:
-    """Runs and their frontiers in this process."""
+    """Runs and their frontiers in this process. They are lost when it ends. See `shoal.ports.Store`."""
 
     shared: ClassVar[bool] = False
 
@@ -26,7 +27,7 @@ class MemoryStore:
         self._runs: dict[str, Run] = {}
         self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
         self._hosts: dict[str, Host] = {}
-        self._notes: dict[str, tuple[bytes, float]] = {}
+        self._facts: Facts = {}
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
@@ -40,7 +41,7 @@ class MemoryStore:
         assert run is not None
         changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halted = state in HALTED
+            self._frontiers[run_id].halt(state in HALTED)
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -66,11 +67,11 @@ class MemoryStore:
         if run_id not in self._runs:
             raise RunError(f"there is no run {run_id}")
         if run_id not in self._frontiers:
-            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._notes)
-            frontier.halted = self._runs[run_id].state in HALTED
+            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._facts)
+            frontier.halt(self._runs[run_id].state in HALTED)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]
-        return found if holder is None else HeldFrontier(found, holder)
+        return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:
         for frontier in self._frontiers.values():

@@ -19,22 +19,24 @@ from msgspec import UNSET
 
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError, StoreRewoundError
-from shoal.frontier.cancelled_calls import heard
+from shoal.frontier.cancelled_calls import release_if_cancelled
+from shoal.frontier.politeness import effective_concurrency, effective_delay
 from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
 from shoal.frontier.postgres.connection import Database
 from shoal.frontier.postgres.receipts import Receipts
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.rules import (
-    MOST_LEASES,
-    SPARED_KINDS,
+    KINDS_NOT_RETRIED,
+    MAX_LEASES,
     STATE_NAMES,
     claim_token,
     new_nonce,
     push_fingerprint,
+    queue_full,
     reissued_token,
     token_base,
 )
-from shoal.frontier.server_clock import ServerTime
+from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -84,7 +86,7 @@ class PostgresFrontier:
         self._offset = offset
         """Seconds to add to the server's clock: 0 but in tests."""
         self._holder = (None, None) if holder is None else (storable(holder.slot), holder.epoch)
-        self._time = ServerTime(database.address.timeout)
+        self._time = ServerClock(database.address.timeout)
         self._told = False
         self._receipts = Receipts()
         self._recovering = asyncio.Lock()
@@ -115,7 +117,7 @@ class PostgresFrontier:
                     "push", self._run, self._offset(), *self._receipts.last, most, *role, *offered.as_push()
                 )
         except QueueFullError as exc:
-            raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed") from exc
+            raise queue_full(most) from exc
         if seed is not None:
             self._receipts.confirmed()
         return Pushed(0, 0) if added is None else Pushed(added, len(requests) - added)
@@ -124,8 +126,8 @@ class PostgresFrontier:
 
     async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
-        return await heard(
-            self._lease(min(limit, MOST_LEASES), ttl, begun, base, bool(nonce)),
+        return await release_if_cancelled(
+            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
@@ -154,11 +156,11 @@ class PostgresFrontier:
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
             _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
-            self._time.heard(sent, server)
+            self._time.observe(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
                 # Their tokens are used up. The others are as good, and a repeat of this call finds them.
-                used, limit = used + len(unreadable.places), min(limit, MOST_LEASES - used - len(unreadable.places))
+                used, limit = used + len(unreadable.places), min(limit, MAX_LEASES - used - len(unreadable.places))
             moved = bool(incoming) and await self._help()
             # late: the server's clock has jumped, and is known now
             if leases or not limit or not (unreadable.places or late or moved):
@@ -190,7 +192,7 @@ class PostgresFrontier:
         if not leases:
             return []
         # Whoever had the old tokens may have begun.
-        return await heard(
+        return await release_if_cancelled(
             self._reissue(leases, anew, ttl),
             lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
         )
@@ -265,7 +267,7 @@ class PostgresFrontier:
         return count
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        chosen = [storable(kind) for kind in (SPARED_KINDS if kinds is None else kinds)]
+        chosen = [storable(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
         count: int = await self._database.value(
             "retry_dead", self._run, self._offset(), chosen, kinds is None, patient=True
         )
@@ -326,17 +328,10 @@ class PostgresFrontier:
 
     def _state(self, row: asyncpg.Record) -> HostState:
         host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
-        delay, why = max(
-            (own, "set for this host") if own is not None
-            else (everyone, "set for all hosts") if everyone is not None
-            else (self._options.delay, "download_delay"),
-            (crawl or 0.0, "robots.txt Crawl-delay"),
-            (learned or 0.0, "learned from its answers"),
-            key=lambda pair: pair[0],
-        )  # fmt: skip
-        many = self._options.concurrency_per_host if concurrency is None else concurrency
+        delay, why = effective_delay(own, everyone, self._options.delay, crawl, learned)
+        limit = effective_concurrency(delay, concurrency, None, self._options.concurrency_per_host)
         return HostState(
-            host=host, delay=delay, why=why if delay else "no delay", concurrency=1 if delay > 0 else many,
+            host=host, delay=delay, why=why, concurrency=limit,
             in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason if blocked_for else "",
         )  # fmt: skip
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from shoal import clock
-from shoal.errors import QueueFullError, RunError, StoreRewoundError
-from shoal.frontier.cancelled_calls import heard
+from shoal.errors import RunError, StoreRewoundError
+from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.redis.endings import FOREVER, Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.lanes import Lanes
@@ -34,14 +34,15 @@ from shoal.frontier.redis.records import (
 )
 from shoal.frontier.redis.server import Server
 from shoal.frontier.rules import (
-    MOST_LEASES,
+    MAX_LEASES,
     check_nonce,
     claim_token,
     new_nonce,
     push_fingerprint,
+    queue_full,
     reissued_token,
 )
-from shoal.frontier.server_clock import ServerTime
+from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -81,7 +82,7 @@ class RedisFrontier:
         self._ledger = Ledger(self._run, self._moved)
         self._lanes = Lanes(self._run, server, self._options)
         self._endings = Endings(self._proven, self._receipts)
-        self._time = ServerTime(server.address.timeout)
+        self._time = ServerClock(server.address.timeout)
         self._joined = False
         self._misplaced = False
         """Whether the lanes stand where other options put them."""
@@ -125,7 +126,7 @@ class RedisFrontier:
         words = (*role, cursor, "" if most is None else most, *parcel.arguments())
         answer = await self._proven("push", *words, goes_on="" if seed is None else seed.role)
         if not answer:
-            raise QueueFullError(f"the queue holds its maximum of {most} requests; nothing was pushed")
+            raise queue_full(most)
         return Pushed(*answer)
 
     # -- leasing
@@ -133,7 +134,9 @@ class RedisFrontier:
     async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
             check_nonce(nonce)
-        return await heard(self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases))
+        return await release_if_cancelled(
+            self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases)
+        )
 
     async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
         self._receipts.check()
@@ -143,7 +146,7 @@ class RedisFrontier:
         if self._misplaced:
             await self._lanes.place(self._run_key)
             self._misplaced = False
-        limit, part = min(max(0, limit), MOST_LEASES), 0
+        limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
             # A later part of a call has tokens of its own, and a repeat of the call gets what its last part leased.
             call = tokens_of(nonce or new_nonce(), part)
@@ -153,7 +156,7 @@ class RedisFrontier:
             wait, server_time, *taken = await self._proven(
                 "lease", limit, min(ttl, FOREVER), until, int(begun), call, *again, *self._slot
             )
-            self._time.heard(sent, float(server_time))
+            self._time.observe(sent, float(server_time))
             if not taken:  # the server's clock has jumped: it is known now
                 continue
             learned, fingerprints, records, buried, poll_after = taken
@@ -181,7 +184,7 @@ class RedisFrontier:
         if not leases:
             return []
         # Whoever had the old tokens may have begun.
-        return await heard(
+        return await release_if_cancelled(
             self._reissue(leases, ttl, nonce),
             lambda anew: self.release([lease for lease in anew if lease], contacted=True),
         )

@@ -25,7 +25,7 @@ from shoal.frontier.redis.records import (
     read_rewind,
     storable,
 )
-from shoal.frontier.rules import DEAD, SPARED_KINDS, STATE_NAMES
+from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
 
@@ -147,7 +147,7 @@ class Ledger:
 
     async def retry_dead(self, kinds: Sequence[str] | None) -> int:
         """One step for up to ten thousand of them, more for more."""
-        chosen = sorted(SPARED_KINDS) if kinds is None else list(kinds)
+        chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
         retried: int = 0
         cursor = b"0"
         while True:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from shoal.errors import RequestError
+from shoal.frontier.politeness import effective_concurrency, effective_delay
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.urls.normalize import host_of
@@ -196,26 +197,16 @@ def read_host(record: bytes) -> Host:
 def host_state(host: Host, every: Host, options: bytes, ready: int, now: float) -> HostState:
     """Politeness in force; ``every`` is the host ``*``."""
     delay, concurrency, _ = _OPTIONS.unpack(options)
-    own = (
-        (host.delay, "set for this host")
-        if host.delay == host.delay
-        else (every.delay, "set for all hosts")
-        if every.delay == every.delay
-        else (delay, "download_delay")
-    )
-    known = (
-        own,
-        (0.0 if math.isnan(host.crawl_delay) else host.crawl_delay, "robots.txt Crawl-delay"),
-        (0.0 if math.isnan(host.learned_delay) else host.learned_delay, "learned from its answers"),
-    )
-    in_force, why = max(known, key=lambda pair: pair[0])
-    limits = (host.concurrency, every.concurrency, concurrency)
+    delays = (host.delay, every.delay, delay, host.crawl_delay, host.learned_delay)
+    own, default, configured, crawl, learned = (None if math.isnan(each) else each for each in delays)
+    in_force, why = effective_delay(own, default, configured or 0.0, crawl, learned)
+    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
     blocked_for = max(0.0, host.blocked_until - now)
     return HostState(
         host=host.name,
         delay=in_force,
-        why=why if in_force else "no delay",
-        concurrency=1 if in_force > 0 else next(limit for limit in limits if limit >= 0),
+        why=why,
+        concurrency=effective_concurrency(in_force, limit, default_limit, concurrency),
         in_flight=host.in_flight,
         ready=ready,
         blocked_for=blocked_for,

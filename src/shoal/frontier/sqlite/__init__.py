@@ -1,4 +1,4 @@
-"""Runs in a SQLite file: nothing to install, survives ``kill -9``, and memory does not grow with the URLs."""
+"""The frontier in a SQLite file: needs no server, survives ``kill -9``, and memory does not grow with the URLs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A frontier file: opened by one process at a time, used in one thread, changed in whole transactions.
+"""A frontier file: used by one process at a time, in one thread, in transactions.
 
-Each commit hands a write-ahead log to the operating system, so nothing is lost when the process is killed. It is forced
-to the disk at checkpoints only: when the machine loses power, the file is as it was after some earlier commit, whole,
-up to half a minute back (what the system had not written by itself). Those pages are fetched again.
+Each commit hands a write-ahead log to the operating system, so a killed process loses nothing. The log is forced to the
+disk only at checkpoints. After a power cut the file is in the state of an earlier commit, at most about half a minute
+old. The pages after it are fetched again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _BUSY_SECONDS = 10.0
 
 
 class SQLiteFile:
-    """A connection in a thread of its own. Whatever is passed to ``read`` and ``write`` runs there, one at a time.
+    """A connection in its own thread. Steps that are passed to ``read`` and ``write`` run there, one at a time.
 
-    ``db`` is for that code alone. ``restore`` is called there after a change was rolled back, before anything else:
-    it makes what the process keeps of the file's content anew from it.
+    Only such steps may use ``db``. After a change was rolled back, ``restore`` is called there before the next step: it
+    reads what the process keeps in memory from the file again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool) -> None:
@@ -55,38 +55,41 @@ class SQLiteFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-sqlite")
 
     async def open(self) -> None:
-        """StoreBusyError while another process works on the file, StoreError if it is not for us."""
+        """Open the file, or create it. StoreBusyError while another process works on it, StoreError if it cannot be
+        used."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
         except BaseException:
-            self._thread.submit(self._close)  # if nobody waits for it any more, it is opened all the same
+            self._thread.submit(self._close)  # if the caller was cancelled, the file is opened all the same
             self._thread.shutdown(wait=False)
             raise
 
     def _open(self) -> None:
         if not os.path.isdir(os.path.dirname(self.path)):
-            raise StoreError(f"can't open {self.path}: there is no folder {os.path.dirname(self.path)}; make it first")
+            raise StoreError(
+                f"cannot open {self.path}: there is no folder {os.path.dirname(self.path)}; create it first"
+            )
         try:
             self._check_header()
             self._lock = None if self.readonly else self._take_lock()
         except OSError as exc:
-            raise StoreError(f"can't open {self.path}: {exc.strerror}") from exc
+            raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
         try:
             if not self.readonly:
-                # Requests may hold cookies and passwords. SQLite gives its log and index the mode of the file itself.
+                # Requests may hold cookies and passwords. SQLite gives its log and index the mode of the file.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connect()
         except BaseException as exc:
             self._drop_lock()
             if isinstance(exc, OSError):
-                raise StoreError(f"can't open {self.path}: {exc.strerror}") from exc
+                raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
             if isinstance(exc, sqlite3.Error):
-                raise self._explained(exc) from exc
+                raise self._explain(exc) from exc
             raise
         self._closed = False
 
     def _check_header(self) -> None:
-        """Look at the first bytes, so that a file of another program is not even opened by SQLite."""
+        """Check the first bytes, so that SQLite does not even open a file of another program."""
         try:
             with open(self.path, "rb") as file:
                 header = file.read(100)
@@ -97,11 +100,11 @@ class SQLiteFile:
         if header and not header.startswith(_MAGIC):
             raise StoreError(f"{self.path} is not a database; name another file")
         if header:
-            self._check_kind(int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
+            self._check_format(int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
         elif self.readonly:
             raise StoreError(f"{self.path} is empty: nothing has run with it yet")
 
-    def _check_kind(self, application: int, version: int) -> None:
+    def _check_format(self, application: int, version: int) -> None:
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is a database of another program; name another file")
         if version < VERSION:
@@ -119,14 +122,14 @@ class SQLiteFile:
             self.db.executescript("PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;")
             tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not tables and not self.readonly:
-                # Before the write-ahead log is on, so that the marks are in the file itself from its first page on.
+                # Before the write-ahead log is on, so that the first page of the file itself has its format.
                 schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
                 self.db.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
                 tables = set(_TABLES)
             (application,), (version,) = (
                 self.db.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
             )
-            self._check_kind(application, version)
+            self._check_format(application, version)
             if missing := _TABLES - tables:
                 raise StoreError(f"{self.path} is damaged: it has no table {min(missing)}; name another file")
             if not self.readonly:
@@ -135,10 +138,10 @@ class SQLiteFile:
             self.db.close()
             raise
 
-    # -- one working process
+    # -- the lock
 
     def _take_lock(self) -> int:
-        """Held by an open file, so that it ends with the process, however that ends."""
+        """Lock the file for this process. The system releases the lock when the process ends, however that happens."""
         name = self.path + ".lock"
         while True:
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -156,7 +159,7 @@ class SQLiteFile:
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, b"%d" % os.getpid(), 0)
                     return lock
-            os.close(lock)  # its last holder removed it just now
+            os.close(lock)  # its last holder has just removed it
 
     def _drop_lock(self) -> None:
         if self._lock is not None:
@@ -168,16 +171,16 @@ class SQLiteFile:
     # -- transactions
 
     async def read(self, step: Callable[[], T]) -> T:
-        """What ``step`` returns, of one state of the file."""
+        """Run ``step`` on one state of the file."""
         return await self._run(partial(self._transact, "BEGIN", step))
 
     async def write(self, step: Callable[[], T]) -> T:
         """Run ``step`` as one transaction: all of it is kept, or nothing if it or the disk fails.
 
-        A ``step`` that refuses (raises a ShoalError) has changed nothing yet, neither in the file nor in memory.
+        A ``step`` that raises a ShoalError must not have changed anything yet, neither in the file nor in memory.
         """
         if self.readonly:
-            raise StoreError(f"{self.path} was opened to be looked at only")
+            raise StoreError(f"{self.path} was opened readonly; it cannot be changed")
         return await self._run(partial(self._transact, "BEGIN IMMEDIATE", step))
 
     async def _run(self, job: Callable[[], T]) -> T:
@@ -199,7 +202,7 @@ class SQLiteFile:
                     self._roll_back()
                 raise
         except sqlite3.Error as exc:
-            raise self._explained(exc) from exc
+            raise self._explain(exc) from exc
         return result
 
     def _begin(self, begin: str) -> None:
@@ -213,27 +216,31 @@ class SQLiteFile:
         if self.db.in_transaction:  # after some errors SQLite has done it itself
             self.db.execute("ROLLBACK")
 
-    def _explained(self, exc: sqlite3.Error) -> FrontierError:
-        """What happened, and what to do."""
+    def _explain(self, exc: sqlite3.Error) -> FrontierError:
+        """The error in our words: what failed, and what to do."""
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
-            return FrontierError(f"no room on the disk for {self.path}; nothing was changed. Make room and go on")
+            return FrontierError(
+                f"no room on the disk for {self.path}; nothing was changed. Free some space and try again"
+            )
         if code == sqlite3.SQLITE_IOERR:
-            return FrontierError(f"can't read or write {self.path} ({exc}); nothing was changed. Look at the disk")
+            return FrontierError(f"cannot read or write {self.path} ({exc}); nothing was changed. Check the disk")
         if code == sqlite3.SQLITE_BUSY:
-            return FrontierError(f"another program holds a lock on {self.path}; nothing was changed. Close it")
+            return FrontierError(
+                f"another program holds a lock on {self.path}; nothing was changed. Close that program"
+            )
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreError(f"can't open {self.path} ({exc}); look at who may write the file and its folder")
+            return StoreError(f"cannot open {self.path} ({exc}); check the permissions of the file and its folder")
         return FrontierError(f"{self.path}: {exc}; nothing was changed")
 
     def damaged(self, what: str) -> StoreError:
-        """The file is not as it was written."""
-        return StoreError(f"{self.path} is damaged ({what}); save it with `sqlite3 FILE .recover`, or name another")
+        """The error for a file that has unexpected content."""
+        return StoreError(f"{self.path} is damaged ({what}); rescue it with `sqlite3 FILE .recover`, or name another")
 
     async def close(self) -> None:
-        """Bring the log into the file and let others have it. What was handed in before is done first."""
+        """Finish the steps that were passed before, write the log into the file, and release the lock."""
         if not self._closed:
             await self._run(self._close)
             self._thread.shutdown(wait=False)
@@ -244,7 +251,7 @@ class SQLiteFile:
         self._closed = True
         try:
             if not self.readonly:
-                with suppress(sqlite3.Error):  # it is all in the log then, and the next one to open the file takes it
+                with suppress(sqlite3.Error):  # the log keeps it all, and the next process reads it from there
                     self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.db.close()
         finally:

@@ -1,176 +1,263 @@
-"""The queue of a run in a file: which request is the best of each host, and which host may be fetched from.
-
-In memory are the hosts and, of each lane, the number of its ready requests and the best one: about 1 KB a host. The
-rest is read when it is leased.
-"""
+"""The queue of a run in a SQLite file: requests enter, are leased, and are completed, failed or released."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from shoal.frontier.politeness import DEFAULT_HOST, Host, Key, Lane, LaneTable
-from shoal.frontier.rules import SPARED_KINDS
+from shoal import clock
+from shoal.frontier.cancelled_calls import release_if_cancelled
+from shoal.frontier.rules import (
+    MAX_LEASES,
+    check_nonce,
+    check_queue_size,
+    child_fingerprint,
+    encode_children,
+    encode_request,
+    failure_event,
+    new_nonce,
+    push_fingerprint,
+)
+from shoal.frontier.sqlite.history import Histories, storable
+from shoal.frontier.sqlite.items import SQLiteItemLog
+from shoal.frontier.sqlite.lanes import NewRequest, StoredLanes
+from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases
+from shoal.frontier.sqlite.roles import SQLiteRoles
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.seen import Seen
 from shoal.http import Request
-from shoal.ports import FrontierOptions, HostState
-from shoal.urls.normalize import host_of
+from shoal.ports import (
+    Claim,
+    Completion,
+    Failure,
+    FrontierOptions,
+    Holder,
+    Lease,
+    Leased,
+    Pushed,
+    RequestState,
+)
 
-_POLITENESS = ("delay", "concurrency", "crawl_delay", "learned_delay", "blocked_until", "block_reason", "ended_at")
-_COLUMNS = ", ".join(_POLITENESS)
-
-
-class NewRequest(NamedTuple):
-    """A request that the run has not yet, and its msgpack."""
-
-    fingerprint: bytes
-    request: Request
-    parent: int | None
-    payload: bytes
-
-
-class SharedHosts:
-    """The hosts of a file that its runs have met in this process."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.by_name: dict[str, Host] = {}
-        self._db = db
-
-    def load(self, name: str) -> Host:
-        """This host, with the politeness that the file knows of."""
-        if name in self.by_name:
-            return self.by_name[name]
-        host = self.by_name[name] = Host(name)
-        row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
-        if row is not None:
-            for field, value in zip(_POLITENESS, row, strict=True):
-                setattr(host, field, value)
-        return host
-
-    def save(self, hosts: Iterable[Host]) -> None:
-        self._db.executemany(
-            f"INSERT OR REPLACE INTO host (name, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(host.name, *(getattr(host, field) for field in _POLITENESS)) for host in hosts],
-        )
+_encode = msgspec.msgpack.Encoder().encode
+_NOT_ENCODED: Mapping[int, bytes] = {}
 
 
-class StoredQueue:
-    """The lanes of one run and their ready requests. ``lane.queue`` is the number of a lane in the file."""
+class Tables(msgspec.Struct, frozen=True):
+    """The tables of a run that its queue changes."""
 
-    def __init__(self, db: sqlite3.Connection, run: int, hosts: SharedHosts, options: FrontierOptions) -> None:
-        self._db = db
-        self._run = run
-        self._hosts = hosts
+    run: RunFile
+    seen: Seen
+    lanes: StoredLanes
+    leases: Leases
+    histories: Histories
+    items: SQLiteItemLog
+    roles: SQLiteRoles
+
+
+class SQLiteQueue:
+    """See `shoal.ports.Frontier`. Each call is one transaction."""
+
+    def __init__(self, tables: Tables, options: FrontierOptions, expire_others: Callable[[float], None]) -> None:
+        self.halted = False
+        """The run is paused or cancelled: nothing is leased."""
         self._options = options
-        self._lanes: LaneTable[int] = LaneTable(hosts.by_name, options)
-        self._by_number: dict[int, Lane[int]] = {}
+        self._run = tables.run
+        self._db = tables.run.db
+        self._seen = tables.seen
+        self._lanes = tables.lanes
+        self._leases = tables.leases
+        self._histories = tables.histories
+        self._items = tables.items
+        self._roles = tables.roles
+        self._expire_others = expire_others
+        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
+        """The nonce of the last lease call, and what it leased."""
 
-    def load(self) -> None:
-        """Make it anew from the file. The hosts have none of its lanes yet. Then the caller counts what is in flight,
-        and lets the lanes be placed."""
-        self._hosts.load(DEFAULT_HOST)
-        self._lanes = LaneTable(self._hosts.by_name, self._options)
-        self._by_number = {}
-        sql = (
-            "SELECT lane, count(*) FROM request"
-            " WHERE state = 0 AND lane IN (SELECT number FROM lane WHERE run = ?) GROUP BY lane"
+    # -- pushing
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        def step(ledger: Ledger, now: float) -> Pushed:
+            if seed is not None:
+                if not self._roles.is_held(seed):
+                    return Pushed(0, 0)
+                self._roles.check_cursor(seed, cursor)
+            new = self._select_new([(push_fingerprint(r, seed, cursor, i), r, None) for i, r in enumerate(requests)])
+            check_queue_size(self._options.max_queue_size, ledger.ready + ledger.waiting, len(new))
+            self._add(new, ledger, now)
+            ledger.duplicates += len(requests) - len(new)
+            if seed is not None:
+                self._roles.save_cursor(seed.role, cursor)
+            return Pushed(len(new), len(requests) - len(new))
+
+        return await self._run.change(step)
+
+    def _select_new(
+        self, offered: Sequence[tuple[bytes, Request, int | None]], encoded: Mapping[int, bytes] = _NOT_ENCODED
+    ) -> list[NewRequest]:
+        """The requests that the run does not have yet, of (fingerprint, request, parent). RequestError if one cannot
+        be encoded; nothing is changed."""
+        known = self._seen.known({fingerprint for fingerprint, _, _ in offered})
+        new = []
+        for fingerprint, request, parent in offered:
+            if fingerprint not in known:
+                known.add(fingerprint)
+                payload = encoded.get(id(request)) or encode_request(request, _encode)
+                new.append(NewRequest(fingerprint, request, parent, payload))
+        return new
+
+    def _select_children(
+        self, ended: Iterable[tuple[HeldLease, Completion | Failure]], encoded: Mapping[int, bytes]
+    ) -> list[NewRequest]:
+        offered: list[tuple[bytes, Request, int | None]] = [
+            (child_fingerprint(child, held.fingerprint, index), child, held.number)
+            for held, page in ended
+            for index, child in enumerate(page.children)
+        ]
+        return self._select_new(offered, encoded)
+
+    def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
+        if new:
+            numbers = self._lanes.add(new, now)
+            self._seen.add(numbers)
+            ledger.newest = numbers[new[-1].fingerprint]
+            ledger.pushed += len(new)
+            ledger.ready += len(new)
+
+    # -- leasing
+
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased:
+        nonce = nonce or new_nonce()
+        check_nonce(nonce)
+        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, begun, nonce)
+        step = self._run.change(partial(self._lease, call))
+        return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
+
+    def _lease(self, call: LeaseCall, ledger: Ledger, now: float) -> Leased:
+        self._roles.check_holder(call.holder)
+        until = now + call.ttl
+        if call.nonce == self._last_call[0]:
+            renewed = self._leases.renew(self._last_call[1], until, call.deadline)
+            return Leased([lease for lease in renewed if lease], 0.0)
+        self._expire_others(now)
+        next_moment = self._leases.expire(now, ledger)
+        if self.halted:
+            return Leased([], None)
+        chosen = self._lanes.choose(call.limit, now)
+        leases = self._leases.grant(chosen, call, ledger, now)
+        self._last_call = call.nonce, leases
+        moments = (next_moment, until if leases else None, self._lanes.next_due())
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return Leased(leases, None if first is None else max(0.0, first - now))
+
+    def expire_leases(self, now: float) -> None:
+        """End leases that have run out. Call it within a transaction."""
+        self._leases.expire(now)
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = clock.now() + ttl
+        return await self._run.change(lambda _, now: self._leases.renew(leases, now + ttl, deadline))
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
+        deadline = clock.now() + ttl
+        step = self._run.change(lambda _, now: self._leases.reissue(leases, now + ttl, deadline, nonce))
+        # The holder of the old tokens may have contacted the hosts.
+        return await release_if_cancelled(
+            step, lambda reissued: self.release([lease for lease in reissued if lease], contacted=True)
         )
-        ready = dict(self._db.execute(sql, (self._run,)).fetchall())
-        for number, name in self._db.execute("SELECT number, host FROM lane WHERE run = ?", (self._run,)).fetchall():
-            lane = self._add_lane(number, name)
-            if number in ready:
-                lane.ready = ready[number]
-                (lane.best,) = self._best(lane, 1)
 
-    def place(self, now: float) -> None:
-        for lane in self._by_number.values():
-            self._lanes.place(lane, now)
+    # -- ending a lease
 
-    def __getitem__(self, number: int) -> Lane[int]:
-        return self._by_number[number]
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        encoded = await encode_children(completions, _encode)
+        return await self._run.change(partial(self._complete, completions, encoded))
 
-    def lane(self, name: str) -> Lane[int]:
-        """The lane of this host; a new one if there is none."""
-        lane = self._lanes.by_name.get(name)
-        if lane is None:
-            number = self._db.execute("INSERT INTO lane (run, host) VALUES (?, ?)", (self._run, name)).lastrowid
-            assert number is not None
-            lane = self._add_lane(number, name)
-        return lane
-
-    def _add_lane(self, number: int, name: str) -> Lane[int]:
-        self._hosts.load(name)
-        lane = self._by_number[number] = self._lanes.add(name, number)
-        return lane
-
-    def _best(self, lane: Lane[int], limit: int) -> list[Key]:
-        sql = "SELECT rank, id FROM request WHERE lane = ? AND state = 0 ORDER BY rank, id LIMIT ?"
-        return self._db.execute(sql, (lane.queue, limit)).fetchall()
-
-    def add(self, new: Sequence[NewRequest], now: float) -> dict[bytes, int]:
-        """Store new requests, behind all others of their priority. Returns their numbers in the file."""
-        (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
-        rows = []
-        numbers = {}
-        for fingerprint, request, parent, payload in new:
-            number += 1
-            rank = 0.0 - request.priority
-            lane = self.lane(host_of(request.url))
-            rows.append((number, self._run, lane.queue, rank, now, parent, fingerprint, payload))
-            numbers[fingerprint] = number
-            self.ready(lane, (rank, number), now)
+    def _complete(
+        self, completions: Sequence[Completion], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> list[Pushed | None]:
+        holders = self._leases.select_ending(page.lease for page in completions)
+        done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
+        new = self._select_children(done, encoded)
         self._db.executemany(
-            "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
+            "UPDATE request SET state = 3, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
+            [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
-        return numbers
+        self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
+        self._add(new, ledger, now)
+        added = Counter(child.parent for child in new)
+        results: list[Pushed | None] = []
+        for held, page in zip(holders, completions, strict=True):
+            if held is None:
+                results.append(None)
+                continue
+            known = len(page.children) - added[held.number] + page.duplicates
+            results.append(Pushed(added[held.number], known))
+            ledger.duplicates += known
+            if page.note:
+                self._histories.add_event(held.number, now, "note", page.note)
+        ledger.done += len(done)
+        self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
+        return results
 
-    def ready(self, lane: Lane[int], key: Key, now: float) -> None:
-        """A request is ready, new or once more. Its row is for the caller to change."""
-        lane.ready += 1
-        if lane.best is None or key < lane.best:
-            lane.best = key
-            self._lanes.place(lane, now)
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        encoded = await encode_children(failures, _encode)
+        return await self._run.change(partial(self._fail, failures, encoded))
 
-    def choose(self, limit: int, now: float) -> list[tuple[Lane[int], Key]]:
-        """Take the best requests of hosts that are due, in order. Their rows are for the caller to change."""
-        chosen: list[tuple[Lane[int], Key]] = []
-        ahead: dict[int, list[Key]] = {}
-        self._lanes.reopen(now)
-        while len(chosen) < limit and (lane := self._lanes.take_best(now)) is not None:
-            keys = ahead.get(lane.queue)
-            if keys is None:
-                most = min(limit - len(chosen), lane.limit - lane.host.in_flight)
-                keys = ahead[lane.queue] = self._best(lane, most + 1)[::-1]
-            chosen.append((lane, keys.pop()))
-            lane.best = keys[-1] if keys else None
-            lane.ready -= 1
-            lane.host.in_flight += 1
-            self._lanes.place(lane, now)
-        return chosen
-
-    def revive(self, kinds: Sequence[str] | None, now: float) -> int:
-        """Make dead requests of these kinds ready (of all but those that are spared, if None)."""
-        chosen = f"run = ? AND state = 4 AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
-        which = (self._run, msgspec.json.encode(sorted(SPARED_KINDS if kinds is None else kinds)).decode())
-        for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
-            self.ready(self._by_number[lane], (rank, number), now)
-        self._db.execute(
-            "INSERT INTO event (request, at, what, detail)"
-            f" SELECT id, ?, 'retried', 'made ready again with all its attempts' FROM request WHERE {chosen}",
-            (now, *which),
+    def _fail(
+        self, failures: Sequence[Failure], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> list[RequestState | None]:
+        holders = self._leases.select_ending(failure.lease for failure in failures)
+        states: list[RequestState | None] = []
+        dead, waiting = [], []
+        for held, failure in zip(holders, failures, strict=True):
+            if held is None:
+                states.append(None)
+            elif failure.retry_in is None or held.attempts >= self._options.max_attempts:
+                states.append("dead")
+                dead.append((held, failure))
+            else:
+                states.append("waiting")
+                waiting.append((held, failure, failure.retry_in))
+        self._bury(dead, encoded, ledger, now)
+        self._db.executemany(
+            "UPDATE request SET state = 1, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
+            [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
         )
-        return self._db.execute(
-            f"UPDATE request SET state = 0, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
-            (now, *which),
-        ).rowcount
+        for held, failure, _ in waiting:
+            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=True))
+        ledger.waiting += len(waiting)
+        self._leases.end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
+        return states
 
-    def next_due(self) -> float | None:
-        """When the next waiting host becomes due."""
-        return self._lanes.next_due()
+    def _bury(
+        self, dead: Sequence[tuple[HeldLease, Failure]], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+    ) -> None:
+        new = self._select_children(dead, encoded)
+        for held, failure in dead:
+            self._db.execute(
+                "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, status = ?, items = ?,"
+                " at = ? WHERE id = ?",
+                (
+                    storable(failure.kind), storable(failure.reason), failure.status,
+                    held.items + len(failure.items), now, held.number,
+                ),
+            )  # fmt: skip
+            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=False))
+        self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
+        self._add(new, ledger, now)
+        ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
+        ledger.dead += len(dead)
+        self._leases.end([(held, failure.contacted) for held, failure in dead], ledger, now)
 
-    def states(self, now: float, limit: int) -> list[HostState]:
-        return self._lanes.states(now, limit)
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        def step(ledger: Ledger, now: float) -> list[bool]:
+            ending = self._leases.select_ending(leases)
+            self._leases.release([held for held in ending if held], ledger, now, contacted=contacted)
+            return [held is not None for held in ending]
+
+        return await self._run.change(step)

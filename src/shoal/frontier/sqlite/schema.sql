@@ -1,9 +1,9 @@
--- The tables of a frontier file. Loaded once, in one transaction, into an empty file.
+-- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
 PRAGMA user_version = 5;
 
--- A run, and its ledger: how many requests are in each state.
+-- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
     number INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL UNIQUE,
@@ -18,11 +18,11 @@ CREATE TABLE run (
     done INTEGER NOT NULL DEFAULT 0,
     dead INTEGER NOT NULL DEFAULT 0,
     duplicates INTEGER NOT NULL DEFAULT 0,
-    items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of its item log
-    newest INTEGER NOT NULL DEFAULT 0      -- its last request
+    items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
+    newest INTEGER NOT NULL DEFAULT 0      -- the id of its last request
 );
 
--- Politeness belongs to the file: all runs in it share it.
+-- The politeness of hosts. All runs in the file share it.
 CREATE TABLE host (
     name TEXT PRIMARY KEY,
     delay REAL,
@@ -34,7 +34,7 @@ CREATE TABLE host (
     ended_at REAL NOT NULL
 ) WITHOUT ROWID;
 
--- One run's queue for one host.
+-- The queue of one run for one host.
 CREATE TABLE lane (
     number INTEGER PRIMARY KEY,
     run INTEGER NOT NULL,
@@ -48,19 +48,19 @@ CREATE TABLE request (
     lane INTEGER NOT NULL,
     state INTEGER NOT NULL DEFAULT 0,      -- 0 ready, 1 waiting, 2 leased, 3 done, 4 dead
     rank REAL NOT NULL,                    -- the negative of its priority
-    due REAL,                              -- waiting: ready again then; leased: lost then
-    token INTEGER,                         -- of its lease
-    slot TEXT,                             -- of the cluster, if it was leased under one
+    due REAL,                              -- waiting: when it is ready again; leased: when the lease expires
+    token INTEGER,                         -- of its current lease
+    slot TEXT,                             -- the cluster slot of the lease, if it has one
     epoch INTEGER,
-    begun INTEGER NOT NULL DEFAULT 1,      -- leased: 0 if the last of its attempts does not count yet
-    origin INTEGER,                        -- leased: the token that it was reissued from, if it was
-    nonce BLOB,                            -- and by whom
+    begun INTEGER NOT NULL DEFAULT 1,      -- leased: 0 while the last attempt does not count yet
+    origin INTEGER,                        -- leased: the token before it was reissued
+    nonce BLOB,                            -- and the nonce of the reissue
     attempts INTEGER NOT NULL DEFAULT 0,
     status INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,
     at REAL NOT NULL,
     parent INTEGER,
-    kind TEXT,                             -- dead: of what
+    kind TEXT,                             -- dead: the kind of death
     reason TEXT,
     fingerprint BLOB NOT NULL,
     payload BLOB NOT NULL                  -- the Request as msgpack
@@ -77,7 +77,7 @@ CREATE TABLE seen (
     PRIMARY KEY (fingerprint, run)
 ) WITHOUT ROWID;
 
--- How far each slice of the fingerprints of a run is in the index: through this request.
+-- Up to which request each slice of the fingerprints of a run is in the index.
 CREATE TABLE seen_slice (
     run INTEGER NOT NULL,
     slice INTEGER NOT NULL,
@@ -94,7 +94,7 @@ CREATE TABLE item (
     UNIQUE (run, seq)
 );
 
--- What is out of the ordinary in a request's life: failed attempts, lost leases, notes.
+-- Unusual events of a request: failed attempts, lost leases, notes.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
     request INTEGER NOT NULL,
@@ -107,16 +107,16 @@ CREATE INDEX event_request ON event (request);
 CREATE TABLE role (
     run INTEGER NOT NULL,
     role TEXT NOT NULL,
-    token INTEGER NOT NULL,                -- 0: nobody's
+    token INTEGER NOT NULL,                -- 0: the role is free
     until REAL NOT NULL,
     cursor BLOB NOT NULL,
     finished INTEGER NOT NULL,
-    slot TEXT,                             -- of the cluster, if it was claimed under one
+    slot TEXT,                             -- the cluster slot of the holder, if it has one
     epoch INTEGER,
     PRIMARY KEY (run, role)
 ) WITHOUT ROWID;
 
--- Slots of clusters: before this epoch nothing is given to them.
+-- Cluster slots. Holders under an earlier epoch get no leases and no roles.
 CREATE TABLE fence (
     run INTEGER NOT NULL,
     slot TEXT NOT NULL,
@@ -124,7 +124,7 @@ CREATE TABLE fence (
     PRIMARY KEY (run, slot)
 ) WITHOUT ROWID;
 
--- Small facts that all runs share: what a robots.txt says.
+-- Small facts that all runs share, such as the rules of a robots.txt.
 CREATE TABLE note (
     key TEXT PRIMARY KEY,
     value BLOB NOT NULL,

@@ -1,9 +1,9 @@
-"""Which requests a run in a file has already.
+"""The fingerprints of the requests that a run in a file has already.
 
-An index over fingerprints that is kept with every insert dirties one page of the file for each new URL, as they are
-spread evenly: at a million URLs that cost more than all the rest. So the newest fingerprints are in no index of the
-file. They are in memory, and in the file in the rows of their requests, which are read again when it is opened. When
-they are too many, one slice of them (those that start with the same bits) goes to the index in order: many to a page.
+Fingerprints are spread evenly. An index over them that is updated with every insert writes one page of the file for
+each new URL: with a million URLs this costs more than everything else. So the index lags behind. The newest
+fingerprints are in memory, and in the rows of their requests, which are read when the file is opened. When there are
+too many, one slice of them (those that start with the same bits) moves to the index in order, many to a page.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Iterable
 _SLICES = 64
 _SHIFT = 2
 """The first byte shifted by this is the slice."""
-_MOST = 1 << 16
-"""So many newest fingerprints are in memory (about 10 MB)."""
-_CHUNK = 64
+_MAX_IN_MEMORY = 1 << 16
+"""Newest fingerprints in memory, about 10 MB."""
+_QUERY_SIZE = 64
+"""Fingerprints that one query asks for."""
 
 
 class Seen:
-    """Used within transactions of the file; ``load`` makes it anew after one was rolled back."""
+    """Call it within transactions of the file, and ``load`` after one was rolled back."""
 
     def __init__(self, db: sqlite3.Connection, run: int) -> None:
         self._db = db
@@ -30,7 +31,7 @@ class Seen:
         self._next = 0
 
     def load(self) -> None:
-        """Read the newest fingerprints: those of requests that their slice of the index does not reach."""
+        """Read the newest fingerprints: those that the index does not have yet."""
         self._newest = [{} for _ in range(_SLICES)]
         through = [0] * _SLICES
         for slice_, request in self._db.execute("SELECT slice, through FROM seen_slice WHERE run = ?", (self._run,)):
@@ -48,7 +49,7 @@ class Seen:
         self._next = through.index(min(through))
 
     def known(self, fingerprints: Iterable[bytes]) -> set[bytes]:
-        """Those of them that the run has."""
+        """The fingerprints of these that the run has."""
         known = set()
         rest = []
         newest = self._newest
@@ -57,15 +58,15 @@ class Seen:
                 known.add(fingerprint)
             else:
                 rest.append(fingerprint)
-        for start in range(0, len(rest), _CHUNK):
-            chunk = rest[start : start + _CHUNK]
+        for start in range(0, len(rest), _QUERY_SIZE):
+            chunk = rest[start : start + _QUERY_SIZE]
             marks = ",".join("?" * len(chunk))
             sql = f"SELECT fingerprint FROM seen WHERE fingerprint IN ({marks}) AND run = ?"
             known.update([row[0] for row in self._db.execute(sql, (*chunk, self._run))])
         return known
 
     def find(self, fingerprint: bytes) -> int | None:
-        """The request of this fingerprint."""
+        """The number of the request with this fingerprint."""
         newest = self._newest[fingerprint[0] >> _SHIFT].get(fingerprint)
         if newest is not None:
             return newest
@@ -75,16 +76,16 @@ class Seen:
         return row[0] if row else None
 
     def add(self, fingerprints: dict[bytes, int]) -> None:
-        """Requests that were inserted in this transaction, in ascending order."""
+        """Add requests that were inserted in this transaction, in ascending order."""
         newest = self._newest
         for fingerprint, request in fingerprints.items():
             newest[fingerprint[0] >> _SHIFT][fingerprint] = request
         self._size += len(fingerprints)
-        while self._size > _MOST:
-            self._index(self._next, request)
+        while self._size > _MAX_IN_MEMORY:
+            self._move_to_index(self._next, request)
             self._next = (self._next + 1) % _SLICES
 
-    def _index(self, slice_: int, through: int) -> None:
+    def _move_to_index(self, slice_: int, through: int) -> None:
         run = self._run
         rows = [(fingerprint, run, request) for fingerprint, request in sorted(self._newest[slice_].items())]
         self._db.executemany("INSERT INTO seen VALUES (?, ?, ?)", rows)

@@ -1,7 +1,7 @@
-"""Runs in a SQLite file: nothing to install, survives ``kill -9``, and memory does not grow with the URLs.
+"""Runs in a SQLite file: needs no server, survives ``kill -9``, and memory does not grow with the URLs.
 
-What a kill and a power cut mean is told in `shoal.frontier.sqlite.file`, how a frontier is kept in
-`shoal.frontier.sqlite.frontier`.
+`shoal.frontier.sqlite.file` says what a kill and a power cut can lose, `shoal.frontier.sqlite.frontier` how a frontier
+works.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.fenced import HeldFrontier
+from shoal.frontier.fenced import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
-from shoal.frontier.sqlite.queue import SharedHosts
+from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"
@@ -36,7 +36,10 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class SQLiteStore:
-    """Runs and their frontiers in a file, with the politeness that they share. One process works on it at a time."""
+    """Runs and their frontiers in a file, with the politeness that they share. See `shoal.ports.Store`.
+
+    One process works on a file at a time.
+    """
 
     shared: ClassVar[bool] = False
 
@@ -52,17 +55,18 @@ class SQLiteStore:
     async def open(
         cls, path: str | os.PathLike[str], *, readonly: bool = False, clock: Callable[[], float] | None = None
     ) -> SQLiteStore:
-        """StoreBusyError while another process works on it, unless ``readonly``; StoreError if it can't be used."""
+        """Open a file, or create it. StoreBusyError while another process works on it, unless ``readonly``; StoreError
+        if it cannot be used."""
         file = SQLiteFile(path, readonly=readonly)
         await file.open()
         store = cls(file, clock or steady_time())
         if not readonly:
-            await file.write(store._mend_times)
+            await file.write(store._correct_times)
         return store
 
-    def _mend_times(self) -> None:
-        """If the clock was set back since the file was last used, its times lie in the future. Set them back as well,
-        so that no host waits longer than its own delay."""
+    def _correct_times(self) -> None:
+        """Set the times in the file back if the clock was set back since it was last used. Otherwise they lie in the
+        future, and hosts wait longer than their delay."""
         db = self._file.db
         (last,) = db.execute(
             "SELECT max((SELECT coalesce(max(ended_at), 0) FROM host),"
@@ -75,6 +79,7 @@ class SQLiteStore:
             db.execute("UPDATE note SET until = until - ?1", (ahead,))
 
     def _restore(self) -> None:
+        """Read everything that is in memory from the file again."""
         frontiers = list(self._frontiers.values())
         self._hosts.by_name.clear()
         for frontier in frontiers:
@@ -104,7 +109,7 @@ class SQLiteStore:
 
         changed = await self._file.write(change)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halted = state in HALTED
+            self._frontiers[run_id].halt(state in HALTED)
         return changed
 
     async def delete_run(self, run_id: str) -> None:
@@ -123,11 +128,11 @@ class SQLiteStore:
         return await self._file.read(partial(self._run, run_id))
 
     async def run_state(self, run_id: str) -> RunState | None:
-        def look() -> RunState | None:
+        def read() -> RunState | None:
             row = self._file.db.execute("SELECT state FROM run WHERE run_id = ?", (run_id,)).fetchone()
             return row[0] if row else None
 
-        return await self._file.read(look)
+        return await self._file.read(read)
 
     async def run_states(self, spider: str) -> dict[str, RunState]:
         query = "SELECT run_id, state FROM run WHERE spider = ? ORDER BY number"
@@ -145,8 +150,8 @@ class SQLiteStore:
         return await self._file.read(runs)
 
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
-        """The run's frontier, the same one each time. When it is first opened, the leases and roles that the file
-        has are of a process that is gone, and end."""
+        """The frontier of a run, the same object each time. The first call ends the leases and roles in the file: the
+        process that held them is gone."""
 
         def load() -> SQLiteFrontier:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
@@ -164,10 +169,10 @@ class SQLiteStore:
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
         found = self._frontiers[run_id]
-        return found if holder is None else HeldFrontier(found, holder)
+        return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:
-        """Leases that are still out end when the run is opened again, as those of a crash do."""
+        """Close the file. Leases that are still out end when the run is opened again, as after a crash."""
         await self._file.close()
 
 

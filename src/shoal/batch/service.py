@@ -1,0 +1,264 @@
+"""Accepts batches, runs them to their end, and finds them again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from shoal.batch.admission import Admission
+from shoal.batch.options import BatchOptions
+from shoal.batch.ownership import Ownership
+from shoal.batch.session import OVER, Session
+from shoal.batch.settings import Webhook
+from shoal.batch.spider import BatchSpider
+from shoal.config import Config
+from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, StoreRewoundError
+from shoal.ports import Claim, Store
+
+log = logging.getLogger("shoal.batch")
+
+_SWEEP_EVERY = 30.0
+_SEED_RETRY_EVERY = 1.0
+_NOTIFY_RETRY_EVERY = 5.0
+_CLOSE_TIMEOUT = 3.0
+
+
+class Executor(Protocol):
+    """Fetches the pages of sessions: in this process, or on Celery workers."""
+
+    async def run(self, session: Session) -> None:
+        """Work until the session is over, or until ``stop``."""
+        ...
+
+    def stop(self, session_id: str) -> None: ...
+
+
+class BatchService:
+    """The local sessions of a store, or the distributed ones."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        config: Config,
+        *,
+        distributed: bool,
+        notify: Callable[[Session], Awaitable[bool]],
+    ) -> None:
+        """``notify`` is called when a session is over, and called again until it returns true."""
+        self._store = store
+        self._executor = executor
+        self._config = config
+        self._distributed = distributed
+        self._notify = notify
+        self._keep_results = config.serve.keep_results
+        self._admission = Admission(config)
+        self._ownership = Ownership(store, config.lease.ttl, distributed=distributed)
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._notifications: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, float] = {}
+        """When each ended session ended, or when this process first saw that it had."""
+        self._background: list[asyncio.Task[None]] = []
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Resume the sessions and webhooks that an earlier process left."""
+        for run in reversed(await self._store.list_runs(BatchSpider.name)):
+            if run.state not in OVER or run.settings.get("webhook"):
+                await self._ownership.watch(run.run_id)
+        await self._take_over()
+        self._background = [asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._take_over_forever())]
+
+    @property
+    def running(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The running sessions."""
+        return self._admission.sessions
+
+    async def create(
+        self, urls: Sequence[str], options: BatchOptions, *, caller: str, address: str = "",
+        webhook: Webhook | None = None,
+    ) -> Session:  # fmt: skip
+        """Start a batch. When this returns, its URLs are in the store. TooManySessionsError if a limit is reached."""
+        with self._admission.starting(caller or address):
+            session = await Session.create(
+                self._store, self._config, urls, options, caller=caller, address=address,
+                distributed=self._distributed, webhook=webhook,
+            )  # fmt: skip
+            claim = await self._ownership.claim(session)
+            if claim is not None:  # else another process has found it already
+                self._start(session, claim)
+        return session
+
+    async def find(self, session_id: str) -> Session | None:
+        """Find a session of this store, whichever process owns it."""
+        return self._admission.find(session_id) or await Session.find(self._store, session_id)
+
+    async def cancel(self, session: Session) -> None:
+        await session.cancel()
+        self._executor.stop(session.id)
+
+    # -- running a session
+
+    def _start(self, session: Session, claim: Claim) -> None:
+        job = asyncio.create_task(self._run_owned(session, claim))
+        self._jobs[session.id] = job
+        self._admission.add(session)
+        job.add_done_callback(lambda _: self._end(session))
+
+    def _end(self, session: Session) -> None:
+        del self._jobs[session.id]
+        self._admission.end(session)
+        self._ownership.forget(session)
+        self._ended[session.id] = time.monotonic()
+        session.changed.set()
+
+    async def _run_owned(self, session: Session, claim: Claim) -> None:
+        """Run the session while this process owns it."""
+        heartbeat = asyncio.create_task(self._ownership.keep(session, claim, partial(self._executor.stop, session.id)))
+        try:
+            await self._run(session)
+        finally:
+            heartbeat.cancel()
+            await self._ownership.release(session, claim)
+
+    async def _run(self, session: Session) -> None:
+        try:
+            if not await self._wait_until_seeded(session):
+                return
+            await self._executor.run(session)
+        except ShoalError as exc:
+            log.error("session %s stopped: %s", session.id, exc)
+            return
+        except Exception:  # the end of a task: a bug costs one session and is logged
+            log.exception("internal error session=%s", session.id)
+            return
+        self._start_notifying(session)
+
+    async def _wait_until_seeded(self, session: Session) -> bool:
+        """Wait until all URLs are pushed. If the process that pushed them died, its claim expires, and this one pushes
+        the rest. False if this process shuts down or loses the session before that."""
+        while not self._is_closing and not self._ownership.is_lost(session):
+            try:
+                if await session.seed() or await session.state() in OVER:
+                    return not self._ownership.is_lost(session)
+            except StoreAwayError:
+                pass
+            except StoreRewoundError:
+                with suppress(StoreAwayError):
+                    await session.frontier.recover()
+            await asyncio.sleep(_SEED_RETRY_EVERY)
+        return False
+
+    def _start_notifying(self, session: Session) -> None:
+        task = asyncio.create_task(self._notify_until_done(session))  # a slow receiver must not block the session
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
+
+    async def _notify_until_done(self, session: Session) -> None:
+        while True:
+            try:
+                if await session.state() not in OVER or await self._notify(session):
+                    return
+            except StoreAwayError:
+                pass
+            except StoreRewoundError:
+                await _log_errors(partial(_recover, session))
+            except ShoalError as exc:  # it was deleted
+                log.warning("could not send the webhook of session %s: %s", session.id, exc)
+                return
+            await asyncio.sleep(_NOTIFY_RETRY_EVERY)
+
+    # -- sessions of other processes
+
+    async def _take_over_forever(self) -> None:
+        while self._store.shared or self._ownership.others:
+            await asyncio.sleep(self._ownership.ttl / 3)
+            await _log_errors(self._take_over)
+
+    async def _take_over(self) -> None:
+        """Start the sessions that have no live owner, up to the limit of running sessions."""
+        for session_id in self._ownership.others:
+            if self._admission.is_full:
+                return
+            if session_id in self._jobs:
+                continue
+            try:
+                claim = await self._ownership.claim_other(session_id)
+                if claim is None:
+                    continue
+                session = await self._ownership.find(session_id)
+                if session is not None and await session.state() in OVER:
+                    self._start_notifying(session)
+                elif session is not None:
+                    log.warning("session %s: taken over", session_id)
+                    self._start(session, claim)
+            except RunError:  # it was deleted
+                pass
+            self._ownership.unwatch(session_id)
+
+    # -- removing old sessions
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_EVERY, self._keep_results, 2 * self._ownership.ttl))
+            await _log_errors(self._sweep)
+
+    async def _sweep(self) -> None:
+        """Watch the sessions that other processes have created, and delete expired ones."""
+        states = await self._store.run_states(BatchSpider.name)
+        if self._store.shared:
+            running = {session_id for session_id, state in states.items() if state not in OVER}
+            await self._ownership.watch_new(running, self._jobs)
+        await self._delete_expired([session_id for session_id, state in states.items() if state in OVER])
+
+    async def _delete_expired(self, over: Sequence[str]) -> None:
+        now = time.monotonic()
+        self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
+        self._admission.keep_only(self._ended)
+        for session_id in [each for each, ended in self._ended.items() if now - ended > self._keep_results]:
+            with suppress(RunError):  # another process was first
+                await self._store.delete_run(session_id)
+
+    # -- shutting down
+
+    def stop_waiting(self) -> None:
+        """Wake all callers that wait for a session."""
+        for session in self.sessions:
+            session.stop_waiting()
+
+    async def close(self) -> None:
+        """Release the leases in flight. Sessions in a persistent store resume when it is opened again."""
+        self._is_closing = True
+        for task in self._background:
+            task.cancel()
+        for session_id in self._jobs:
+            self._executor.stop(session_id)
+        tasks = [*self._jobs.values(), *self._notifications]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _log_errors(step: Callable[[], Awaitable[None]]) -> None:
+    """Run one step of a loop. Errors are logged: the next step tries again."""
+    try:
+        await step()
+    except FrontierError as exc:
+        log.debug("could not check the sessions: %s", exc)
+    except Exception:
+        log.exception("internal error")
+
+
+async def _recover(session: Session) -> None:
+    await session.frontier.recover()

@@ -1,0 +1,175 @@
+"""`shoal audit`, `why` and `retry-failed`: what happened to the requests of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import FrontierUrl, NewestRun, RunOption
+from shoal.cli.run_store import opened_run
+from shoal.printable import printable
+
+if TYPE_CHECKING:
+    from shoal.ports import History, Rewind, Run, Stats
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal audit --frontier sqlite:///books.db
+    shoal audit books_1 --frontier redis://host
+    """
+)
+def audit(run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
+    """Recount the requests of a run and check that none is lost.
+
+    Each pushed request must be ready, waiting, leased, done or dead. The exit code is 1 if the numbers do not
+    add up.
+    """
+
+    async def work() -> tuple[Stats, bool, list[Rewind]]:
+        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+            counted, kept = await store.audit(), await store.stats()
+            _print_ledger(run, counted, await store.dead_kinds())
+            if counted != kept:
+                print(f"\nthe stored counters differ: {kept}")
+            return counted, counted.balanced and counted == kept, await store.rewinds()
+
+    counted, balanced, rewinds = asyncio.run(work())
+    print()
+    for line in _verdict(counted, balanced, rewinds):
+        print(line)
+    if not balanced:
+        sys.exit(1)
+
+
+def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[str]:
+    """What the ledger means. "Nothing lost" is certain only for a finished run on a store that never went back."""
+    if not balanced:
+        return ["NOT BALANCED: this is a bug in Shoal, or another program wrote to the store"]
+    lines = []
+    if stats.seeding:
+        lines.append("balanced, but seeding is not finished: start requests may be missing")
+    elif stats.remaining:
+        lines.append(f"balanced: {stats.remaining} requests remain")
+    elif not rewinds:
+        lines.append("balanced: nothing lost")
+    else:
+        lines.append("balanced: all requests in the store are done")
+    if rewinds:
+        lines.append(f"THE STORE WENT BACK IN TIME {_times(len(rewinds))}:")
+        for rewind in rewinds:
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rewind.at))
+            lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
+            lines.append(f"  noticed {moment}, {lost}")
+        lines.append(
+            "Pages of the lost time were crawled again, and outputs were set back. What other programs pushed or\n"
+            "changed in that time (work queues, retry-failed, host settings) is missing: repeat it."
+        )
+    return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
+    print(f"run {run.run_id} of {run.spider}: {run.state}{', seeding' if stats.seeding else ''}\n")
+    print(f"  pushed     {stats.pushed:>10}")
+    for name in ("ready", "waiting", "leased", "done", "dead"):
+        print(f"  {'=' if name == 'ready' else '+'} {name:<8} {getattr(stats, name):>10}")
+    for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]):
+        print(f"      {kind:<22} {count:>10}")
+    if stats.incoming:
+        print(f"\n  incoming   {stats.incoming:>10}  links of completed pages that are not queued yet")
+    print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
+
+
+@app.add(
+    examples="""
+    shoal why https://example.com/missing --frontier sqlite:///books.db
+    shoal why https://example.com/missing --run-id books_1 --frontier redis://host
+    """
+)
+def why(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The URL, as a page links to it or as the summary shows it.")
+    ],
+    frontier: FrontierUrl = None,
+    run_id: RunOption = None,
+) -> None:
+    """Show what happened to a URL.
+
+    This shows the page that links to it, its attempts and waits, what robots.txt said, and how many items it has. The
+    exit code is 1 if the run has not seen the URL.
+    """
+
+    async def work() -> bool:
+        from shoal.http import Request
+
+        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+            history = await store.find(Request(url))
+            if history is None:
+                print(f"run {run.run_id} has not seen {Request(url).url}: no page links to it, or it is out of scope")
+                return False
+            _print_history(history)
+            return True
+
+    if not asyncio.run(work()):
+        sys.exit(1)
+
+
+def _print_history(history: History) -> None:
+    status = f", HTTP {history.status}" if history.status else ""
+    print(f"{history.url}\n  state     {history.state}{status}")
+    if history.reason:
+        print(f"  reason    {printable(history.reason)}")
+    print(f"  found on  {history.parent or 'none: it is a start request'}")
+    print(f"  robots    {_robots_answer(history)}")
+    print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
+    print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
+    for event in history.events:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}")
+
+
+def _robots_answer(history: History) -> str:
+    if history.reason.startswith("robots.txt"):
+        return "disallowed, or robots.txt could not be fetched"
+    return "allowed" if history.status else "allowed, or not checked yet"
+
+
+@app.add(
+    "retry-failed",
+    examples="""
+    shoal retry-failed --frontier sqlite:///books.db
+    shoal retry-failed --kind "http 500" --frontier sqlite:///books.db
+    """,
+)
+def retry_failed(
+    run_id: NewestRun = None,
+    frontier: FrontierUrl = None,
+    kind: Annotated[
+        list[str],
+        typer.Option("--kind", metavar="KIND", help='Retry only this kind of failure, such as "http 500". Repeatable.'),
+    ] = [],
+) -> None:
+    """Queue the failed requests of a run again.
+
+    They get all their attempts again. Requests that robots.txt disallowed stay dead. `shoal audit` lists the kinds of
+    failures.
+    """
+
+    async def work() -> None:
+        async with opened_run(frontier, run_id, readonly=False) as (run, store):
+            count = await store.retry_dead(kind or None)
+        print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
+
+    asyncio.run(work())

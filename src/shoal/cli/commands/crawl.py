@@ -1,0 +1,178 @@
+"""`shoal crawl` and `shoal run`: a crawl in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import (
+    Argument,
+    Concurrency,
+    Delay,
+    FrontierUrl,
+    MetricsPort,
+    NewRun,
+    Output,
+    Quiet,
+    Setting,
+    SpiderName,
+    given,
+    pairs,
+    resolve,
+)
+from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.crawling.garbage import collect_rarely
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
+    from shoal.spider import Spider
+
+During: TypeAlias = Callable[[Any], Awaitable[None]]
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal crawl https://example.com -o pages.jsonl
+    shoal crawl https://example.com --item name=h1 --item price=p.price -o a.csv
+    shoal crawl https://example.com -o pages.jsonl --frontier sqlite:///crawl.db
+    """
+)
+def crawl(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")],
+    output: Output = [],
+    item: Annotated[
+        list[str],
+        typer.Option(
+            "--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'
+        ),
+    ] = [],
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="N", help="Follow links up to N steps from the first page (default 3)."),
+    ] = None,
+    same_site: Annotated[
+        bool, typer.Option("--same-site/--any-site", help="Stay on the first page's host (default), or leave it.")
+    ] = True,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write the text of pages as Markdown.")] = False,
+    max_pages: Annotated[
+        int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages (default 1000).")
+    ] = None,
+    delay: Delay = None,
+    concurrency: Concurrency = None,
+    frontier: FrontierUrl = None,
+    setting: Setting = [],
+    new_run: NewRun = False,
+    metrics_port: MetricsPort = None,
+    quiet: Quiet = False,
+) -> None:
+    """Crawl a site without writing code.
+
+    Each page becomes an item with its URL, title and text, or with the fields that you choose with --item. Items go to
+    standard output unless you pass --output.
+    """
+    from shoal.crawling.page_spider import page_spider, parse_fields
+
+    spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, depth)
+    execute(
+        spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet,
+        metrics_port=metrics_port,
+    )  # fmt: skip
+
+
+@app.add(
+    examples="""
+    shoal run books.py -o books.jsonl
+    shoal run books.py:Books -a category=travel -o books.csv --delay 1
+    shoal run books.py -o books.jsonl --frontier sqlite:///books.db
+    """
+)
+def run(
+    spider: SpiderName,
+    output: Output = [],
+    argument: Argument = [],
+    delay: Delay = None,
+    concurrency: Concurrency = None,
+    max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
+    frontier: FrontierUrl = None,
+    setting: Setting = [],
+    new_run: NewRun = False,
+    metrics_port: MetricsPort = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a spider in this process.
+
+    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it.
+    """
+    reference, entry = find_spider(spider)
+    made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
+    options = _crawl_options(delay, concurrency, max_pages, frontier)
+    execute(
+        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
+        quiet=quiet, command=spider, metrics_port=metrics_port,
+    )  # fmt: skip
+
+
+def _crawl_options(
+    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, depth: int | None = None
+) -> dict[str, Any]:
+    return given(
+        {
+            "scope.max_depth": depth,
+            "scope.max_pages": max_pages,
+            "download_delay": delay,
+            "concurrency": concurrency,
+            "frontier": frontier,
+        }
+    )
+
+
+def execute(
+    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
+    urls: list[str] | None = None, metrics_port: str | None = None,
+) -> NoReturn:  # fmt: skip
+    """Crawl in this process, then show the summary and exit."""
+    from shoal.runs.crawl import Crawl
+
+    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
+
+
+def show_and_exit(
+    made: Any, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: str = "", notices: list[str] = []
+) -> NoReturn:
+    """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed."""
+    from shoal.cli import progress, summary
+    from shoal.runs.crawl import run_blocking
+
+    collect_rarely()
+    console = progress.console()
+    progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
+    for notice in notices:
+        console.print(notice, style="yellow", soft_wrap=True)
+    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port))
+    assert made.summary is not None
+    summary.show(console, made.summary, resolved.config, command)
+    sys.exit(1 if made.summary.state == "failed" else 0)
+
+
+def _beside(show: During | None, metrics_port: str | None) -> During | None:
+    """What runs beside a crawl: its progress, and the server of its metrics."""
+    if metrics_port is None:
+        return show
+    from shoal.metrics.serving import listen, parse_address, serve
+
+    listener = listen(parse_address(metrics_port))
+
+    async def both(made: Any) -> None:
+        tasks = [serve(made, listener)] if show is None else [show(made), serve(made, listener)]
+        await asyncio.gather(*tasks)
+
+    return both

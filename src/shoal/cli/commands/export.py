@@ -1,0 +1,48 @@
+"""`shoal export`: write the items of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from shoal.cli.help import Commands
+from shoal.cli.options import FrontierUrl, NewestRun, Output
+from shoal.cli.run_store import opened_run
+from shoal.cli.terminal import raw_stderr
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal export --frontier sqlite:///books.db -o books.csv
+    shoal export books_1 --frontier redis://host -o books.parquet
+    """
+)
+def export(output: Output, run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
+    """Write all items of a run to files or databases."""
+    from shoal.config import mask
+    from shoal.sinks import open_sink
+    from shoal.sinks.drainer import export as drain
+
+    async def work() -> None:
+        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+            for spec in output:
+                rejects: list[int] = []
+                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append)
+                count = await drain(store, sink, on_progress=_progress)
+                print(f"wrote {count - sum(rejects)} items to {mask(spec)}", file=sys.stderr)
+                if rejects:
+                    print(f"could not write {sum(rejects)} items to {mask(spec)}", file=sys.stderr)
+                if count < (logged := (await store.stats()).items):
+                    print(
+                        f"the run had {logged} items: the others are deleted, because items.keep is false",
+                        file=sys.stderr,
+                    )
+
+    asyncio.run(work())
+
+
+def _progress(count: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{count} items", end="\r", file=raw_stderr(), flush=True)

@@ -1,0 +1,148 @@
+"""`shoal hosts`: show and change how hosts are treated."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import FrontierUrl, RunOption, given
+from shoal.cli.run_store import choose_run, opened_run, opened_store
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.ports import HostState, HostUpdate, Store
+
+Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
+
+app = Commands()
+hosts_app = Commands(
+    help="Show or change delays, concurrency and blocks of hosts.\n\n"
+    "Without a command it lists the busiest hosts: queued requests, requests in flight, the delay and the reason for "
+    "it. Changes apply at once, to all runs and workers of the frontier.",
+    epilog=(
+        "shoal hosts --frontier redis://host\n"
+        "shoal hosts set example.com --delay 2 --frontier redis://host\n"
+        "shoal hosts block example.com --for 3600 --frontier redis://host"
+    ),
+)
+app.add_typer(hosts_app, name="hosts", invoke_without_command=True)
+
+
+@hosts_app.callback()
+def hosts(
+    context: typer.Context,
+    frontier: FrontierUrl = None,
+    run_id: RunOption = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List the N busiest hosts (default 30).")] = 30,
+) -> None:
+    context.obj = (frontier, run_id)
+    if context.invoked_subcommand is not None:
+        return
+
+    async def work() -> None:
+        async with opened_store(frontier, readonly=True) as store:
+            _print_hosts(await _hosts_of(store, run_id, limit))
+
+    asyncio.run(work())
+
+
+async def _hosts_of(store: Store, run_id: str | None, limit: int) -> list[HostState]:
+    """The hosts of one run, or of all unfinished runs: these share the limits of a host."""
+    from shoal.config import Config
+    from shoal.runs.queries import hosts_of
+
+    unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
+    chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
+    return await hosts_of(store, chosen, Config(), limit)
+
+
+def _print_hosts(states: list[HostState]) -> None:
+    print(f"{'host':<32} {'ready':>8} {'in flight':>10} {'delay':>8}  {'why':<26} blocked")
+    for state in states:
+        blocked = f"for {state.blocked_for:.0f} s: {state.block_reason}" if state.blocked_for else ""
+        flight = f"{state.in_flight} of {state.concurrency}"
+        print(f"{state.host:<32} {state.ready:>8} {flight:>10} {state.delay:>6.2f} s  {state.why:<26} {blocked}")
+
+
+@hosts_app.add(
+    "set",
+    examples="""
+    shoal hosts set example.com --delay 2 --frontier redis://host
+    shoal hosts set example.com --reset --frontier redis://host
+    """,
+)
+def set_host(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Argument(metavar="HOST", help="example.com, example.com:8080, or '*' for the default of all hosts.")
+    ],
+    delay: Annotated[
+        float | None,
+        typer.Option("--delay", metavar="SECONDS", help="Wait between two fetches from the host.", min=0.0),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at once if there is no delay.", min=1),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Restore the defaults and forget the measured delay.")] = False,
+    frontier: FrontierUrl = None,
+) -> None:
+    """Change the delay or concurrency of a host."""
+    from shoal.ports import HostUpdate
+
+    changes: dict[str, Any] = given({"delay": delay, "concurrency": concurrency})
+    if reset:
+        changes = {"delay": None, "concurrency": None, "learned_delay": None, **changes}
+    if not changes:
+        raise ConfigError("nothing to change: pass --delay, --concurrency or --reset")
+    _update_host(context, host, HostUpdate(**changes), frontier)
+
+
+@hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")
+def block(
+    context: typer.Context,
+    host: Host,
+    seconds: Annotated[
+        float, typer.Option("--for", metavar="SECONDS", help="Block for this long (default: one day).", min=1.0)
+    ] = 86400.0,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason that `shoal hosts` shows (default: by hand).")
+    ] = "by hand",
+    frontier: FrontierUrl = None,
+) -> None:
+    """Fetch nothing from a host for a while.
+
+    Its requests stay in the queue.
+    """
+    from shoal.ports import HostUpdate
+
+    _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), frontier)
+
+
+@hosts_app.add(examples="shoal hosts unblock example.com --frontier redis://host")
+def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
+    """End the block of a host, including one from Retry-After."""
+    from shoal.ports import HostUpdate
+
+    _update_host(context, host, HostUpdate(block_for=None), frontier)
+
+
+def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
+    from msgspec import UNSET
+
+    from shoal.runs.queries import host_name
+
+    outer, run_id = context.obj
+    host = host_name(host)
+    if host == "*" and update.block_for is not UNSET:
+        raise ConfigError("cannot block '*': it sets default delays and concurrency. Use `shoal pause RUN`")
+
+    async def work() -> None:
+        async with opened_run(frontier or outer, run_id, readonly=False) as (_, found):
+            await found.update_host(host, update)
+            _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")])
+
+    asyncio.run(work())

@@ -1,0 +1,161 @@
+"""`shoal runs`, `stats`, `pause`, `resume`, `cancel` and `rm`: list runs and control them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
+from shoal.cli.run_store import choose_run, opened_run, opened_store
+from shoal.errors import RunError
+
+if TYPE_CHECKING:
+    from shoal.ports import RunState, Stats
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal runs --frontier sqlite:///books.db
+    shoal runs --frontier redis://host --spider books --limit 5
+    """
+)
+def runs(
+    frontier: FrontierUrl = None,
+    spider: Annotated[
+        str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
+) -> None:
+    """List the runs of a frontier, newest first."""
+
+    async def work() -> None:
+        from shoal.config import Config
+        from shoal.runs.start import frontier_options
+
+        async with opened_store(frontier, readonly=True) as store:
+            found = await store.list_runs(spider)
+            print(
+                f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}",
+                *map(_column, ("done", "left", "dead", "items")),
+            )
+            for run in found[:limit]:
+                ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
+                started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
+                numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
+                print(f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}", *map(_column, numbers))
+            if len(found) > limit:
+                print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
+
+    asyncio.run(work())
+
+
+def _column(value: object) -> str:
+    return f"{value:>9}"
+
+
+@app.add(
+    examples="""
+    shoal stats --frontier sqlite:///books.db
+    shoal stats books_1 --frontier redis://host --watch
+    """
+)
+def stats(
+    run: NewestRun = None,
+    frontier: FrontierUrl = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again every second until the run is finished.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count the queued, done and failed requests of a run."""
+
+    async def work() -> None:
+        async with opened_run(frontier, run, readonly=True) as (chosen, found):
+            before, at = await found.stats(), time.monotonic()
+            _print_stats(chosen.run_id, before, None, as_json=as_json)
+            while watch and not before.finished:
+                await asyncio.sleep(1.0)
+                now = await found.stats()
+                speed = (now.done - before.done) / (time.monotonic() - at)
+                before, at = now, time.monotonic()
+                _print_stats(chosen.run_id, now, speed, as_json=as_json)
+
+    asyncio.run(work())
+
+
+def _print_stats(run_id: str, ledger: Stats, speed: float | None, *, as_json: bool) -> None:
+    import json
+
+    from msgspec.structs import asdict
+
+    from shoal.crawling.stats import counts
+
+    if as_json:
+        print(json.dumps({"run_id": run_id, **asdict(ledger), **counts(ledger)}), flush=True)
+        return
+    pace = "" if speed is None else f"  {speed:.0f} pages/s"
+    seeding = "  (seeding)" if ledger.seeding else ""
+    words = " ".join(f" {name} {count}" for name, count in counts(ledger).items())
+    print(f"{time.strftime('%H:%M:%S')} {words}  items {ledger.items}{pace}{seeding}", flush=True)
+
+
+@app.add(examples="shoal pause books_1 --frontier redis://host")
+def pause(run: OneRun, frontier: FrontierUrl = None) -> None:
+    """Pause a run; its workers wait.
+
+    Requests in flight are completed. No new requests are leased until you resume the run.
+    """
+    _transition(run, "paused", frontier, "its workers wait for `shoal resume`")
+
+
+@app.add(examples="shoal resume books_1 --frontier redis://host")
+def resume(run: OneRun, frontier: FrontierUrl = None) -> None:
+    """Resume a paused or cancelled run."""
+    _transition(run, "running", frontier, "workers that wait continue; if there are none, start some")
+
+
+@app.add(examples="shoal cancel books_1 --frontier redis://host")
+def cancel(run: OneRun, frontier: FrontierUrl = None) -> None:
+    """Stop a run before it is finished.
+
+    Its workers exit. Nothing is deleted: `shoal resume` continues the run, `shoal rm` deletes it.
+    """
+    _transition(run, "cancelled", frontier, "its workers exit; `shoal resume` continues it")
+
+
+def _transition(run_id: str, state: RunState, frontier: str | None, consequence: str) -> None:
+    async def work() -> None:
+        async with opened_store(frontier) as store:
+            await choose_run(store, run_id)
+            await store.transition(run_id, state)
+        print(f"run {run_id} is {state}: {consequence}")
+
+    asyncio.run(work())
+
+
+@app.add("rm", examples="shoal rm books_1 --frontier redis://host")
+def remove(
+    run: OneRun,
+    frontier: FrontierUrl = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete the run even if it is not finished or cancelled.")
+    ] = False,
+) -> None:
+    """Delete a run, its URLs and its item log.
+
+    Files and databases that its items were written to stay as they are.
+    """
+
+    async def work() -> None:
+        async with opened_store(frontier) as store:
+            found = await choose_run(store, run)
+            if found.state not in ("finished", "cancelled") and not force:
+                raise RunError(f"run {run} is {found.state}: cancel it first, or pass --force")
+            await store.delete_run(run)
+        print(f"run {run} is deleted")
+
+    asyncio.run(work())

@@ -1,0 +1,52 @@
+"""`shoal serve`: the HTTP API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import FrontierUrl, Setting, given, resolve
+from shoal.errors import ConfigError
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal serve
+    shoal serve --port 9000 --frontier redis://host
+    SHOAL_SERVE__TOKEN=secret shoal serve --host 0.0.0.0
+    """
+)
+def serve(
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")] = None,
+    allow: Annotated[
+        list[str],
+        typer.Option(
+            "--allow", metavar="NETWORK", help="Allow private addresses to be crawled, such as 10.0.0.0/8. Repeatable."
+        ),
+    ] = [],
+    frontier: FrontierUrl = None,
+    setting: Setting = [],
+) -> None:
+    """Serve the HTTP API.
+
+    Clients send batches of URLs and get their content; they start and control runs, and see hosts and clusters. /docs
+    describes the API. The server listens on this machine only. To listen on another address, set a token
+    (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless --allow lists them.
+    """
+    from shoal.cli import progress
+
+    try:
+        from shoal.server import process
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"`shoal serve` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
+    options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
+    config = resolve(None, options, setting).config
+    progress.set_up_logging(progress.console(), config.log_level)
+    process.serve(config)

@@ -1,0 +1,84 @@
+"""`shoal shell`: try selectors on a page."""
+
+from __future__ import annotations
+
+import code
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import Setting, resolve
+
+if TYPE_CHECKING:
+    from shoal.config import Config
+    from shoal.http import Response
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal shell https://example.com
+    shoal shell https://example.com -c "css('title::text').get()"
+    """
+)
+def shell(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
+    command: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code and exit.")] = None,
+    setting: Setting = [],
+) -> None:
+    """Fetch a page and try selectors on it.
+
+    Python starts with these names: `response`, `css`, `xpath`, `re`, `links()`, `view()` and `fetch(URL)`.
+    """
+    page = _Page(resolve(None, {}, setting).config)
+    page.fetch(url)
+    if command is not None:
+        try:
+            result = eval(compile(command, "-c", "eval"), page.names)  # the user's own code, typed here
+        except SyntaxError:
+            exec(compile(command, "-c", "exec"), page.names)
+        else:
+            if result is not None:
+                print(result)
+        return
+    banner = f"{page.names['response']!r}\nTry: css('title::text').get()   links()   view()   fetch(url)"
+    code.interact(banner=banner, local=page.names, exitmsg="")
+
+
+class _Page:
+    """The page in the shell, and the names that its user has."""
+
+    def __init__(self, settings: Config) -> None:
+        self._config = settings
+        self.names: dict[str, Any] = {"fetch": self.fetch, "view": self.view}
+
+    def fetch(self, url: str) -> Response:
+        """Fetch a page, with its redirects, and make it the shell's page."""
+        import asyncio
+
+        from shoal.fetch.http import HttpFetcher
+        from shoal.http import Request
+
+        async def get() -> Response:
+            fetcher = HttpFetcher(self._config.http, self._config.user_agent)
+            try:
+                response = await fetcher.fetch(Request(url if "://" in url else "http://" + url))
+                for _ in range(self._config.http.max_redirects):
+                    if not (300 <= response.status < 400 and "Location" in response.headers):
+                        break
+                    response = await fetcher.fetch(Request(response.urljoin(response.headers["Location"])))
+                return response
+            finally:
+                await fetcher.close()
+
+        response = asyncio.run(get())
+        self.names.update(
+            response=response, css=response.css, xpath=response.xpath, links=response.links, re=response.re
+        )
+        return response
+
+    def view(self) -> None:
+        """Print the page as Markdown."""
+        print(self.names["response"].to_markdown())

@@ -1,0 +1,85 @@
+"""`shoal new` and `shoal list`: create a spider, and list the spiders of a folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.errors import SpiderError
+
+_TEMPLATE = """\
+from shoal import Request, Response, Spider
+
+
+class {class_name}(Spider):
+    name = "{name}"
+    start_urls = ["{url}"]
+    settings = {{"download_delay": 0.5, "scope": {{"max_depth": 5}}}}
+
+    def parse(self, response: Response):
+        yield {{"url": response.url, "title": response.css("title::text").get()}}
+        yield response.follow_all("a[href]")
+"""
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal new books
+    shoal new books https://example.com/
+    """
+)
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The spider's name. The file is NAME.py.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The page to start from (default http://127.0.0.1:8000/).")
+    ] = "http://127.0.0.1:8000/",
+) -> None:
+    """Create a spider from a template."""
+    from shoal.urls.normalize import normalize_url
+
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise SpiderError(f"invalid spider name {name!r}: start with a letter, then use letters, digits, _ and -")
+    path = Path(name.replace("-", "_") + ".py")
+    if path.exists():
+        raise SpiderError(f"{path} already exists: choose another name, or delete the file")
+    class_name = "".join(part.capitalize() for part in re.split("[-_]", name))
+    path.write_text(_TEMPLATE.format(class_name=class_name, name=name, url=normalize_url(url)))
+    print(f"wrote {path}\nrun it: shoal run {path} -o {name}.jsonl")
+
+
+@app.add(
+    "list",
+    examples="""
+    shoal list
+    shoal list spiders/
+    """,
+)
+def list_spiders(
+    where: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A file or a folder (default: this folder).", show_default=False)
+    ] = Path("."),
+) -> None:
+    """List the spiders in a file or folder."""
+    from shoal.spider import spiders_in
+
+    if not where.exists():
+        raise SpiderError(f"{where} does not exist")
+    for path in [where] if where.is_file() else sorted(where.glob("*.py")):
+        if "Spider" not in path.read_text(errors="replace"):
+            continue
+        try:
+            for spider in spiders_in(path):
+                print(f"{spider.spider_name():<20} {path}:{spider.__name__:<20} {_first_line(spider)}".rstrip())
+        except SpiderError as error:
+            print(f"cannot load {path}: {error}", file=sys.stderr)
+
+
+def _first_line(spider: type) -> str:
+    return (spider.__doc__ or "").strip().partition("\n")[0] if "__doc__" in vars(spider) else ""

@@ -1,0 +1,141 @@
+"""`shoal start`: begin a run that a fleet of workers shares."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.commands.crawl import execute
+from shoal.cli.help import Commands
+from shoal.cli.options import Argument, Delay, FrontierUrl, NewRun, Quiet, Setting, SpiderName, given, pairs, resolve
+from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.cli.terminal import raw_stderr
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
+    from shoal.runs.registry import Entry
+    from shoal.spider import Spider
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal start books.py --frontier redis://host
+    shoal start books.py --urls-file urls.txt --frontier postgresql://host/db
+    shoal start books.py --frontier redis://host -o postgresql://host/db
+    """
+)
+def start(
+    spider: SpiderName,
+    urls_file: Annotated[
+        str | None,
+        typer.Option(
+            "--urls-file", metavar="FILE", help="Start from these URLs, one per line, instead of the spider's own."
+        ),
+    ] = None,
+    frontier: FrontierUrl = None,
+    output: Annotated[
+        list[str],
+        typer.Option("-o", "--output", metavar="URL", help="A database that every worker can write to. Repeatable."),
+    ] = [],
+    argument: Argument = [],
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="The ID of the new run (default: made from the time).")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", metavar="MODE", help="single or distributed; overrides shoal.toml.")
+    ] = None,
+    delay: Delay = None,
+    setting: Setting = [],
+    new_run: NewRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start a run for a fleet and print its worker command.
+
+    This pushes the start requests to the frontier and prints JSON with the run's ID and the command that starts a
+    worker. If it is interrupted, run the same command again to resume it. A spider whose mode in shoal.toml is "single"
+    runs in this process instead.
+    """
+    reference, entry = find_spider(spider)
+    made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
+    resolved = resolve(made, given({"frontier": frontier, "download_delay": delay}), setting)
+    outputs = [*(entry.outputs if entry else ()), *output]
+    if _mode(mode, entry) == "single":
+        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, command=spider, urls=_urls_of(urls_file))
+    asyncio.run(
+        _start(made, resolved, spider, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
+    )
+
+
+def _mode(mode: str | None, entry: Entry | None) -> str:
+    if mode not in (None, "single", "distributed"):
+        raise ConfigError(f'--mode must be single or distributed, not "{mode}"')
+    return mode or (entry.execution_mode if entry is not None else "distributed")
+
+
+def _urls_of(file: str | None) -> list[str] | None:
+    """The URLs of a file. A run in one process keeps them in memory."""
+    if file is None:
+        return None
+    try:
+        with open(file, encoding="utf-8-sig", errors="replace") as lines:
+            return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    except OSError as exc:
+        raise ConfigError(f"cannot read {file}: {exc.strerror}") from exc
+
+
+async def _start(
+    spider: Spider, resolved: Resolved, name: str, urls_file: str | None, outputs: list[str], run_id: str | None,
+    *, new_run: bool, quiet: bool, frontier: str | None,
+) -> None:  # fmt: skip
+    from shoal.frontier import open_store
+    from shoal.runs.orchestrator import check_fleet, worker_command
+    from shoal.runs.start import start_run
+
+    check_fleet(resolved.config)
+    store = await open_store(resolved.config.frontier)
+    try:
+        started = await start_run(
+            store, spider, resolved.config, urls_file=urls_file, outputs=outputs, run_id=run_id, new_run=new_run,
+            on_progress=_SeedProgress(quiet=quiet),
+        )  # fmt: skip
+    finally:
+        await store.close()
+    flags = [] if frontier is None else ["--frontier", frontier]
+    answer: dict[str, Any] = {
+        "status": started.run.state,
+        "run_id": started.run.run_id,
+        "spider": started.run.spider,
+        "enqueued": started.enqueued,
+        "duplicates": started.duplicates,
+        "out_of_scope": started.out_of_scope,
+        "unreadable": started.unreadable,
+        "worker_command": worker_command(name, started.run.run_id, flags, resolved.config.lease.batch),
+    }
+    if not (started.enqueued or started.duplicates or started.out_of_scope or started.unreadable):
+        print("no requests pushed: the run is already seeded, or it has no start requests", file=sys.stderr)
+    print(json.dumps(answer, indent=2))
+
+
+class _SeedProgress:
+    """Print how many start URLs were read: on one line of a terminal, or as a new line every few seconds."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._printed_at = self._started = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        now = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        if self._quiet or now - self._printed_at < (0.2 if is_terminal else 5.0):
+            return
+        self._printed_at = now
+        rate = count / (now - self._started)
+        print(f"{count} URLs read, {rate:.0f}/s", end="\r" if is_terminal else "\n", file=raw_stderr(), flush=True)

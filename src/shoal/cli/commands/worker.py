@@ -1,0 +1,150 @@
+"""`shoal worker`: work on a run of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from shoal.cli.commands.crawl import show_and_exit
+from shoal.cli.help import Commands
+from shoal.cli.options import (
+    AllowChanged,
+    BatchSize,
+    Concurrency,
+    FrontierUrl,
+    KeepAlive,
+    MetricsPort,
+    Output,
+    Quiet,
+    Setting,
+    SpiderName,
+    given,
+    resolve,
+)
+from shoal.cli.spider_lookup import find_spider, make_spider
+
+if TYPE_CHECKING:
+    from shoal.config import Config, Resolved
+    from shoal.spider import Spider
+
+_SETTINGS_OF_THE_RUN = {
+    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "items.keep"
+}  # fmt: skip
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal worker books.py --run-id books_1 --frontier redis://host
+    shoal worker books.py --run-id books_1 --frontier redis://host --processes 4
+    """
+)
+def worker(
+    spider: SpiderName,
+    run_id: Annotated[str, typer.Option("--run-id", metavar="ID", help="The ID of the run, from `shoal start`.")],
+    frontier: FrontierUrl = None,
+    output: Output = [],
+    batch_size: BatchSize = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", metavar="N", help="Run N worker processes (default 1), and restart those that die.", min=1
+        ),
+    ] = 1,
+    keep_alive: KeepAlive = False,
+    concurrency: Concurrency = None,
+    setting: Setting = [],
+    allow_changed: AllowChanged = False,
+    metrics_port: MetricsPort = None,
+    quiet: Quiet = False,
+) -> None:
+    """Work on a run together with other workers.
+
+    The worker exits when the run is finished. SIGTERM or Ctrl-C releases its leases within a second and uses up no
+    attempts. If a worker is killed, the others take over its requests when its leases expire.
+    """
+    if processes > 1:
+        _run_processes(processes, metrics_port)
+    from shoal.runs.orchestrator import check_fleet
+    from shoal.runs.worker import Worker, WorkerOptions
+
+    options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
+    check_fleet(resolve(None, options, setting).config)
+    made, resolved = prepare(spider, options, setting, run_id)
+    how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
+    show_and_exit(
+        Worker(made, resolved.config, run_id, outputs=output, options=how),
+        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
+    )  # fmt: skip
+
+
+def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
+    """Run this command in several processes, and exit when they do."""
+    from shoal.runs.supervisor import worker_processes
+
+    if metrics_port is not None:
+        from shoal.metrics.serving import parse_address
+
+        parse_address(metrics_port).check_room(count)
+    sys.exit(worker_processes(_without_processes(sys.argv[2:]), count))
+
+
+def _without_processes(arguments: list[str]) -> list[str]:
+    kept, skip = [], False
+    for word in arguments:
+        if skip or word.startswith("--processes="):
+            skip = False
+        elif word == "--processes":
+            skip = True
+        else:
+            kept.append(word)
+    return kept
+
+
+def prepare(
+    name: str, options: Mapping[str, Any], setting: list[str], run_id: str | None,
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[Spider, Resolved]:  # fmt: skip
+    """The spider and the configuration of a worker.
+
+    The spider has the arguments that the run started with, or the ones given here if there is no run yet.
+    """
+    reference, entry = find_spider(name)
+    plain = resolve(None, options, setting)
+    given = dict(arguments or {}) if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
+    spider = make_spider(reference, {**(entry.arguments if entry else {}), **given})
+    return spider, resolve(spider, options, setting)
+
+
+async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
+    """The arguments that the run's spider started with."""
+    from shoal.frontier import open_store
+    from shoal.runs.start import RunSettings
+
+    store = await open_store(config.frontier, readonly=True)
+    try:
+        run = await store.get_run(run_id)
+        return {} if run is None else RunSettings.of(run).arguments
+    finally:
+        await store.close()
+
+
+def shutdown_grace(resolved: Resolved) -> float:
+    """How long a worker may finish its pages on SIGTERM: shorter than a crawl alone, unless it is configured."""
+    from shoal.runs.lifecycle import GRACE
+
+    return GRACE if resolved.sources["shutdown_grace"] == "default" else resolved.config.shutdown_grace
+
+
+def ignored_settings(resolved: Resolved) -> list[str]:
+    """A notice for each setting on this command line that all workers take from the run."""
+    return [
+        f"{key} is ignored: the run fixes this setting when `shoal start` creates it"
+        for key, source in sorted(resolved.sources.items())
+        if source.startswith("--") and (key.startswith("scope.") or key in _SETTINGS_OF_THE_RUN)
+    ]

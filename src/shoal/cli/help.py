@@ -1,0 +1,201 @@
+"""How help looks, and which name an unknown one resembles."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from shoal.cli.terminal import raw_stdout
+
+# Typer before 0.20 uses Click, later versions have their own copy of it. This is the right class in both.
+UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MAX_WIDTH = 100
+_BOLD, _CYAN, _RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean ...?`` with the nearest known name, or nothing."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class _Layout:
+    """What commands and groups of commands have in common. Mixed into Typer's classes.
+
+    The context and the formatter have no types: they are Click's or Typer's, depending on Typer's version.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        command = cast(Any, self)
+        if not args and command.no_args_is_help and not ctx.resilient_parsing:
+            show_help(ctx)
+            ctx.exit(2)
+        try:
+            return cast("list[str]", cast(Any, super()).parse_args(ctx, args))
+        except UsageError as error:
+            cast(Any, error).ctx = ctx  # the parser does not always set it
+            option = getattr(error, "option_name", None)
+            if option is None or not hasattr(error, "possibilities"):
+                raise
+            known = [name for param in command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
+            return cast("list[str]", ctx.fail(f"unknown option {option}{did_you_mean(option, known)}"))  # it raises
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = cast(Any, super()).get_help_option(ctx)
+        if option is not None:
+            option.callback = _help_callback
+            option.help = "Show this help."
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        command = cast(Any, self)
+        pieces = [command.options_metavar] if command.options_metavar else []
+        for param in command.get_params(ctx):
+            if param.param_type_name == "argument":
+                pieces.append(_argument_name(param) if param.required else f"[{_argument_name(param)}]")
+                if param.nargs != 1:
+                    pieces[-1] += "..."
+        if isinstance(self, TyperGroup):
+            pieces.append("COMMAND ...")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments, options = [], []
+        for param in cast(Any, self).get_params(ctx):
+            if param.param_type_name == "argument":
+                arguments.append((_argument_name(param), param.help or ""))
+            elif not param.hidden:
+                options.append((_option_names(param), (param.help or "") + (" Required." if param.required else "")))
+        for title, rows in (("Arguments", arguments), ("Options", options)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, line by line as they are."""
+        examples = cast("str | None", cast(Any, self).epilog)
+        if examples:
+            with formatter.section("Examples"):
+                for line in examples.strip().splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
+
+
+class Command(_Layout, TyperCommand):
+    """One command."""
+
+
+class Group(_Layout, TyperGroup):
+    """A command that has commands of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"unknown command {name}{did_you_mean(name, known)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, cast(Any, self.get_command(ctx, name))) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in commands])
+
+
+class CommandEntry(NamedTuple):
+    """Where a command is, and what `shoal --help` says of it: the first sentence of its own help."""
+
+    module: str
+    summary: str
+
+
+class RootGroup(Group):
+    """All commands, in groups. The module of a command is imported when the command is used."""
+
+    groups: Mapping[str, Mapping[str, CommandEntry]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for commands in self.groups.values() for name in commands]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            for commands in self.groups.values():
+                if cmd_name in commands:
+                    app = import_module(f"shoal.cli.commands.{commands[cmd_name].module}").app
+                    self.commands[cmd_name] = cast(Any, get_group(app).commands[cmd_name])
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.list_commands(ctx)))
+        for title, commands in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", entry.summary) for name, entry in commands.items()])
+
+
+class Commands(typer.Typer):
+    """The commands of one module."""
+
+    def __init__(self, *, cls: type[TyperGroup] = Group, **options: Any) -> None:
+        super().__init__(
+            cls=cls, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}, **options,
+        )  # fmt: skip
+
+    def add(self, name: str | None = None, *, examples: str) -> Callable[[_F], _F]:
+        """Decorate the function of a command. The first sentence of its docstring is its line in lists of commands."""
+        return self.command(name, cls=Command, epilog=examples)
+
+
+def _help_callback(ctx: Any, param: Any, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        show_help(ctx)
+        ctx.exit()
+
+
+def show_help(ctx: Any) -> None:
+    """Print the help of a context's command: in colour on a terminal, plain elsewhere or with NO_COLOR."""
+    text = ctx.get_help() + "\n"
+    if wants_colour():
+        raw_stdout().write(_coloured(text))
+    else:
+        sys.stdout.write(text)
+
+
+def wants_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _coloured(text: str) -> str:
+    """Headings in bold, names of commands and options in cyan. The text is Shoal's own: it needs no escaping."""
+    lines, section = [], ""
+    for line in text.splitlines(keepends=True):
+        heading = re.match(r"([A-Z]\w*):", line)
+        if heading:
+            section = heading[1]
+            line = f"{_BOLD}{heading[0]}{_RESET}{line.removeprefix(heading[0])}"
+        elif section not in ("Usage", "Examples"):
+            line = re.sub(r"^  (\S+(?: \S+)*)", rf"  {_CYAN}\1{_RESET}", line)
+        lines.append(line)
+    return "".join(lines)
+
+
+def _argument_name(param: Any) -> str:
+    return str(param.metavar or param.name.upper()).strip("[]")
+
+
+def _option_names(param: Any) -> str:
+    names = ", ".join(sorted(param.opts, key=len))
+    if param.secondary_opts:
+        return f"{names} / {', '.join(param.secondary_opts)}"
+    return names if param.is_flag or param.metavar is None else f"{names} {param.metavar}"

@@ -1,0 +1,117 @@
+"""Options that several commands share, and the settings they lead to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
+    from shoal.spider import Spider
+
+SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
+OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`.")]
+NewestRun = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="The ID of the run (default: the newest).", show_default=False),
+]
+RunOption = Annotated[
+    str | None, typer.Option("--run-id", metavar="ID", help="The ID of the run (default: the newest).")
+]
+Output = Annotated[
+    list[str],
+    typer.Option(
+        "-o", "--output", metavar="FILE",
+        help="Write items to FILE.jsonl, .csv, .parquet or .db (SQLite), to postgresql:// or mysql://, "
+        "or to standard output (-). Repeatable.",
+    ),
+]  # fmt: skip
+FrontierUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--frontier", metavar="URL",
+        help="The store of URLs: memory: (default), sqlite:///file.db, redis://host or postgresql://host/db.",
+    ),
+]  # fmt: skip
+Argument = Annotated[
+    list[str],
+    typer.Option("-a", "--argument", metavar="KEY=VALUE", help="Pass an argument to the spider. Repeatable."),
+]
+Setting = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; `shoal config` lists them. Repeatable."),
+]
+Delay = Annotated[
+    float | None,
+    typer.Option("--delay", metavar="SECONDS", help="Wait between two fetches from one host (default 0.5)."),
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at the same time (default 32).")
+]
+NewRun = Annotated[bool, typer.Option("--new-run", help="Start a new run instead of resuming an unfinished one.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-port", metavar="[ADDRESS:]PORT",
+        help="Serve /metrics and /health, on this machine unless an address is given. 9100-9109 takes the first "
+        "free port, 0 any free port.",
+    ),
+]  # fmt: skip
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", metavar="N", help="Lease up to N requests at a time (default 50).")
+]
+KeepAlive = Annotated[bool, typer.Option("--keep-alive", help="Keep running when the run is finished.")]
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="Work even if the spider's file changed since the run started.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are on the command line."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def pairs(texts: list[str], option: str) -> dict[str, str]:
+    """The ``key=value`` pairs of a repeated option."""
+    found = {}
+    for text in texts:
+        key, mark, value = text.partition("=")
+        if not mark or not key:
+            raise ConfigError(f"{option} {text!r}: write it as key=value")
+        found[key] = value
+    return found
+
+
+_OPTION_NAMES = {
+    "download_delay": "--delay",
+    "concurrency": "--concurrency",
+    "scope.max_pages": "--max-pages",
+    "scope.max_depth": "--depth",
+    "frontier": "--frontier",
+    "lease.batch": "--batch-size",
+    "log_level": "--log-level",
+    **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
+    **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
+}
+
+
+def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[str]) -> Resolved:
+    """All layers of the configuration, with this command line on top."""
+    from shoal.config import find_config_file, load_config
+
+    typed = pairs(settings, "--set")
+    return load_config(
+        file=find_config_file(os.environ),
+        spider=None if spider is None else spider.settings,
+        spider_name="" if spider is None else type(spider).__name__,
+        environ=os.environ,
+        command_line={**options, **typed},
+        options={key: _OPTION_NAMES[key] for key in options if key not in typed},
+    )

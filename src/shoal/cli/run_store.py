@@ -1,0 +1,71 @@
+"""Open the store of a frontier, and the run that a command is about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from shoal.cli.help import did_you_mean
+from shoal.cli.options import given, resolve
+from shoal.errors import RunError, StoreError
+
+if TYPE_CHECKING:
+    from shoal.ports import Frontier, Run, Store
+
+
+@contextmanager
+def hidden_warnings() -> Iterator[None]:
+    """Hide warnings about a server's settings: they are for workers, not for every command that reads a run."""
+    logger = logging.getLogger("shoal.frontier")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@asynccontextmanager
+async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncIterator[Store]:
+    """The store at a frontier's URL, or at the configured one."""
+    from shoal.frontier import open_store
+
+    config = resolve(None, given({"frontier": url}), []).config
+    with hidden_warnings():
+        store = await open_store(config.frontier, readonly=readonly)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
+    """A run, or the newest one, and its frontier."""
+    from shoal.runs.queries import run_options
+
+    config = resolve(None, given({"frontier": url}), []).config
+    if config.frontier.startswith("memory"):
+        raise StoreError(
+            "a memory frontier ends with its process: name a stored one, such as --frontier sqlite:///file.db"
+        )
+    async with opened_store(url, readonly=readonly) as store:
+        run = await choose_run(store, run_id)
+        yield run, await store.frontier(run.run_id, run_options(run, config))
+
+
+async def choose_run(store: Store, run_id: str | None) -> Run:
+    """This run, or the newest. RunError lists the runs that exist."""
+    run = await store.get_run(run_id) if run_id is not None else None
+    if run is not None:
+        return run
+    runs = await store.list_runs()
+    if run_id is None and runs:
+        return runs[0]
+    if not runs:
+        raise RunError(f"there is no run{f' {run_id}' if run_id else ''}: the frontier has no runs")
+    newest = ", ".join(run.run_id for run in runs[:5])
+    near = did_you_mean(run_id or "", [run.run_id for run in runs])
+    raise RunError(f"there is no run {run_id}; the newest ones are: {newest}{near}")

@@ -1,0 +1,38 @@
+"""All settings of Shoal: typed, checked and frozen.
+
+``Config`` is the whole tree. Each part of the system receives only its own section, such as ``HttpSettings``. Every
+value is checked, whether you write it by hand (``HttpSettings(proxy=...)``), change it with ``with_settings``, or
+load it from files, environment and command line with ``load_config``. A bad value raises a ``ConfigError`` that
+names its key. Durations are in seconds. Passwords never appear in a ``repr`` or a message, and ``flatten`` masks them.
+"""
+
+from __future__ import annotations
+
+from shoal.config.checks import mask as mask
+from shoal.config.layers import flatten as flatten
+from shoal.config.layers import read_toml as read_toml
+from shoal.config.loading import Resolved as Resolved
+from shoal.config.loading import env_name as env_name
+from shoal.config.loading import find_config_file as find_config_file
+from shoal.config.loading import load_config as load_config
+from shoal.config.sections import USER_AGENT as USER_AGENT
+from shoal.config.sections import CacheSettings as CacheSettings
+from shoal.config.sections import ClusterSettings as ClusterSettings
+from shoal.config.sections import Count as Count
+from shoal.config.sections import CountFromZero as CountFromZero
+from shoal.config.sections import Factor as Factor
+from shoal.config.sections import HttpSettings as HttpSettings
+from shoal.config.sections import ItemSettings as ItemSettings
+from shoal.config.sections import LeaseSettings as LeaseSettings
+from shoal.config.sections import QueueSettings as QueueSettings
+from shoal.config.sections import RetrySettings as RetrySettings
+from shoal.config.sections import RobotsSettings as RobotsSettings
+from shoal.config.sections import ScopeSettings as ScopeSettings
+from shoal.config.sections import Seconds as Seconds
+from shoal.config.sections import ServerSettings as ServerSettings
+from shoal.config.sections import Status as Status
+from shoal.config.sections import Text as Text
+from shoal.config.sections import ThrottleSettings as ThrottleSettings
+from shoal.config.sections import Timeout as Timeout
+from shoal.config.sections import WorkerSettings as WorkerSettings
+from shoal.config.settings import Config as Config

@@ -1,0 +1,138 @@
+"""Checks that a type cannot express, and masks that hide secrets.
+
+A check returns the rest of a sentence that begins with the key, or None if the value is valid.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_network
+from urllib.parse import urlsplit
+
+# The kind of store behind each scheme of a frontier URL.
+FRONTIER_KINDS = {
+    **{kind: kind for kind in ("memory", "sqlite", "redis", "postgresql")},
+    **dict.fromkeys(("rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
+}
+
+
+def mask(url: str) -> str:
+    """Replace the password of a URL by ``***``. A password may contain any character, so this may hide too much."""
+    url = re.sub(r"^((?>(?:[\w+.-]+://)?)[^:]*:).*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)(pass\w*=)('[^']*'|[^&\s]+)", r"\1***", url)
+
+
+def mask_headers(headers: dict[str, str]) -> dict[str, str]:
+    return {name: "***" if re.search("(?i)auth|cookie|token|key|secret", name) else headers[name] for name in headers}
+
+
+def mask_secret(secret: str | None) -> str | None:
+    return None if secret is None else "***"
+
+
+def frontier_kind(frontier: object) -> str | None:
+    """Return ``memory``, ``sqlite``, ``redis`` or ``postgresql``; None for anything else."""
+    return FRONTIER_KINDS.get(frontier.partition(":")[0]) if isinstance(frontier, str) else None
+
+
+def check_regexes(patterns: tuple[str, ...]) -> str | None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as exc:
+            return f"must contain regular expressions; {pattern!r} does not compile: {exc}"
+    return None
+
+
+def check_domains(domains: tuple[str, ...]) -> str | None:
+    wrong = [domain for domain in domains if "/" in domain or domain.split() != [domain]]
+    return f'must contain host names such as "example.com", not {wrong[0]!r}' if wrong else None
+
+
+def check_one_line(text: str) -> str | None:
+    return "must be one line" if "\r" in text or "\n" in text else None
+
+
+def check_headers(headers: dict[str, str]) -> str | None:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~\w-]+", name, re.ASCII):
+            return f"must contain valid header names, not {name!r}"
+        if check_one_line(value):
+            return f"must contain values of one line; the value of {name!r} has several"
+    return None
+
+
+def check_proxy(proxy: str | None) -> str | None:
+    if proxy is None:
+        return None
+    try:
+        url = urlsplit(proxy)
+        valid = url.scheme in ("http", "https", "socks5") and bool(url.hostname) and url.port != 0
+    except ValueError:  # invalid port or IPv6 address
+        valid = False
+    return None if valid else f"must be http://, https:// or socks5:// with a host, not {mask(proxy)!r}"
+
+
+def check_proxies(proxies: tuple[str, ...]) -> str | None:
+    return next((problem for proxy in proxies if (problem := check_proxy(proxy))), None)
+
+
+def check_networks(networks: tuple[str, ...]) -> str | None:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError:
+            return f'must contain networks or addresses such as "10.0.0.0/8", not {network!r}'
+    return None
+
+
+def check_tokens(tokens: dict[str, str]) -> str | None:
+    return "must have a token for each name" if not all(tokens.values()) else None
+
+
+def check_databases(outputs: tuple[str, ...]) -> str | None:
+    for output in outputs:
+        try:
+            url = urlsplit(output)
+            valid = url.scheme in ("postgresql", "postgres", "mysql", "mariadb") and url.hostname and url.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            return f"must contain databases such as postgresql://db.example/crawl, not {mask(output)!r}"
+    return None
+
+
+def check_frontier(frontier: str) -> str | None:
+    several = "," in frontier  # several Sentinel hosts: each is checked when it is used
+    try:
+        url = urlsplit(frontier)
+        valid = several or (url.port != 0 and url.hostname != "")
+    except ValueError:
+        return _bad_frontier(frontier)
+    match frontier_kind(frontier):
+        case "memory":
+            valid = valid and frontier in ("memory:", "memory://")
+        case "sqlite":
+            valid = valid and re.fullmatch("sqlite:///.+", frontier) is not None
+        case "redis":
+            path = "/[^/]+(/[0-9]*)?" if "+sentinel" in url.scheme else "(/[0-9]*)?"
+            valid = valid and bool(several or url.hostname) and re.fullmatch(path, url.path) is not None
+        case "postgresql":
+            valid = valid and frontier.startswith("postgresql://")
+        case _:
+            valid = False
+    return None if valid else _bad_frontier(frontier)
+
+
+def _bad_frontier(frontier: str) -> str:
+    known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
+    return f"must be {known}, not {mask(frontier)!r}"
+
+
+def check_coordinator(coordinator: str | None) -> str | None:
+    if coordinator is None or re.match("zookeeper://[^/?]", coordinator):
+        return None
+    if frontier_kind(coordinator) in ("redis", "postgresql"):
+        return check_frontier(coordinator)
+    known = "zookeeper://host:2181, redis://host:port/number or postgresql://host/database"
+    return f"must be {known}, not {mask(coordinator)!r}"

@@ -1,0 +1,94 @@
+"""Load a ``Config`` from its layers: defaults, file, spider, environment, command line and code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from shoal.config.layers import Parse, build, flatten, from_text, keys, nearest, read_settings, read_toml
+from shoal.config.settings import Config
+from shoal.errors import ConfigError
+
+
+class Resolved(Struct, frozen=True):
+    """The effective Config, and the source of each dotted key."""
+
+    config: Config
+    sources: dict[str, str]
+
+
+def find_config_file(environ: Mapping[str, str], folder: Path | None = None) -> Path | None:
+    """Return the file in SHOAL_CONFIG, or else the nearest shoal.toml in the folder or above it.
+
+    The default folder is the working directory.
+    """
+    if environ.get("SHOAL_CONFIG"):
+        return Path(environ["SHOAL_CONFIG"])
+    folder = (folder or Path.cwd()).absolute()
+    return next((file for place in (folder, *folder.parents) if (file := place / "shoal.toml").is_file()), None)
+
+
+def env_name(key: str) -> str:
+    """Return the environment variable of a dotted key: SHOAL_HTTP__PROXY for ``http.proxy``."""
+    return "SHOAL_" + key.upper().replace(".", "__")
+
+
+def load_config(
+    *,
+    file: Path | None = None,
+    spider: Mapping[str, Any] | None = None,
+    spider_name: str = "",
+    environ: Mapping[str, str] | None = None,
+    command_line: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+    code: Mapping[str, Any] | Config | None = None,
+) -> Resolved:
+    """Merge all layers into one Config. Later layers win: defaults, file, spider, environment, command line, code.
+
+    Text from the environment and the command line is converted to the type of its field. ``options`` maps a key to
+    the command-line option it came from, if that was not ``--set KEY=VALUE``. ``code`` is a mapping that changes the
+    keys it names, or a Config that replaces all layers. ConfigError lists every problem of every layer.
+    """
+    in_file = read_toml(file) if file is not None else {}
+    in_file.pop("spiders", None)  # belongs to the spider registry
+    typed = options or {}
+    in_code = flatten(code, reveal=True) if isinstance(code, Config) else code
+    in_environ, problems = _from_environ(environ or {})
+    layers: list[tuple[Mapping[str, Any] | None, Callable[[str], str], Parse | None]] = [
+        (in_file, lambda key: str(file), None),
+        (spider, lambda key: f"spider {spider_name}".strip(), None),
+        (in_environ, env_name, from_text),
+        (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
+        (in_code, lambda key: "code", None),
+    ]
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(keys(Config), "default")
+    for settings, source, parse in layers:
+        read, wrong = read_settings(Config, settings or {}, source=source, parse=parse)
+        values |= read
+        sources |= {key: source(key) for key in read}
+        problems += wrong
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return Resolved(build(Config, values), sources)
+    except ConfigError as exc:  # each value is valid by itself: only the mode can contradict others
+        raise ConfigError(f"{sources['mode']}: {exc}") from exc
+
+
+# Variables that are not settings: the path of the file, and the password that `start-distributed` and Compose give
+# to Flower.
+_OTHER_VARIABLES = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
+
+
+def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    known = {env_name(key): key for key in keys(Config)}
+    ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _OTHER_VARIABLES}
+    problems = []
+    for name in sorted(ours.keys() - known.keys()):
+        key = name.removeprefix("SHOAL_").lower().replace("__", ".")
+        problems.append(f'{name}: unknown key "{key}"{nearest(Config, key, env_name)}')
+    return {known[name]: text for name, text in ours.items() if name in known}, problems

@@ -1,0 +1,174 @@
+"""The sections of the configuration: one class for each part of the system, with its keys, types and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from shoal.config.checks import (
+    check_coordinator,
+    check_databases,
+    check_domains,
+    check_headers,
+    check_networks,
+    check_proxies,
+    check_proxy,
+    check_regexes,
+    check_tokens,
+    mask,
+    mask_headers,
+    mask_secret,
+)
+from shoal.config.layers import Section
+
+USER_AGENT = "shoal/0.1"
+
+# 1e9 seconds are 31 years. A larger value is a typing error, and a timedelta must be able to hold it.
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+Factor: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+CountFromZero: TypeAlias = Annotated[int, Meta(ge=0)]
+Status: TypeAlias = Annotated[int, Meta(ge=100, le=599)]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class ScopeSettings(Section, frozen=True, kw_only=True):
+    """Which URLs a run may crawl."""
+
+    checks = {"allowed_domains": check_domains, "allow": check_regexes, "deny": check_regexes}
+
+    allowed_domains: tuple[str, ...] = ()  # with their subdomains; empty: all
+    allow: tuple[str, ...] = ()  # regexes; at least one must match the URL; empty: all URLs are allowed
+    deny: tuple[str, ...] = ()  # regexes; a URL that matches one is skipped
+    max_depth: CountFromZero | None = None  # links away from a start URL
+    max_pages: Count | None = None  # fetched by the whole run
+    max_url_length: Count = 2083  # longer URLs are mostly crawler traps
+    max_links: Count = 100_000  # new links taken from one page; the page's history says how many were left out
+
+
+class HttpSettings(Section, frozen=True, kw_only=True):
+    """How pages are fetched."""
+
+    checks = {"proxy": check_proxy, "headers": check_headers}
+    masks = {"proxy": mask, "headers": mask_headers}
+
+    connect_timeout: Timeout = 10.0  # includes the TLS handshake
+    read_timeout: Timeout = 30.0  # between two bytes from the server
+    total_timeout: Timeout = 120.0  # one request with its body
+    max_body_bytes: Count = 32 * 1024 * 1024  # decompressed
+    max_header_bytes: Count = 64 * 1024  # one header of a response
+    max_redirects: CountFromZero = 10  # in a row
+    verify_tls: bool = True  # False accepts any certificate
+    proxy: str | None = None  # http://, https:// or socks5://, with user:password@ if the proxy needs it
+    headers: dict[str, str] = {}  # sent with every request that does not set them itself
+    dns_cache_seconds: Seconds = 300.0  # how long a resolved address is cached
+    keep_alive_seconds: Seconds = 30.0  # how long an idle connection stays open
+
+
+class RobotsSettings(Section, frozen=True, kw_only=True):
+    """How robots.txt is used."""
+
+    obey: bool = True  # False: robots.txt is not fetched
+    cache_seconds: Seconds = 86400.0  # how long a robots.txt is cached
+    max_crawl_delay: Seconds = 60.0  # a longer Crawl-delay counts as this
+
+
+class RetrySettings(Section, frozen=True, kw_only=True):
+    """When a failed request is retried."""
+
+    max_attempts: Count = 3  # including the first
+    base_delay: Seconds = 1.0  # before the second attempt; doubles with each further attempt
+    max_delay: Seconds = 300.0  # the longest delay
+    statuses: tuple[Status, ...] = (408, 425, 429, 500, 502, 503, 504, 522, 524)  # responses that are retried
+
+
+class ThrottleSettings(Section, frozen=True, kw_only=True):
+    """Slow down for an overloaded host."""
+
+    enabled: bool = True  # False: only download_delay counts
+    max_delay: Seconds = 60.0  # the longest delay
+    slow_after: Timeout = 0.5  # a host with a higher latency may be overloaded
+    backoff_factor: Factor = 2.0  # multiplies the delay of an overloaded host
+
+
+class CacheSettings(Section, frozen=True, kw_only=True):
+    """Responses cached on disk, for spider development."""
+
+    enabled: bool = False
+    folder: Text = ".shoal-cache"  # relative to the working directory
+    ttl: Seconds | None = None  # how long a response is valid; none: forever
+
+
+class LeaseSettings(Section, frozen=True, kw_only=True):
+    """The leases of requests."""
+
+    ttl: Timeout = 300.0  # another worker may take the request when its lease was not renewed for this long
+    batch: Count = 50  # how many requests a fleet worker leases in advance
+
+
+class QueueSettings(Section, frozen=True, kw_only=True):
+    """The size of the frontier."""
+
+    max_size: Count | None = None  # an explicit push beyond it raises QueueFullError
+    in_memory: Count = 100_000  # how many requests the memory frontier holds before it spills to disk
+
+
+class ItemSettings(Section, frozen=True, kw_only=True):
+    """The item log."""
+
+    keep: bool = True  # also after all sinks have written the items
+
+
+class ClusterSettings(Section, frozen=True, kw_only=True):
+    """Runners and Backup Runners."""
+
+    checks = {"coordinator": check_coordinator}
+    masks = {"coordinator": mask}
+
+    coordinator: str | None = None  # zookeeper://, redis:// or postgresql://; none: the frontier's own server
+    runner: Count = 1  # how many nodes crawl
+    backup: CountFromZero = 0  # how many nodes stand by
+    session: Timeout = 10.0  # a node without a heartbeat for this long is dead, and a standby takes its slot
+
+
+class WorkerSettings(Section, frozen=True, kw_only=True):
+    """What a run in a shared store may ask of this worker."""
+
+    checks = {"proxies": check_proxies, "outputs": check_databases}
+    masks = {
+        "proxies": lambda proxies: tuple(map(mask, proxies)),
+        "outputs": lambda outputs: tuple(map(mask, outputs)),
+    }
+
+    proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
+    outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
+
+
+class ServerSettings(Section, frozen=True, kw_only=True):
+    """The HTTP API."""
+
+    checks = {"allow": check_networks, "tokens": check_tokens}
+    masks = {
+        "token": mask_secret,
+        "tokens": lambda tokens: dict.fromkeys(tokens, "***"),
+        "webhook_key": mask_secret,
+    }
+
+    host: Text = "127.0.0.1"  # any other address requires a token
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0 picks a free port
+    token: str | None = None  # that every request must send
+    tokens: dict[str, str] = {}  # one for each caller of batches, by name; each caller gets a fair share
+    allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
+    max_in_flight: Count = 64  # pages being fetched, over all sessions
+    max_urls: Count = 10_000  # in one batch
+    max_request_bytes: Count = 8 * 1024 * 1024  # in the body of one request
+    request_timeout: Timeout = 30.0  # for a request to arrive completely
+    max_answer_bytes: Count = 64 * 1024 * 1024  # of content in one answer
+    max_session_bytes: Count = 1024**3  # of results in one session; beyond it, its other pages fail
+    max_kept_bytes: Count = 4 * 1024**3  # of results that a server keeps in memory; beyond it, it refuses batches
+    max_sessions: Count = 200  # running at the same time
+    max_sessions_per_caller: Count = 100  # running at the same time
+    keep_results: Timeout = 3600.0  # how long the results of a session stay available
+    webhook_key: str | None = None  # signs the messages for callers that set no key of their own

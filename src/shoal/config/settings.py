@@ -1,0 +1,170 @@
+"""``Config``: the root of all settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import quote
+
+from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
+from shoal.config.layers import Section, build, flatten, read_settings
+from shoal.config.sections import (
+    USER_AGENT,
+    CacheSettings,
+    ClusterSettings,
+    Count,
+    HttpSettings,
+    ItemSettings,
+    LeaseSettings,
+    QueueSettings,
+    RetrySettings,
+    RobotsSettings,
+    ScopeSettings,
+    Seconds,
+    ServerSettings,
+    Text,
+    ThrottleSettings,
+    WorkerSettings,
+)
+from shoal.errors import ConfigError
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
+
+    checks = {"frontier": check_frontier, "user_agent": check_one_line}
+    masks = {"frontier": mask}
+    aliases = {  # the names in Scrapy
+        "autothrottle_enabled": "throttle.enabled",
+        "autothrottle_max_delay": "throttle.max_delay",
+        "closespider_pagecount": "scope.max_pages",
+        "concurrent_requests": "concurrency",
+        "concurrent_requests_per_domain": "concurrency_per_host",
+        "cookies_enabled": "cookies",
+        "default_request_headers": "http.headers",
+        "depth_limit": "scope.max_depth",
+        "dns_timeout": "http.connect_timeout",
+        "download_maxsize": "http.max_body_bytes",
+        "download_timeout": "http.total_timeout",
+        "httpcache_dir": "cache.folder",
+        "httpcache_enabled": "cache.enabled",
+        "httpcache_expiration_secs": "cache.ttl",
+        "redirect_max_times": "http.max_redirects",
+        "retry_http_codes": "retry.statuses",
+        "retry_times": "retry.max_attempts",
+        "robotstxt_obey": "robots.obey",
+        "urllength_limit": "scope.max_url_length",
+    }
+
+    project_name: Text = "shoal"  # groups the runs of one project
+    mode: Literal["standalone", "distributed"] = "standalone"  # one process, or a fleet with a shared frontier
+    frontier: str = "memory:"  # or sqlite:///file, redis://, rediss://, postgresql://
+    concurrency: Count = 32  # requests in flight in one worker
+    concurrency_per_host: Count = 8  # requests in flight to one host, over all workers
+    # From the end of one fetch to the start of the next on the same host. With a delay, a host has one request in
+    # flight. With 0 it has up to concurrency_per_host.
+    download_delay: Seconds = 0.5
+    user_agent: Text = USER_AGENT  # robots.txt rules for this name apply
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
+    cookies: bool = True  # store cookies and send them back
+    shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
+    scope: ScopeSettings = ScopeSettings()
+    http: HttpSettings = HttpSettings()
+    robots: RobotsSettings = RobotsSettings()
+    retry: RetrySettings = RetrySettings()
+    throttle: ThrottleSettings = ThrottleSettings()
+    cache: CacheSettings = CacheSettings()
+    lease: LeaseSettings = LeaseSettings()
+    queue: QueueSettings = QueueSettings()
+    items: ItemSettings = ItemSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    worker: WorkerSettings = WorkerSettings()
+    serve: ServerSettings = ServerSettings()
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.mode == "distributed" and frontier_kind(self.frontier) in ("memory", "sqlite"):
+            raise ConfigError(
+                f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
+                'set "frontier" to redis://host:port/number or postgresql://host/database'
+            )
+
+    @classmethod
+    def standalone(
+        cls,
+        *,
+        queue_type: str | None = None,
+        filter_type: str | None = None,
+        max_queue_size: int | None = None,
+        **settings: Any,
+    ) -> Config:
+        """Configure one process with its queue in memory, or in a file: ``frontier="sqlite:///crawl.db"``.
+
+        ``settings`` are keys of Config: ``concurrency=10``, ``http={"proxy": ...}``. ``queue_type`` and
+        ``filter_type`` are optional; if given, they must equal the kind of the frontier, such as "memory".
+        """
+        settings.setdefault("frontier", "memory:")
+        for kind in (queue_type, frontier_kind(settings["frontier"])):
+            if kind in ("redis", "postgresql"):
+                raise ConfigError(f'Config.standalone does not support queue_type "{kind}"; use Config.distributed')
+        return _of_mode("standalone", queue_type, filter_type, max_queue_size, settings)
+
+    @classmethod
+    def distributed(
+        cls,
+        *,
+        redis_host: str = "127.0.0.1",
+        redis_port: int = 6379,
+        redis_password: str | None = None,
+        redis_db: int = 0,
+        queue_type: str | None = None,
+        filter_type: str | None = None,
+        max_queue_size: int | None = None,
+        **settings: Any,
+    ) -> Config:
+        """Configure a fleet whose frontier is in Redis, or in PostgreSQL: ``frontier="postgresql://..."``.
+
+        The other arguments are those of ``standalone``.
+        """
+        redis = (redis_host, redis_port, redis_password, redis_db)
+        if "frontier" in settings and redis != ("127.0.0.1", 6379, None, 0):
+            raise ConfigError("give either frontier or redis_host, redis_port, redis_password and redis_db, not both")
+        for kind in (queue_type, frontier_kind(settings.get("frontier"))):
+            if kind in ("memory", "sqlite"):
+                raise ConfigError(f'Config.distributed does not support queue_type "{kind}"; use Config.standalone')
+        settings.setdefault("frontier", _redis_url(*redis))
+        return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Config:
+        """Return a copy with these settings changed. Keys are dotted or nested. ConfigError lists every problem."""
+        values, problems = read_settings(Config, settings)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return build(Config, {**flatten(self, reveal=True), **values})
+
+
+def _redis_url(host: str, port: int, password: str | None, db: int) -> str:
+    secret = f":{quote(password, safe='')}@" if password else ""
+    return f"redis://{secret}{f'[{host}]' if ':' in host else host}:{port}/{db}"
+
+
+def _of_mode(
+    mode: str, queue_type: str | None, filter_type: str | None, max_size: int | None, settings: dict[str, Any]
+) -> Config:
+    if settings.setdefault("mode", mode) != mode:
+        raise ConfigError(f'"mode" is always "{mode}" here; remove it')
+    if max_size is not None:
+        settings["queue.max_size"] = max_size
+    config = Config().with_settings(settings)
+    kind = frontier_kind(config.frontier)
+    if queue_type not in (None, kind):
+        raise ConfigError(
+            f'queue_type "{queue_type}" does not match the frontier "{mask(config.frontier)}"; '
+            'set "frontier" to a URL of that kind, such as sqlite:///crawl.db or postgresql://host/database'
+        )
+    if filter_type not in (None, kind):
+        raise ConfigError(
+            f'filter_type "{filter_type}" does not match queue_type "{kind}": '
+            "seen and queued requests are in the same store; remove filter_type"
+        )
+    return config

@@ -1,0 +1,103 @@
+"""Inspect a run in memory: its counters, the history of a request, the dead requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from shoal.frontier.memory.items import MemoryItemLog
+from shoal.frontier.memory.queue import MemoryQueue
+from shoal.frontier.memory.records import head_of, request_of
+from shoal.frontier.memory.requests import Requests
+from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, STATE_NAMES, is_retried
+from shoal.http import Request
+from shoal.ports import Event, History, Rewind, Stats
+
+
+class MemoryInspection:
+    """See `shoal.ports.Frontier`."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        queue: MemoryQueue,
+        roles: MemoryRoles,
+        items: MemoryItemLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._requests = requests
+        self._queue = queue
+        self._roles = roles
+        self._items = items
+        self._clock = clock
+
+    async def stats(self) -> Stats:
+        return self._stats(self._requests.counts)
+
+    async def audit(self) -> Stats:
+        counts = [0] * len(STATE_NAMES)
+        for record in self._requests.records.values():
+            counts[READY if record is None else record[0]] += 1
+        return self._stats(counts)
+
+    def _stats(self, counts: Sequence[int]) -> Stats:
+        return Stats(
+            **dict(zip(STATE_NAMES, counts, strict=True)),
+            pushed=self._requests.pushed,
+            duplicates=self._requests.duplicates,
+            items=self._items.count,
+            seeding=not self._roles.is_finished("seed"),
+        )
+
+    async def recover(self) -> Rewind | None:
+        """None: memory never goes back in time."""
+        return None
+
+    async def rewinds(self) -> list[Rewind]:
+        return []
+
+    # -- histories
+
+    async def find(self, request: Request) -> History | None:
+        number: int | None = int.from_bytes(request.fingerprint(), "big")
+        if number not in self._requests.records:
+            number = self._requests.search(request.url)
+        return None if number is None else self._history(number)
+
+    def _history(self, number: int) -> History:
+        requests = self._requests
+        record = requests.read(number)
+        head, request = head_of(record), request_of(record)
+        parent = int.from_bytes(head.parent, "big")
+        url = request_of(requests.read(parent)).url if parent in requests.records else None
+        return History(
+            url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
+            attempts=head.attempts - self._queue.is_unbegun(number),
+            status=head.status, items=head.items, parent=url,
+            reason=requests.deaths.get(number, ("", ""))[1],
+            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
+        )  # fmt: skip
+
+    # -- dead requests
+
+    async def dead_kinds(self) -> dict[str, int]:
+        kinds: dict[str, int] = {}
+        for kind, _ in self._requests.deaths.values():
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds
+
+    async def dead(self) -> AsyncIterator[History]:
+        for number in list(self._requests.deaths):
+            yield self._history(number)
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        now, requests = self._clock(), self._requests
+        chosen = [number for number, (kind, _) in requests.deaths.items() if is_retried(kind, kinds)]
+        for number in chosen:
+            del requests.deaths[number]
+            record = requests.read(number)
+            head, request = head_of(record), request_of(record)
+            requests.add_event(number, now, RETRIED_EVENT, RETRIED_DETAIL)
+            requests.update(number, head._replace(state=READY, attempts=0, at=now), record)
+            requests.requeue(requests.lane_of(request), -request.priority, head.sequence, number, now)
+        return len(chosen)

@@ -1,0 +1,38 @@
+"""The item log of a run in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from shoal.ports import LoggedItem
+
+
+class MemoryItemLog:
+    """Items in the order in which their pages were completed. See `shoal.ports.Frontier`.
+
+    Nothing can rewind it, so it ignores the proofs that a server checks (``last``, ``cursors``).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Items that were ever appended."""
+        self._items: deque[LoggedItem] = deque()
+
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+        if not self._items:
+            return []
+        skip = max(0, after + 1 - self._items[0].seq)
+        return list(islice(self._items, skip, skip + limit))
+
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        while self._items and self._items[0].seq <= through:
+            self._items.popleft()
+
+    def append(self, fingerprint: bytes, payloads: Sequence[bytes], before: int) -> int:
+        """Add items of a request that has ``before`` items already. Returns how many it has then."""
+        for index, payload in enumerate(payloads, before):
+            self.count += 1
+            self._items.append(LoggedItem(self.count, fingerprint, index, payload))
+        return before + len(payloads)

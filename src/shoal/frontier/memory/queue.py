@@ -1,0 +1,326 @@
+"""The queue of a run in memory: requests enter, are leased, and are completed, failed or released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+import msgspec
+
+from shoal import clock
+from shoal.frontier.memory.backlog import Backlog
+from shoal.frontier.memory.items import MemoryItemLog
+from shoal.frontier.memory.records import NO_PARENT, decode_request, encode_request, head_of, request_of
+from shoal.frontier.memory.requests import NewRequests, Requests
+from shoal.frontier.memory.roles import Fences, MemoryRoles
+from shoal.frontier.politeness import Lane
+from shoal.frontier.rules import (
+    DEAD,
+    DONE,
+    LOST_EVENT,
+    LOST_KIND,
+    MAX_LEASES,
+    READY,
+    STATE_NAMES,
+    WAITING,
+    check_nonce,
+    check_queue_size,
+    encode_children,
+    failure_event,
+    is_fenced,
+    lost_reason,
+    new_nonce,
+    push_fingerprint,
+    reissued_token,
+    token_base,
+)
+from shoal.http import Request
+from shoal.ports import (
+    Claim,
+    Completion,
+    Failure,
+    FrontierOptions,
+    Holder,
+    Lease,
+    Leased,
+    Pushed,
+    RequestState,
+)
+
+
+class _Held(msgspec.Struct):
+    """A lease that is out."""
+
+    token: int
+    until: float
+    lane: Lane[Backlog]
+    rank: float
+    holder: Holder | None
+    begun: bool
+    """False while its attempt, which the record includes, does not count yet."""
+    origin: tuple[int, bytes] | None = None
+    """The old token and the nonce, if it was reissued."""
+
+
+class MemoryQueue:
+    """See `shoal.ports.Frontier`. No method gives way to another task while it changes something, so each call is one
+    atomic step."""
+
+    def __init__(
+        self,
+        options: FrontierOptions,
+        requests: Requests,
+        items: MemoryItemLog,
+        roles: MemoryRoles,
+        fences: Fences,
+        clock: Callable[[], float],
+        expire_others: Callable[[float], None],
+    ) -> None:
+        self.halted = False
+        """The run is paused or cancelled: nothing is leased."""
+        self._options = options
+        self._requests = requests
+        self._items = items
+        self._roles = roles
+        self._fences = fences
+        self._clock = clock
+        self._expire_others = expire_others
+        self._held: dict[int, _Held] = {}
+        self._expiries: list[tuple[float, int, int]] = []
+        """(time, token, request) of leases; an entry is stale if the lease has ended or was extended."""
+        self._waiting: list[tuple[float, int, int]] = []
+        """(time, sequence, request) of requests that wait for their next attempt."""
+        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
+        """The nonce of the last lease call, and what it leased."""
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        if seed is not None:
+            if not self._roles.is_held(seed):
+                return Pushed(0, 0)
+            self._roles.check_cursor(seed, cursor)
+        new = self._requests.select_new(
+            (push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)
+        )
+        counts = self._requests.counts
+        check_queue_size(self._options.max_queue_size, counts[READY] + counts[WAITING], len(new))
+        self._requests.add(new, NO_PARENT, len(requests), self._clock())
+        if seed is not None:
+            self._roles.save_cursor(seed.role, cursor)
+        return Pushed(len(new), len(requests) - len(new))
+
+    # -- leasing
+
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased:
+        nonce = nonce or new_nonce()
+        token = token_base(nonce)
+        self._fences.check(holder)
+        if nonce == self._last_call[0]:
+            renewed = await self.renew(self._last_call[1], ttl)
+            return Leased([lease for lease in renewed if lease], 0.0)
+        deadline = clock.now() + ttl
+        now = self._clock()
+        self.expire_leases(now)
+        self._expire_others(now)
+        if self.halted:
+            return Leased([], None)
+        lanes, leases = self._requests.lanes, list[Lease]()
+        lanes.reopen(now)
+        limit = min(limit, MAX_LEASES)
+        while len(leases) < limit and (lane := lanes.take_best(now)) is not None:
+            token += 1
+            number, rank, attempt, payload = self._requests.take(lane, now)
+            self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
+            heappush(self._expiries, (now + ttl, token, number))
+            host = lane.host
+            learned = host.learned_delay or 0.0
+            fingerprint = number.to_bytes(16, "big")
+            leases.append(Lease(decode_request(payload), fingerprint, token, attempt, host.name, deadline, learned))
+            lanes.place(lane, now)
+        self._last_call = nonce, leases
+        return Leased(leases, self._wait(now))
+
+    def _wait(self, now: float) -> float | None:
+        """Seconds until something changes by itself: a retry is due, a lease expires, a host is due."""
+        next_retry = self._waiting[0][0] if self._waiting else None
+        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due())
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return None if first is None else max(0.0, first - now)
+
+    def _next_expiry(self) -> float | None:
+        """When the next lease expires. Drops stale entries on the way."""
+        while self._expiries:
+            until, token, number = self._expiries[0]
+            held = self._held.get(number)
+            if held is not None and held.token == token and held.until == until:
+                return until
+            heappop(self._expiries)
+        return None
+
+    def expire_leases(self, now: float) -> None:
+        """End leases that have run out, and make requests ready that have waited long enough."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, token, number = heappop(self._expiries)
+            held = self._held.get(number)
+            if held is not None and held.token == token and held.until <= now:
+                self._lose(number, held, now)
+        requests = self._requests
+        while self._waiting and self._waiting[0][0] <= now:
+            _, _, number = heappop(self._waiting)
+            record = requests.read(number)
+            head, request = head_of(record), request_of(record)
+            requests.update(number, head._replace(state=READY), record)
+            requests.requeue(requests.lane_of(request), -request.priority, head.sequence, number, now)
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        deadline = clock.now() + ttl
+        until = self._clock() + ttl
+        renewed: list[Lease | None] = []
+        for lease in leases:
+            current = self._current(lease)
+            if current is None:
+                renewed.append(None)
+                continue
+            self._extend(*current, until)
+            renewed.append(msgspec.structs.replace(lease, deadline=deadline))
+        return renewed
+
+    def _extend(self, number: int, held: _Held, until: float) -> None:
+        held.until = until
+        heappush(self._expiries, (until, held.token, number))
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        check_nonce(nonce)
+        deadline = clock.now() + ttl
+        until = self._clock() + ttl
+        reissued: set[int] = set()
+        answer: list[Lease | None] = []
+        for lease in leases:
+            number, origin = int.from_bytes(lease.fingerprint, "big"), (lease.token, nonce)
+            held = self._held.get(number)
+            if held is None or number in reissued or (held.token != lease.token and held.origin != origin):
+                answer.append(None)
+                continue
+            reissued.add(number)
+            if held.token == lease.token:
+                held.token, held.origin, held.begun = reissued_token(nonce, lease.token), origin, True
+            self._extend(number, held, until)
+            answer.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        return answer
+
+    # -- ending a lease
+
+    def _current(self, lease: Lease) -> tuple[int, _Held] | None:
+        """The request and its lease, if the lease's token is the current one."""
+        number = int.from_bytes(lease.fingerprint, "big")
+        held = self._held.get(number)
+        return None if held is None or held.token != lease.token else (number, held)
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        encoded = await encode_children(completions, encode_request)
+        now = self._clock()
+        new = [self._requests.select_children(completion, encoded) for completion in completions]
+        return [self._complete(*each, now) for each in zip(completions, new, strict=True)]
+
+    def _complete(self, completion: Completion, new: NewRequests, now: float) -> Pushed | None:
+        current = self._current(completion.lease)
+        if current is None:
+            return None
+        number, held = current
+        del self._held[number]
+        requests = self._requests
+        record = requests.read(number)
+        head = head_of(record)
+        items = self._items.append(completion.lease.fingerprint, completion.items, head.items)
+        requests.update(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
+        if completion.note:
+            requests.add_event(number, now, "note", completion.note)
+        pushed = requests.add_children(completion, new, completion.duplicates, now)
+        held.lane.host.end_lease(now, contacted=completion.contacted)
+        return pushed
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        encoded = await encode_children(failures, encode_request)
+        now = self._clock()
+        new = [self._requests.select_children(failure, encoded) for failure in failures]
+        return [self._fail(*each, now) for each in zip(failures, new, strict=True)]
+
+    def _fail(self, failure: Failure, new: NewRequests, now: float) -> RequestState | None:
+        current = self._current(failure.lease)
+        if current is None:
+            return None
+        number, held = current
+        del self._held[number]
+        requests = self._requests
+        record = requests.read(number)
+        head = head_of(record)._replace(status=failure.status, at=now)
+        waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
+        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits))
+        if waits:
+            assert failure.retry_in is not None
+            heappush(self._waiting, (now + failure.retry_in, head.sequence, number))
+        else:
+            requests.deaths[number] = (failure.kind, failure.reason)
+            head = head._replace(items=self._items.append(failure.lease.fingerprint, failure.items, head.items))
+            requests.add_children(failure, new, 0, now)
+        state = WAITING if waits else DEAD
+        requests.update(number, head._replace(state=state), record)
+        held.lane.host.end_lease(now, contacted=failure.contacted)
+        return STATE_NAMES[state]
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        now = self._clock()
+        released = []
+        for lease in leases:
+            current = self._current(lease)
+            if current is not None:
+                self._release(*current, now, contacted=contacted)
+            released.append(current is not None)
+        return released
+
+    def _release(self, number: int, held: _Held, now: float, *, contacted: bool) -> None:
+        del self._held[number]
+        record = self._requests.read(number)
+        head = head_of(record)
+        self._requests.update(number, head._replace(state=READY, attempts=head.attempts - 1, at=now), record)
+        self._requests.requeue(held.lane, held.rank, head.sequence, number, now)
+        held.lane.host.end_lease(now, contacted=contacted)
+
+    def _lose(self, number: int, held: _Held, now: float) -> None:
+        """End a lease whose worker is lost."""
+        if not held.begun:
+            self._release(number, held, now, contacted=False)
+            return
+        del self._held[number]
+        requests = self._requests
+        record = requests.read(number)
+        head = head_of(record)
+        reason = lost_reason(head.attempts)
+        requests.add_event(number, now, LOST_EVENT, reason)
+        if head.attempts >= self._options.max_attempts:
+            requests.deaths[number] = (LOST_KIND, reason)
+            requests.update(number, head._replace(state=DEAD, at=now), record)
+        else:
+            requests.update(number, head._replace(state=READY, at=now), record)
+            requests.requeue(held.lane, held.rank, head.sequence, number, now)
+        held.lane.host.end_lease(now, contacted=True)
+
+    def fence(self, slot: str, epoch: int) -> int:
+        """End the leases that the slot holds under earlier epochs. Returns how many."""
+        now = self._clock()
+        lost = [(number, held) for number, held in self._held.items() if is_fenced(held.holder, slot, epoch)]
+        for number, held in lost:
+            self._lose(number, held, now)
+        return len(lost)
+
+    def is_unbegun(self, number: int) -> bool:
+        """Whether a request is leased and its attempt does not count yet."""
+        held = self._held.get(number)
+        return held is not None and not held.begun
+
+    def close(self) -> None:
+        """End all leases, so that their hosts are free for other runs."""
+        for held in self._held.values():
+            held.lane.host.end_lease(self._clock(), contacted=True)
+        self._held.clear()

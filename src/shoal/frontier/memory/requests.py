@@ -1,0 +1,234 @@
+"""The requests of a run in memory: a record of each, the ready ones in their queues, and counters of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from heapq import heappop
+from typing import NamedTuple
+
+from shoal.frontier import rules
+from shoal.frontier.memory.backlog import Backlog, Spill
+from shoal.frontier.memory.records import (
+    HEADER,
+    Head,
+    encode_request,
+    make_record,
+    payload_of,
+    request_of,
+    sequence_of,
+)
+from shoal.frontier.politeness import Host, Key, Lane, LaneTable
+from shoal.frontier.rules import LEASED, READY, STATE_NAMES, child_fingerprint
+from shoal.http import Request
+from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
+from shoal.urls.normalize import host_of
+
+_LOAD_COUNT = 1000  # requests that are read from disk at once
+_NOT_ENCODED: Mapping[int, bytes] = {}
+
+NewRequests = dict[bytes, tuple[Request, bytes]]
+"""Requests that the run does not have yet, by fingerprint, with their msgpack."""
+
+
+class Taken(NamedTuple):
+    """A request that was taken from its queue."""
+
+    number: int
+    rank: float
+    attempts: int
+    payload: bytes
+
+
+class Requests:
+    """All requests of a run. A request is known by its fingerprint as a number.
+
+    Past ``in_memory`` ready requests, new ones go to disk. No method gives way to another task.
+    """
+
+    def __init__(self, options: FrontierOptions, hosts: dict[str, Host]) -> None:
+        self.lanes: LaneTable[Backlog] = LaneTable(hosts, options)
+        self.records: dict[int, bytes | None] = {}
+        """None while the record is on disk."""
+        self.counts = [0] * len(STATE_NAMES)
+        """How many requests are in each state."""
+        self.pushed = self.duplicates = 0
+        self.deaths: dict[int, tuple[str, str]] = {}
+        """Kind and reason of each dead request."""
+        self.events: dict[int, list[Event]] = {}
+        self._sequence = 0
+        self._spill: Spill | None = None
+        self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
+        self._spilled = 0
+
+    # -- adding
+
+    def select_new(
+        self, named: Iterable[tuple[bytes, Request]], encoded: Mapping[int, bytes] = _NOT_ENCODED
+    ) -> NewRequests:
+        """The requests that the run does not have yet, encoded. RequestError if one cannot be; nothing is changed."""
+        new: NewRequests = {}
+        for fingerprint, request in named:
+            if fingerprint not in new and int.from_bytes(fingerprint, "big") not in self.records:
+                payload = encoded.get(id(request)) or rules.encode_request(request, encode_request)
+                new[fingerprint] = request, payload
+        return new
+
+    def select_children(self, ended: Completion | Failure, encoded: Mapping[int, bytes]) -> NewRequests:
+        """The children of a page that the run does not have yet."""
+        parent = ended.lease.fingerprint
+        named = ((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
+        return self.select_new(named, encoded)
+
+    def add_children(self, ended: Completion | Failure, new: NewRequests, duplicates: int, now: float) -> Pushed:
+        """Add the selected children of a page, which left out ``duplicates`` links itself."""
+        # An earlier page of the same batch may have added the same link.
+        new = {name: each for name, each in new.items() if int.from_bytes(name, "big") not in self.records}
+        self.add(new, ended.lease.fingerprint, len(ended.children), now)
+        self.duplicates += duplicates
+        return Pushed(len(new), len(ended.children) - len(new) + duplicates)
+
+    def add(self, new: NewRequests, parent: bytes, offered: int, now: float) -> None:
+        """Make selected requests ready. The rest of the ``offered`` ones count as duplicates."""
+        spilled: dict[int, tuple[int, float, int, bytes, bytes]] = {}
+        for fingerprint, (request, payload) in new.items():
+            self._sequence += 1
+            number, rank = int.from_bytes(fingerprint, "big"), -request.priority
+            record = make_record(Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
+            lane = self.lane(host_of(request.url))
+            self.records[number] = record
+            if lane.queue.has_tail(rank) or self.counts[READY] - self._spilled >= self._spill_above:
+                spilled[number] = (lane.queue.number, rank, self._sequence, fingerprint, record)
+                lane.queue.count_spilled(rank, 1)
+                self._spilled += 1
+            else:
+                lane.queue.push(rank, number)
+            self.counts[READY] += 1
+            lane.ready += 1
+            if lane.best is None or (rank, self._sequence) < lane.best:
+                lane.best = (rank, self._sequence)
+                self.lanes.place(lane, now)
+        if spilled:
+            self._write_spill(spilled)
+        self.pushed += len(new)
+        self.duplicates += offered - len(new)
+
+    def lane(self, host: str) -> Lane[Backlog]:
+        """The lane of a host. It is added if the run has none."""
+        return self.lanes.by_name.get(host) or self.lanes.add(host, Backlog(len(self.lanes.by_name)))
+
+    # -- taking and returning
+
+    def take(self, lane: Lane[Backlog], now: float) -> Taken:
+        """Take the best request of a lane and count it as leased. The caller places the lane."""
+        found = lane.queue.best()
+        assert found is not None
+        rank, bucket = found
+        if bucket.returned and (not bucket.fresh or bucket.returned[0][0] < self._sequence_of(bucket.fresh[0])):
+            number = heappop(bucket.returned)[1]
+        elif bucket.fresh:
+            number = bucket.fresh.popleft()
+        else:
+            self._load_spilled(lane, rank)
+            number = bucket.fresh.popleft()
+        record = self.records[number]
+        assert record is not None
+        _, attempts, status, items, _, sequence, parent = HEADER.unpack_from(record)
+        payload = payload_of(record)
+        attempts += 1
+        header = HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent)
+        self.records[number] = header + payload
+        self.counts[READY] -= 1
+        self.counts[LEASED] += 1
+        lane.host.in_flight += 1
+        lane.ready -= 1
+        lane.best = self._best(lane)
+        return Taken(number, rank, attempts, payload)
+
+    def requeue(self, lane: Lane[Backlog], rank: float, sequence: int, number: int, now: float) -> None:
+        """Return a request to its old place in the queue."""
+        lane.queue.put_back(rank, sequence, number)
+        lane.ready += 1
+        lane.best = self._best(lane)
+        self.lanes.place(lane, now)
+
+    def lane_of(self, request: Request) -> Lane[Backlog]:
+        """The lane of a request that the run has."""
+        return self.lanes.by_name[host_of(request.url)]
+
+    def _best(self, lane: Lane[Backlog]) -> Key | None:
+        found = lane.queue.best()
+        if found is None:
+            return None
+        rank, bucket = found
+        if not bucket.fresh and bucket.spilled:
+            self._load_spilled(lane, rank)
+        if not bucket.returned:
+            return rank, self._sequence_of(bucket.fresh[0])
+        returned = bucket.returned[0][0]
+        return rank, min(returned, self._sequence_of(bucket.fresh[0])) if bucket.fresh else returned
+
+    # -- records
+
+    def update(self, number: int, head: Head, record: bytes) -> None:
+        """Replace the header of a record, and count its new state."""
+        self.counts[record[0]] -= 1
+        self.counts[head.state] += 1
+        self.records[number] = make_record(head, payload_of(record))
+
+    def add_event(self, number: int, at: float, what: str, detail: str) -> None:
+        self.events.setdefault(number, []).append(Event(at, what, detail))
+
+    def read(self, number: int) -> bytes:
+        """The record of a request, from disk if it is there."""
+        record = self.records[number]
+        if record is None:
+            assert self._spill is not None
+            record = self._spill.find(number.to_bytes(16, "big"))
+        assert record is not None
+        return record
+
+    def search(self, url: str) -> int | None:
+        """Find a request by its URL that has another name: it was not filtered, or is not a GET. Reads all records."""
+        needle = url.encode()
+        for number, record in self.records.items():
+            if record is not None and needle in record and request_of(record).url == url:
+                return number
+        return None
+
+    def _sequence_of(self, number: int) -> int:
+        record = self.records[number]
+        assert record is not None
+        return sequence_of(record)
+
+    # -- the disk
+
+    def _write_spill(self, spilled: dict[int, tuple[int, float, int, bytes, bytes]]) -> None:
+        """Move requests to disk. If the disk is full they stay in memory, before those that are on disk already."""
+        self._spill = self._spill or Spill()
+        is_written = self._spill.add(list(spilled.values()))
+        backlogs = {} if is_written else {lane.queue.number: lane.queue for lane in self.lanes.by_name.values()}
+        for number, (lane, rank, *_) in spilled.items():
+            if is_written:
+                self.records[number] = None
+            else:
+                backlogs[lane].count_spilled(rank, -1)
+                backlogs[lane].push(rank, number)
+                self._spilled -= 1
+
+    def _load_spilled(self, lane: Lane[Backlog], rank: float) -> None:
+        assert self._spill is not None
+        rows = self._spill.take(lane.queue.number, rank, _LOAD_COUNT)
+        for fingerprint, record in rows:
+            number = int.from_bytes(fingerprint, "big")
+            self.records[number] = record
+            lane.queue.push(rank, number)
+        lane.queue.count_spilled(rank, -len(rows))
+        self._spilled -= len(rows)
+
+    def close(self) -> None:
+        """Leave the hosts, and delete what is on disk."""
+        for lane in self.lanes.by_name.values():
+            lane.host.lanes = [entry for entry in lane.host.lanes if entry[0] is not self.lanes]
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None

@@ -1,0 +1,84 @@
+"""Inspect a run in a SQLite file: its counters, the history of a request, the dead requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import msgspec
+
+from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.sqlite.history import Histories
+from shoal.frontier.sqlite.lanes import StoredLanes
+from shoal.frontier.sqlite.roles import SQLiteRoles
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.seen import Seen
+from shoal.http import Request
+from shoal.ports import History, Rewind, Stats
+
+
+class SQLiteInspection:
+    """See `shoal.ports.Frontier`."""
+
+    def __init__(self, run: RunFile, seen: Seen, lanes: StoredLanes, histories: Histories, roles: SQLiteRoles) -> None:
+        self._file = run
+        self._seen = seen
+        self._lanes = lanes
+        self._histories = histories
+        self._roles = roles
+
+    async def stats(self) -> Stats:
+        return await self._file.read(self._stats)
+
+    def _stats(self) -> Stats:
+        ledger = msgspec.structs.asdict(self._file.ledger())
+        del ledger["newest"]
+        return Stats(**ledger, seeding=not self._roles.is_finished("seed"))
+
+    async def audit(self) -> Stats:
+        return await self._file.read(self._audit)
+
+    def _audit(self) -> Stats:
+        # With "+" SQLite uses no index: it counts the requests themselves, in the order of the file.
+        sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
+        counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
+        return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
+
+    async def recover(self) -> Rewind | None:
+        """None: only one process has the file, so nobody rewinds it meanwhile."""
+        return None
+
+    async def rewinds(self) -> list[Rewind]:
+        return []
+
+    # -- histories
+
+    async def find(self, request: Request) -> History | None:
+        def step() -> History | None:
+            if self._file.file.readonly:
+                self._seen.load()
+            number = self._seen.find(request.fingerprint()) or self._histories.search(request.url)
+            return None if number is None else self._histories.of(number)
+
+        return await self._file.read(step)
+
+    # -- dead requests
+
+    async def dead_kinds(self) -> dict[str, int]:
+        return await self._file.read(self._histories.dead_kinds)
+
+    async def dead(self) -> AsyncIterator[History]:
+        last = 0
+        while page := await self._file.read(partial(self._histories.dead_page, last)):
+            for _, history in page:
+                yield history
+            last = page[-1][0]
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        def step(ledger: Ledger, now: float) -> int:
+            count = self._lanes.retry_dead(kinds, now)
+            ledger.ready += count
+            ledger.dead -= count
+            return count
+
+        return await self._file.change(step)

@@ -1,0 +1,179 @@
+"""The lanes of a run in a SQLite file: the ready requests of each host, and which host is due.
+
+Memory holds the hosts and, for each lane, the number of its ready requests and the best one: about 1 KB a host. The
+requests themselves are read when they are leased.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.frontier.politeness import DEFAULT_HOST, Host, Key, Lane, LaneTable
+from shoal.frontier.rules import KINDS_NOT_RETRIED, RETRIED_DETAIL, RETRIED_EVENT
+from shoal.frontier.sqlite.run_file import RunFile
+from shoal.http import Request
+from shoal.ports import FrontierOptions, HostState
+from shoal.urls.normalize import host_of
+
+_POLITENESS = ("delay", "concurrency", "crawl_delay", "learned_delay", "blocked_until", "block_reason", "ended_at")
+_COLUMNS = ", ".join(_POLITENESS)
+
+
+class NewRequest(NamedTuple):
+    """A request that the run does not have yet, and its msgpack."""
+
+    fingerprint: bytes
+    request: Request
+    parent: int | None
+    payload: bytes
+
+
+class SharedHosts:
+    """The hosts of a file that runs have used in this process."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.by_name: dict[str, Host] = {}
+        self._db = db
+
+    def load(self, name: str) -> Host:
+        """The host with this name, with its politeness from the file."""
+        if name in self.by_name:
+            return self.by_name[name]
+        host = self.by_name[name] = Host(name)
+        row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            for field, value in zip(_POLITENESS, row, strict=True):
+                setattr(host, field, value)
+        return host
+
+    def save(self, hosts: Iterable[Host]) -> None:
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO host (name, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(host.name, *(getattr(host, field) for field in _POLITENESS)) for host in hosts],
+        )
+
+
+class StoredLanes:
+    """The lanes of one run and their ready requests. ``lane.queue`` is the number of the lane in the file.
+
+    Call all methods within a transaction.
+    """
+
+    def __init__(self, run: RunFile, hosts: SharedHosts, options: FrontierOptions) -> None:
+        self._db = run.db
+        self._run = run.number
+        self._hosts = hosts
+        self._options = options
+        self._lanes: LaneTable[int] = LaneTable(hosts.by_name, options)
+        self._by_number: dict[int, Lane[int]] = {}
+
+    def load(self) -> None:
+        """Read the lanes from the file into new hosts. The caller then counts the requests in flight and places the
+        lanes."""
+        self._hosts.load(DEFAULT_HOST)
+        self._lanes = LaneTable(self._hosts.by_name, self._options)
+        self._by_number = {}
+        sql = (
+            "SELECT lane, count(*) FROM request"
+            " WHERE state = 0 AND lane IN (SELECT number FROM lane WHERE run = ?) GROUP BY lane"
+        )
+        ready = dict(self._db.execute(sql, (self._run,)).fetchall())
+        for number, name in self._db.execute("SELECT number, host FROM lane WHERE run = ?", (self._run,)).fetchall():
+            lane = self._add_lane(number, name)
+            if number in ready:
+                lane.ready = ready[number]
+                (lane.best,) = self._best(lane, 1)
+
+    def place(self, now: float) -> None:
+        for lane in self._by_number.values():
+            self._lanes.place(lane, now)
+
+    def __getitem__(self, number: int) -> Lane[int]:
+        return self._by_number[number]
+
+    def lane(self, name: str) -> Lane[int]:
+        """The lane of a host. It is added if the run has none."""
+        lane = self._lanes.by_name.get(name)
+        if lane is None:
+            number = self._db.execute("INSERT INTO lane (run, host) VALUES (?, ?)", (self._run, name)).lastrowid
+            assert number is not None
+            lane = self._add_lane(number, name)
+        return lane
+
+    def _add_lane(self, number: int, name: str) -> Lane[int]:
+        self._hosts.load(name)
+        lane = self._by_number[number] = self._lanes.add(name, number)
+        return lane
+
+    def _best(self, lane: Lane[int], limit: int) -> list[Key]:
+        sql = "SELECT rank, id FROM request WHERE lane = ? AND state = 0 ORDER BY rank, id LIMIT ?"
+        return self._db.execute(sql, (lane.queue, limit)).fetchall()
+
+    def add(self, new: Sequence[NewRequest], now: float) -> dict[bytes, int]:
+        """Store new requests behind all others of their priority. Returns their numbers in the file."""
+        (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
+        rows = []
+        numbers = {}
+        for fingerprint, request, parent, payload in new:
+            number += 1
+            rank = 0.0 - request.priority
+            lane = self.lane(host_of(request.url))
+            rows.append((number, self._run, lane.queue, rank, now, parent, fingerprint, payload))
+            numbers[fingerprint] = number
+            self.add_ready(lane, (rank, number), now)
+        self._db.executemany(
+            "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        return numbers
+
+    def add_ready(self, lane: Lane[int], key: Key, now: float) -> None:
+        """Count a request as ready. The caller changes its row."""
+        lane.ready += 1
+        if lane.best is None or key < lane.best:
+            lane.best = key
+            self._lanes.place(lane, now)
+
+    def choose(self, limit: int, now: float) -> list[tuple[Lane[int], Key]]:
+        """Take the best requests of hosts that are due, in order. The caller changes their rows."""
+        chosen: list[tuple[Lane[int], Key]] = []
+        ahead: dict[int, list[Key]] = {}
+        self._lanes.reopen(now)
+        while len(chosen) < limit and (lane := self._lanes.take_best(now)) is not None:
+            keys = ahead.get(lane.queue)
+            if keys is None:
+                count = min(limit - len(chosen), lane.limit - lane.host.in_flight)
+                keys = ahead[lane.queue] = self._best(lane, count + 1)[::-1]
+            chosen.append((lane, keys.pop()))
+            lane.best = keys[-1] if keys else None
+            lane.ready -= 1
+            lane.host.in_flight += 1
+            self._lanes.place(lane, now)
+        return chosen
+
+    def retry_dead(self, kinds: Sequence[str] | None, now: float) -> int:
+        """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`."""
+        chosen = f"run = ? AND state = 4 AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
+        which = (self._run, msgspec.json.encode(sorted(KINDS_NOT_RETRIED if kinds is None else kinds)).decode())
+        for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
+            self.add_ready(self._by_number[lane], (rank, number), now)
+        self._db.execute(
+            f"INSERT INTO event (request, at, what, detail) SELECT id, ?, ?, ? FROM request WHERE {chosen}",
+            (now, RETRIED_EVENT, RETRIED_DETAIL, *which),
+        )
+        return self._db.execute(
+            f"UPDATE request SET state = 0, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
+            (now, *which),
+        ).rowcount
+
+    def next_due(self) -> float | None:
+        """When the next waiting host is due."""
+        return self._lanes.next_due()
+
+    def states(self, now: float, limit: int) -> list[HostState]:
+        return self._lanes.states(now, limit)

@@ -1,0 +1,243 @@
+"""The leases of a run in a SQLite file. They are in the rows of their requests, with a copy in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shoal.frontier.politeness import Host, Key, Lane
+from shoal.frontier.rules import LEASED, LOST_EVENT, LOST_KIND, is_fenced, lost_reason, reissued_token, token_base
+from shoal.frontier.sqlite.history import Histories
+from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
+from shoal.frontier.sqlite.roles import slot_columns
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.http import Request
+from shoal.ports import Holder, Lease
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+class HeldLease(msgspec.Struct, frozen=True):
+    """A lease that is out."""
+
+    number: int
+    fingerprint: bytes
+    token: int
+    attempts: int
+    items: int
+    lane: Lane[int]
+    rank: float
+    holder: Holder | None
+    begun: bool
+    """False while the last of its attempts does not count yet."""
+    origin: tuple[int, bytes] | None = None
+    """The old token and the nonce, if it was reissued."""
+
+
+class LeaseCall(msgspec.Struct, frozen=True):
+    """The arguments of a call to ``lease``. ``deadline`` is on this process's clock."""
+
+    limit: int
+    ttl: float
+    deadline: float
+    holder: Holder | None
+    begun: bool
+    nonce: bytes
+
+
+class Leases:
+    """Grants, extends and ends the leases of one run. Call all methods within a transaction."""
+
+    def __init__(
+        self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories, max_attempts: int
+    ) -> None:
+        self._file = run
+        self._db = run.db
+        self._run = run.number
+        self._lanes = lanes
+        self._hosts = hosts
+        self._histories = histories
+        self._max_attempts = max_attempts
+        self._held: dict[bytes, HeldLease] = {}
+
+    def load(self) -> None:
+        """Read the leases from the file, and count them as in flight. The lanes are loaded already."""
+        self._held = {}
+        rows = self._db.execute(
+            "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch, begun, origin, nonce FROM request"
+            " WHERE run = ? AND due IS NOT NULL AND state = 2",
+            (self._run,),
+        )
+        for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in rows:
+            lane = self._lanes[lane_number]
+            lane.host.in_flight += 1
+            holder = None if slot is None else Holder(slot, epoch)
+            origin = None if nonce is None else (before, nonce)
+            self._held[name] = HeldLease(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
+
+    def all(self) -> list[HeldLease]:
+        return list(self._held.values())
+
+    def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
+        """The leases that the slot holds under earlier epochs."""
+        return [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]
+
+    # -- granting
+
+    def grant(
+        self, chosen: Sequence[tuple[Lane[int], Key]], call: LeaseCall, ledger: Ledger, now: float
+    ) -> list[Lease]:
+        """Lease the chosen requests. StoreError if the file is damaged."""
+        sql = (
+            "SELECT id, fingerprint, attempts, items, payload FROM request WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        numbers = msgspec.json.encode([number for _, (_, number) in chosen]).decode()
+        rows = {row[0]: row for row in self._db.execute(sql, (numbers,))}
+        holder, begun, until = call.holder, call.begun, now + call.ttl
+        leases, changes, slot, token = [], [], slot_columns(holder), token_base(call.nonce)
+        for lane, (rank, number) in chosen:
+            try:
+                _, fingerprint, attempts, items, payload = rows[number]
+                request = _decode(payload)
+            except (KeyError, UnicodeDecodeError, msgspec.MsgspecError) as exc:
+                raise self._file.file.damaged(f"request {number} can't be read: {exc!r}") from exc
+            token, attempt = token + 1, attempts + 1
+            self._held[fingerprint] = HeldLease(number, fingerprint, token, attempt, items, lane, rank, holder, begun)
+            learned = lane.host.learned_delay or 0.0
+            leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, call.deadline, learned))
+            changes.append((token, *slot, begun, attempt, until, now, number))
+        self._db.executemany(
+            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL, nonce = NULL,"
+            " attempts = ?, due = ?, at = ? WHERE id = ?",
+            changes,
+        )
+        ledger.ready -= len(leases)
+        ledger.leased += len(leases)
+        return leases
+
+    # -- extending
+
+    def current(self, lease: Lease) -> HeldLease | None:
+        """The lease that is out, if the token of ``lease`` is its current one."""
+        held = self._held.get(lease.fingerprint)
+        return held if held is not None and held.token == lease.token else None
+
+    def renew(self, leases: Sequence[Lease], until: float, deadline: float) -> list[Lease | None]:
+        current = list(map(self.current, leases))
+        self._db.executemany(
+            "UPDATE request SET due = ? WHERE id = ?", [(until, held.number) for held in current if held]
+        )
+        return [
+            msgspec.structs.replace(lease, deadline=deadline) if held else None
+            for lease, held in zip(leases, current, strict=True)
+        ]
+
+    def reissue(self, leases: Sequence[Lease], until: float, deadline: float, nonce: bytes) -> list[Lease | None]:
+        reissued: list[Lease | None] = []
+        changes: dict[bytes, tuple[int, int, bytes, float, int]] = {}
+        for lease in leases:
+            held, origin = self._held.get(lease.fingerprint), (lease.token, nonce)
+            if held is None or held.fingerprint in changes or (held.token != lease.token and held.origin != origin):
+                reissued.append(None)
+                continue
+            if held.token == lease.token:
+                token = reissued_token(nonce, lease.token)
+                held = msgspec.structs.replace(held, token=token, begun=True, origin=origin)
+                self._held[held.fingerprint] = held
+            changes[held.fingerprint] = (held.token, *origin, until, held.number)
+            reissued.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
+        self._db.executemany(
+            "UPDATE request SET token = ?, begun = 1, origin = ?, nonce = ?, due = ? WHERE id = ?", changes.values()
+        )
+        return reissued
+
+    # -- ending
+
+    def select_ending(self, leases: Iterable[Lease]) -> list[HeldLease | None]:
+        """The leases that a batch ends; None for a stale one, and for the second of two equal ones."""
+        ending: set[int] = set()
+        found: list[HeldLease | None] = []
+        for held in map(self.current, leases):
+            found.append(held if held and held.number not in ending else None)
+            if held:
+                ending.add(held.number)
+        return found
+
+    def end(self, ended: Sequence[tuple[HeldLease, bool]], ledger: Ledger, now: float) -> None:
+        """Drop leases, each with whether its host was contacted. The caller has changed their rows."""
+        contacted: dict[str, Host] = {}
+        for held, was_contacted in ended:
+            del self._held[held.fingerprint]
+            host = held.lane.host
+            host.end_lease(now, contacted=was_contacted)
+            if was_contacted:
+                contacted[host.name] = host
+        self._hosts.save(contacted.values())
+        ledger.leased -= len(ended)
+
+    def release(self, unused: Sequence[HeldLease], ledger: Ledger, now: float, *, contacted: bool) -> None:
+        """End leases whose attempt does not count."""
+        self._db.executemany(
+            "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
+            [(held.attempts - 1, now, held.number) for held in unused],
+        )
+        for held in unused:
+            self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+        ledger.ready += len(unused)
+        self.end([(held, contacted) for held in unused], ledger, now)
+
+    def lose(self, lost: Sequence[HeldLease], ledger: Ledger, now: float) -> None:
+        """End leases whose worker is lost."""
+        self.release([held for held in lost if not held.begun], ledger, now, contacted=False)
+        lost = [held for held in lost if held.begun]
+        ready, dead = [], []
+        for held in lost:
+            reason = lost_reason(held.attempts)
+            self._histories.add_event(held.number, now, LOST_EVENT, reason)
+            if held.attempts >= self._max_attempts:
+                dead.append((LOST_KIND, reason, now, held.number))
+            else:
+                ready.append((now, held.number))
+                self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+        self._db.executemany("UPDATE request SET state = 0, due = NULL, token = NULL, at = ? WHERE id = ?", ready)
+        self._db.executemany(
+            "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?", dead
+        )
+        ledger.ready += len(ready)
+        ledger.dead += len(dead)
+        self.end([(held, True) for held in lost], ledger, now)
+
+    # -- time
+
+    def expire(self, now: float, ledger: Ledger | None = None) -> float | None:
+        """End leases that have run out, and make requests ready that have waited long enough.
+
+        Returns when the next one is due. Without a ledger of the caller, it reads and saves its own.
+        """
+        moment = self._next_moment()
+        if moment is None or moment > now:
+            return moment
+        own = ledger or self._file.ledger()
+        lost = []
+        sql = "SELECT state, id, lane, rank, fingerprint FROM request WHERE run = ? AND due <= ?"
+        for state, number, lane, rank, fingerprint in self._db.execute(sql, (self._run, now)):
+            if state == LEASED:
+                lost.append(self._held[fingerprint])
+            else:
+                own.waiting -= 1
+                own.ready += 1
+                self._lanes.add_ready(self._lanes[lane], (rank, number), now)
+        self._db.execute(
+            "UPDATE request SET state = 0, due = NULL WHERE run = ? AND due <= ? AND state = 1", (self._run, now)
+        )
+        self.lose(lost, own, now)
+        if ledger is None:
+            self._file.save(own)
+        return self._next_moment()
+
+    def _next_moment(self) -> float | None:
+        """When the next lease expires or the next waiting request is ready."""
+        sql = "SELECT min(due) FROM request WHERE run = ? AND due IS NOT NULL"
+        moment: float | None = self._db.execute(sql, (self._run,)).fetchone()[0]
+        return moment

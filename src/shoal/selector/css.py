@@ -1,0 +1,129 @@
+"""CSS queries: turbohtml's CSS engine, with ``::text`` and ``::attr(name)`` as in parsel.
+
+turbohtml selects the elements. ``::text`` and ``::attr(name)`` are steps of an XPath that starts at these elements. So
+each string appears once and in document order, also when the query is a comma group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import turbohtml
+from turbohtml import Document, Element, Node, XPath
+
+from shoal.errors import SelectorError
+from shoal.selector.documents import JsonText, Root, parse_html
+
+
+class _Part(NamedTuple):
+    """One selector of a comma group, and the step from its elements to the strings that it asks for."""
+
+    selector: str
+    """Empty: the queried node itself."""
+    below: str
+    """The selector for nodes below an element. It has a limit, because its first compound could match above it."""
+    step: str
+    """The XPath from the elements to their strings; empty for the elements themselves."""
+
+    def elements(self, node: Node) -> list[Element]:
+        """Return the matching elements at or below the node."""
+        if not self.selector:
+            return [cast("Element", node)]
+        if type(node) is Document:
+            return node.select(self.selector)
+        found = node.select(self.below)
+        # Only a single compound can match the node itself: several start above or beside the elements they match.
+        if self.below == self.selector and node.matches(self.selector):
+            found.insert(0, cast("Element", node))
+        return found
+
+
+class _CssQuery(NamedTuple):
+    parts: dict[str, _Part]
+    """By the XPath variable that ``steps`` uses for their elements."""
+    steps: XPath
+    plain: _Part | None
+    """The only part of a query for elements, which needs no steps."""
+
+
+def find_css(root: Root, query: str) -> list[Root]:
+    """Return the elements and strings that a CSS query finds, in document order. SelectorError for a bad query."""
+    parts, steps, plain = _compile_css(query)
+    if not isinstance(root, Node):
+        if not isinstance(root, str):
+            raise SelectorError(f"bad CSS query {query!r}: cannot use CSS on a JSON value: use jmespath()")
+        if not isinstance(root, JsonText):
+            return []
+        root = parse_html(root)
+    if plain is not None:
+        return cast("list[Root]", plain.elements(root))
+    return cast("list[Root]", steps(root, **{name: part.elements(root) for name, part in parts.items()}))
+
+
+@lru_cache(maxsize=1024)
+def _compile_css(query: str) -> _CssQuery:
+    try:
+        parts = {f"e{number}": part for number, part in enumerate(_parts(query))}
+    except ValueError as exc:
+        raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
+    steps = XPath(" | ".join(f"${name}{part.step}" for name, part in parts.items()))
+    return _CssQuery(parts, steps, parts["e0"] if len(parts) == 1 and not parts["e0"].step else None)
+
+
+_NOTHING = turbohtml.parse("", positions=False)
+_QUOTED = re.compile(r"""\\. | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' """, re.VERBOSE | re.DOTALL)
+_BRACKETS = re.compile(r"\([^()\[\]]*\) | \[[^()\[\]]*\]", re.VERBOSE)
+_PSEUDO = re.compile(r"(.*?) (?: ::([\w-]+) (\0*) )? \s*", re.VERBOSE | re.DOTALL)
+_ATTRIBUTE = re.compile(r"""\( \s* (["']?) ([^"'()]+?) \1 \s* \)""", re.VERBOSE)
+_COMBINATOR = re.compile(r"\s*[>+~]\s*|\s+")
+
+
+def _parts(query: str) -> Iterator[_Part]:
+    """Split a query at its commas. ValueError for a bad part.
+
+    This only separates selectors from pseudo-elements. turbohtml parses the selectors.
+    """
+    # Overwrite quoted and bracketed text instead of removing it, so that positions in the query stay the same.
+    bare, before = _QUOTED.sub(_overwrite, query), ""
+    while bare != before:
+        before, bare = bare, _BRACKETS.sub(_overwrite, bare)
+    for span in re.finditer(r"(?:^|(?<=,))\s*([^,]*)", bare):
+        text = query[span.start(1) : span.end()]
+        pseudo = cast("re.Match[str]", _PSEUDO.fullmatch(span[1]))
+        step = _step(pseudo[2].lower(), text[slice(*pseudo.span(3))]) if pseudo[2] else ""
+        yield _part(text[: pseudo.end(1)], pseudo[1], step)
+
+
+def _overwrite(token: re.Match[str]) -> str:
+    return "\0" * len(token[0])
+
+
+def _step(pseudo: str, argument: str) -> str:
+    if pseudo == "text" and not argument:
+        return "/text()"
+    if pseudo == "attr" and (match := _ATTRIBUTE.fullmatch(argument)):
+        name = match[2]
+        return f"/@{name}" if re.fullmatch(r"[^\W\d][\w.-]*", name) else f"/@*[name() = '{name}']"
+    raise ValueError(f"unknown pseudo-element ::{pseudo}{argument}; use ::text or ::attr(name)")
+
+
+def _part(selector: str, bare: str, step: str) -> _Part:
+    combinators = [found.span() for found in _COMBINATOR.finditer(bare)]
+    start, end = combinators[-1] if combinators else (0, 0)
+    # Nothing (or a star) before the pseudo-element means any element. If it only has to be below another element,
+    # parsel includes that other element.
+    if step and selector[end:] in ("", "*"):
+        if selector[start:end].strip():
+            selector = selector[:end] + "*"
+        else:
+            selector, step, combinators = selector[:start], "/" + step, combinators[:-1]
+            if not selector:
+                return _Part("", "", step)
+    _NOTHING.select(selector)
+    if not combinators:
+        return _Part(selector, selector, step)
+    head = combinators[0][0]
+    return _Part(selector, f"{selector[:head]}:is(:scope, :scope *){selector[head:]}", step)

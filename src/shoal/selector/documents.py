@@ -1,0 +1,139 @@
+"""The documents that selectors query: parse them, get their content, remove parts of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape, unescape
+from typing import Any, TypeAlias, cast
+
+import turbohtml
+from turbohtml import Document, Element, Node
+
+from shoal import parsing
+from shoal.errors import SelectorError
+
+Json: TypeAlias = dict[str, Any] | list[Any] | float | bool | None
+Root: TypeAlias = Node | str | Json
+"""What a query finds: a node, a string (of a text, an attribute or a number), or a JSON value."""
+
+_MINIMAL = turbohtml.Html(formatter=turbohtml.Formatter.MINIMAL)
+_XML_DECLARATION = re.compile(r"\ufeff?\s*<\?xml\s")
+_JSON_CONTAINER = re.compile(r"\s*[\[{]")
+_ENTITY = re.compile(r"&(?!(?:amp|lt);)(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
+
+
+class JsonText(str):
+    """A string in a JSON document. CSS and XPath queries parse it as HTML."""
+
+    __slots__ = ()
+
+
+def parse_text(text: str, kind: str | None) -> Root:
+    """Parse a document of this kind. None detects JSON objects and arrays, and XML with a declaration, as in parsel."""
+    match kind:
+        case "html":
+            return parse_html(text)
+        case "xml":
+            return _parse_xml(text)
+        case "json":
+            return load_json(text)
+        case "text":
+            return JsonText(text)
+        case None:
+            return _detect(text)
+    raise SelectorError(f'unknown type {kind!r}: use "html", "xml", "json" or "text"')
+
+
+def _detect(text: str) -> Root:
+    if _JSON_CONTAINER.match(text) and (data := load_json(text)) is not None:
+        return data
+    if _XML_DECLARATION.match(text):
+        try:
+            return _parse_xml(text)
+        except SelectorError:
+            pass  # pages often declare XML that they are not
+    return parse_html(text)
+
+
+def load_json(text: str | bytes) -> Root:
+    """Decode a JSON document. Invalid JSON is None, as in parsel."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return JsonText(data) if isinstance(data, str) else data
+
+
+def parse_html(text: str) -> Document:
+    document = parsing.parse(text)
+    parsing.AttributeBudget(document, len(text)).check()
+    return document
+
+
+def _parse_xml(text: str) -> Document:
+    try:
+        return parsing.parse_xml(_without_cdata(text.removeprefix("\ufeff")))
+    except turbohtml.HTMLParseError as exc:
+        raise SelectorError(f"not well-formed XML: {exc}") from exc
+
+
+def _without_cdata(text: str) -> str:
+    """Replace CDATA sections by escaped text, because turbohtml's ``text()`` does not find them.
+
+    The time is linear: after a section that does not end, the search stops.
+    """
+    parts: list[str] = []
+    position = 0
+    while (start := text.find("<![CDATA[", position)) >= 0 and (end := text.find("]]>", start + 9)) >= 0:
+        parts += text[position:start], escape(text[start + 9 : end], quote=False)
+        position = end + 3
+    return "".join((*parts, text[position:])) if parts else text
+
+
+def top(root: Root) -> Root:
+    """Return the top element of a document, which parsel uses in place of the document; anything else unchanged."""
+    if isinstance(root, Document) and root.root is not None:
+        return root.root
+    return root
+
+
+def content(root: Root) -> Any:
+    """Return the markup of a node, a plain string, or the JSON value."""
+    if not isinstance(root, Node):
+        return str(root) if isinstance(root, JsonText) else root
+    node = cast("Node", top(root))
+    markup = node.html
+    # A no-break space stays a character, which \s in a regex matches. The minimal format for all nodes is slower.
+    return node.serialize(_MINIMAL) if "&nbsp;" in markup else markup
+
+
+def replace_entities(text: str) -> str:
+    """Replace character references by their characters, except ``&amp;`` and ``&lt;``."""
+    return _ENTITY.sub(lambda found: unescape(found[0]), text) if "&" in text else text
+
+
+def drop(root: Root) -> None:
+    """Remove a node from its document. SelectorError for the top of a document, and for everything but nodes."""
+    if not isinstance(root, Node):
+        raise SelectorError(
+            "cannot drop a text, an attribute or a value: select its element, such as 'li' instead of 'li::text'"
+        )
+    if root.parent is None or isinstance(root.parent, Document):
+        raise SelectorError("cannot drop the top element of a document, or an element that was dropped before")
+    root.decompose()
+
+
+def remove_namespaces(root: Root) -> None:
+    """Remove the prefixes and declarations of namespaces at and below a node."""
+    node = top(root)
+    if not isinstance(node, Element):
+        return
+    for element in (node, *node.iter_elements()):
+        if ":" in element.tag:
+            element.tag = element.tag.rpartition(":")[2]
+        attributes = element.attrs
+        for name in [name for name in attributes if ":" in name or name == "xmlns"]:
+            value = attributes.pop(name)
+            if not name.startswith("xmlns"):
+                attributes[name.rpartition(":")[2]] = value

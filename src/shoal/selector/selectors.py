@@ -1,0 +1,265 @@
+"""``Selector`` and ``SelectorList``: what users query, with the names and behaviour of parsel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from re import Pattern
+from typing import Any, Literal, cast, overload
+
+from turbohtml import Element, Node
+
+from shoal.selector.css import find_css
+from shoal.selector.documents import Root, content, drop, parse_text, remove_namespaces, replace_entities, top
+from shoal.selector.json_queries import find_jmespath
+from shoal.selector.xpath import Namespaces, find_xpath
+
+_NOT_SET: Any = object()
+
+
+class Selector:
+    """One node of a page, one string found in it, or one JSON value.
+
+    CSS and XPath search the node itself and its descendants. Only an XPath that begins with ``/`` starts at the top
+    of the document. They find nothing in a string, except in a string of a JSON document: they parse it as HTML. A bad
+    query raises ``SelectorError``.
+    """
+
+    __slots__ = ("namespaces", "root")
+
+    def __init__(
+        self,
+        text: str | None = None,
+        type: Literal["html", "xml", "json", "text"] | None = None,
+        *,
+        root: Root = _NOT_SET,
+        namespaces: Mapping[str, str] | None = None,
+    ) -> None:
+        """Parse ``text``, or wrap a ``root`` as it is.
+
+        Without a ``type``, JSON objects and arrays and XML with a declaration are detected. Everything else is HTML.
+        Any text is valid HTML. Malformed XML raises SelectorError. Invalid JSON is None, as in parsel.
+        """
+        self.root: Root
+        if root is not _NOT_SET:
+            self.root = root
+        elif text is None:
+            raise TypeError("Selector needs a text or a root")
+        else:
+            self.root = parse_text(text, type)
+        self.namespaces: dict[str, str] | None = dict(namespaces) if namespaces else None
+
+    def css(self, query: str) -> SelectorList:
+        """Return what matches, in document order: elements, or strings with a final ``::text`` or ``::attr(name)``.
+
+        The whole selector must match at or below this node. ``p::text`` returns the texts directly in each ``p``, and
+        ``p ::text`` also those below it.
+        """
+        return SelectorList.of(find_css(self.root, query), self.namespaces)
+
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+        """Return the nodes and strings that an XPath 1.0 expression finds, or its one value.
+
+        ``$name`` in the query is the variable ``name``. ``has-class('a', 'b')`` and EXSLT's ``re:test``,
+        ``re:replace`` and ``set:`` functions are available. True and false are "1" and "0".
+
+        ``namespaces`` maps prefixes to URIs, in addition to those of ``register_namespace``. A prefix without a URI
+        matches the name as the document writes it: ``//media:title`` needs no declaration.
+        """
+        declared = self.namespaces if namespaces is None else _merge(self.namespaces, namespaces)
+        return SelectorList.of(find_xpath(self.root, query, variables, declared), self.namespaces)
+
+    def jmespath(self, query: str, **options: Any) -> SelectorList:
+        """Return the values that a JMESPath query finds. Text and the text of an element are decoded as JSON first.
+
+        ``options`` go to ``jmespath.search``. Invalid JSON contains nothing.
+        """
+        return SelectorList.of(find_jmespath(self.root, query, options), self.namespaces)
+
+    def get(self) -> Any:
+        """Return the markup of a node, the string, or the JSON value."""
+        return content(self.root)
+
+    extract = get
+
+    def getall(self) -> list[Any]:
+        return [self.get()]
+
+    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
+        """Return all matches in ``get()``: the groups if there are any, or else the whole match.
+
+        If there is a group named ``extract``, only that group of the first match is returned. ``replace_entities``
+        decodes character references, except ``&amp;`` and ``&lt;``.
+        """
+        return list(_matches(self.root, re.compile(regex), replace_entities))
+
+    @overload
+    def re_first(
+        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
+    ) -> str | None: ...
+    @overload
+    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
+    def re_first(
+        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
+    ) -> str | None:
+        return next(_matches(self.root, re.compile(regex), replace_entities), default)
+
+    def register_namespace(self, prefix: str, uri: str) -> None:
+        """Let ``prefix`` mean this namespace in the XPath queries of this selector and of all it finds afterwards."""
+        self.namespaces = {**(self.namespaces or {}), prefix: uri}
+
+    def remove_namespaces(self) -> None:
+        """Remove the prefixes and declarations of namespaces from this node and its descendants."""
+        remove_namespaces(self.root)
+
+    def drop(self) -> None:
+        """Remove the node from its document. SelectorError for the top of a document, a string and a JSON value."""
+        drop(self.root)
+
+    @property
+    def attrib(self) -> dict[str, str]:
+        """A copy of the element's attributes; empty if this is not an element."""
+        node = top(self.root)
+        if not isinstance(node, Element):
+            return {}
+        return {name: node.attr(name) or "" for name in node.attrs}
+
+    def text_content(self) -> str:
+        """Return all text at and below the node, with its whitespace."""
+        return self.root.text if isinstance(self.root, Node) else str(self.root)
+
+    def __bool__(self) -> bool:
+        return isinstance(self.root, Node) or bool(self.root)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same node, equal strings or equal JSON values."""
+        return isinstance(other, Selector) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __repr__(self) -> str:
+        text = str(self)
+        return f"<Selector {text if len(text) <= 40 else text[:37] + '...'!r}>"
+
+
+class SelectorList(Sequence[Selector]):
+    """All results of a query, in document order. A query on the list queries each member and returns one flat list.
+
+    The list stores the results and creates a Selector only when you ask for a member: most lists are read with ``get``
+    or ``getall`` and then discarded.
+    """
+
+    __slots__ = ("_namespaces", "_roots")
+
+    def __init__(self, selectors: Iterable[Selector] = ()) -> None:
+        members = list(selectors)
+        self._roots = [selector.root for selector in members]
+        self._namespaces: dict[str, str] | None = members[0].namespaces if members else None
+
+    @classmethod
+    def of(cls, roots: list[Root], namespaces: dict[str, str] | None = None) -> SelectorList:
+        """Create a list of these results. It keeps ``roots`` itself, not a copy."""
+        made = cls.__new__(cls)
+        made._roots = roots
+        made._namespaces = namespaces
+        return made
+
+    def __len__(self) -> int:
+        return len(self._roots)
+
+    @overload
+    def __getitem__(self, index: int) -> Selector: ...
+    @overload
+    def __getitem__(self, index: slice) -> SelectorList: ...
+    def __getitem__(self, index: int | slice) -> Selector | SelectorList:
+        if isinstance(index, slice):
+            return SelectorList.of(self._roots[index], self._namespaces)
+        return Selector(root=self._roots[index], namespaces=self._namespaces)
+
+    def __iter__(self) -> Iterator[Selector]:
+        if self._namespaces is None:
+            return (Selector(root=root) for root in self._roots)
+        return (Selector(root=root, namespaces=self._namespaces) for root in self._roots)
+
+    def __add__(self, other: SelectorList) -> SelectorList:
+        return SelectorList.of(self._roots + other._roots, _merge(self._namespaces, other._namespaces))
+
+    def css(self, query: str) -> SelectorList:
+        return SelectorList.of([found for root in self._roots for found in find_css(root, query)], self._namespaces)
+
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+        declared = _merge(self._namespaces, namespaces)
+        found = [each for root in self._roots for each in find_xpath(root, query, variables, declared)]
+        return SelectorList.of(found, self._namespaces)
+
+    def jmespath(self, query: str, **options: Any) -> SelectorList:
+        found = [each for root in self._roots for each in find_jmespath(root, query, options)]
+        return SelectorList.of(found, self._namespaces)
+
+    def get(self, default: Any = None) -> Any:
+        """Return the first result (a string, or a JSON value), or the default if there is none."""
+        if not self._roots:
+            return default
+        first = self._roots[0]
+        return first if type(first) is str else content(first)
+
+    extract_first = get
+
+    def getall(self) -> list[Any]:
+        """Return all results (strings, or JSON values)."""
+        return [root if type(root) is str else content(root) for root in self._roots]
+
+    extract = getall
+
+    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
+        return list(self._matches(regex, replace_entities))
+
+    @overload
+    def re_first(
+        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
+    ) -> str | None: ...
+    @overload
+    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
+    def re_first(
+        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
+    ) -> str | None:
+        return next(self._matches(regex, replace_entities), default)
+
+    def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
+        pattern = re.compile(regex)
+        return (match for root in self._roots for match in _matches(root, pattern, replace))
+
+    def drop(self) -> None:
+        """Remove each node from its document. SelectorError for a node that cannot be dropped."""
+        for root in self._roots:
+            drop(root)
+
+    @property
+    def attrib(self) -> dict[str, str]:
+        """The attributes of the first result; empty if there is none."""
+        return self[0].attrib if self._roots else {}
+
+    def __repr__(self) -> str:
+        return f"SelectorList({list(self)!r})"
+
+
+def _merge(registered: Namespaces | None, more: Namespaces | None) -> dict[str, str] | None:
+    if not more:
+        return cast("dict[str, str] | None", registered)
+    return {**(registered or {}), **more}
+
+
+def _matches(root: Root, pattern: Pattern[str], replace: bool) -> Iterator[str]:
+    text = str(content(root))
+    if "extract" in pattern.groupindex:
+        first = pattern.search(text)
+        found = iter([first["extract"]] if first and first["extract"] is not None else [])
+    elif pattern.groups:
+        found = (group for match in pattern.finditer(text) for group in match.groups(""))
+    else:
+        found = (match[0] for match in pattern.finditer(text))
+    return map(replace_entities, found) if replace else found

@@ -1,0 +1,85 @@
+"""`/api/hosts`: politeness settings of hosts, across all runs and workers of the frontier."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+
+from shoal.batch.session import OVER
+from shoal.errors import ConfigError
+from shoal.ports import HostUpdate
+from shoal.runs.queries import host_name, hosts_of, run_options
+from shoal.server.bodies import BoundedRoute
+from shoal.server.errors import ProblemError, problems
+from shoal.server.responses import json_response
+from shoal.server.schemas.common import PRINTABLE
+from shoal.server.schemas.hosts import BlockHost, HostList, SetHost
+from shoal.server.state import Server, server_of
+
+router = APIRouter(prefix="/api/hosts", tags=["hosts"], route_class=BoundedRoute)
+
+_MAX_HOSTS = 1000
+
+Host = Annotated[
+    str,
+    Path(
+        max_length=260,
+        pattern=PRINTABLE,
+        description="`example.com` or `example.com:8080`; `*` is the default of all hosts.",
+    ),
+]
+
+
+@router.get("", response_model=HostList, responses=problems(401, 422, 503))
+async def list_hosts(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=_MAX_HOSTS, description="Number of hosts, busiest first.")] = 30,
+) -> Response:
+    """The hosts of all unfinished runs: delay and its source, requests in flight, blocks."""
+    return await _list_hosts(server_of(request), limit)
+
+
+@router.put("/{host}", response_model=HostList, responses=problems(401, 409, 422, 503))
+async def set_host(host: Host, change: SetHost, request: Request) -> Response:
+    """Change a host's delay or concurrency. It takes effect immediately, for all workers."""
+    changes: dict[str, Any] = change.model_dump(include={"delay", "concurrency"}, exclude_unset=True)
+    if change.reset:
+        changes = {"delay": None, "concurrency": None, "learned_delay": None, **changes}
+    return await _update(server_of(request), host, HostUpdate(**changes))
+
+
+@router.post("/{host}/block", response_model=HostList, responses=problems(401, 409, 422, 503))
+async def block(host: Host, request: Request, options: BlockHost | None = None) -> Response:
+    """Stop fetching from a host for a while. Its requests stay queued. It does not shorten a longer block."""
+    options = options or BlockHost()
+    return await _update(server_of(request), host, HostUpdate(block_for=options.seconds, block_reason=options.reason))
+
+
+@router.post("/{host}/unblock", response_model=HostList, responses=problems(401, 409, 422, 503))
+async def unblock(host: Host, request: Request) -> Response:
+    """End the block of a host, including one from a Retry-After header."""
+    return await _update(server_of(request), host, HostUpdate(block_for=None))
+
+
+async def _update(server: Server, text: str, update: HostUpdate) -> Response:
+    host = host_name(text)
+    if host == "*" and update.block_for is not msgspec.UNSET:
+        raise ConfigError(
+            "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
+        )
+    runs = await server.store.list_runs()
+    if not runs:
+        raise ProblemError(409, "no run", "the frontier has no run yet, so it has no hosts to change")
+    frontier = await server.store.frontier(runs[0].run_id, run_options(runs[0], server.config))
+    await frontier.update_host(host, update)
+    return await _list_hosts(server, _MAX_HOSTS, host)
+
+
+async def _list_hosts(server: Server, limit: int, only: str = "*") -> Response:
+    runs = [run for run in await server.store.list_runs() if run.state not in OVER]
+    found = await hosts_of(server.store, runs, server.config, limit)
+    shown = [state for state in found if only in (state.host, "*")]
+    return json_response({"hosts": shown})

@@ -1,0 +1,311 @@
+"""`/api/runs`: start spiders of the registry, control and inspect their runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any, cast
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+
+from shoal.batch.redaction import redacted
+from shoal.batch.session import OVER
+from shoal.batch.spider import BatchSpider
+from shoal.batch.urls import UrlList
+from shoal.crawling.stats import counts
+from shoal.errors import RunError, SinkError, SpiderError
+from shoal.http import Request as Page
+from shoal.item import decode_item
+from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
+from shoal.runs.orchestrator import Chosen, queued
+from shoal.runs.queries import run_options
+from shoal.runs.start import start_run
+from shoal.server.bodies import BoundedRoute
+from shoal.server.errors import ProblemError, problems, public_message
+from shoal.server.responses import json_response
+from shoal.server.schemas.common import PRINTABLE
+from shoal.server.schemas.runs import (
+    DeadPage,
+    HistoryModel,
+    ItemPage,
+    Ledger,
+    Removed,
+    Retried,
+    RetryFailed,
+    RunList,
+    RunPage,
+    RunStarted,
+    StartRun,
+)
+from shoal.server.state import Server, server_of
+from shoal.urls.normalize import normalize_url
+
+router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
+
+_SEED_TIMEOUT = 60.0  # seconds
+_MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
+
+RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run_id` of the run.")]
+
+
+# -- starting and listing
+
+
+@router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 413, 422, 429, 503))
+async def start(body: StartRun, request: Request) -> Response:
+    """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request
+    contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
+    same request again resumes an interrupted run, unless `new_run` is true."""
+    server = server_of(request)
+    urls = None if body.urls is None else await UrlList.parse(body.urls, normalize_url)
+    with _spider_problems():
+        chosen = await _choose(server, body)
+        start_chosen = _queue if chosen.mode == "distributed" else _run_here
+        started = await start_chosen(server, chosen, urls, new_run=body.new_run)
+    return json_response({**started, "mode": chosen.mode}, 201, {"Location": f"/api/runs/{started['run_id']}"})
+
+
+async def _choose(server: Server, body: StartRun) -> Chosen:
+    orchestrator = server.orchestrator()
+    if body.spider not in orchestrator.registry:
+        known = ", ".join(orchestrator.registry) or "none"
+        raise ProblemError(
+            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}"
+        )
+    # A spider's file may be slow to import.
+    return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
+
+
+async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_SEED_TIMEOUT):
+            started = await start_run(
+                server.store, chosen.spider, chosen.config, urls=_valid_urls(urls), outputs=chosen.outputs,
+                new_run=new_run, networks=server.config.serve.allow,
+            )  # fmt: skip
+    except TimeoutError:
+        message = f"could not push all start requests within {_SEED_TIMEOUT:g} s; send the same request again to resume"
+        raise ProblemError(503, "not started", message) from None
+    invalid = 0 if urls is None else len(urls.invalid)
+    answer = queued(started, chosen, server.frontier_for_workers())
+    return {**answer, "unreadable": answer["unreadable"] + invalid}
+
+
+def _valid_urls(urls: UrlList | None) -> list[str] | None:
+    """The valid URLs, normalized."""
+    if urls is None:
+        return None
+    return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
+
+
+async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, Any]:
+    run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
+    unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
+    return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
+
+
+@contextmanager
+def _spider_problems() -> Iterator[None]:
+    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
+    try:
+        yield
+    except (SpiderError, SinkError) as exc:
+        raise ProblemError(422, "bad request", public_message(exc)) from exc
+
+
+@router.get("", response_model=RunList, responses=problems(401, 422, 503))
+async def list_runs(
+    request: Request,
+    spider: Annotated[
+        str | None, Query(max_length=200, pattern=PRINTABLE, description="Only runs of the spider with this `name`.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Number of newest runs.")] = 20,
+) -> Response:
+    """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
+    server = server_of(request)
+    found = [run for run in await server.store.list_runs(spider) if run.spider != BatchSpider.name]
+    pages = []
+    for run in found[:limit]:
+        try:
+            pages.append(await _describe(server, run))
+        except RunError:  # deleted in the meantime
+            continue
+    return json_response({"runs": pages, "total": len(found)})
+
+
+# -- one run
+
+
+@router.get("/{run_id}", response_model=RunPage, responses=problems(401, 404, 422, 503))
+async def read_run(run_id: RunId, request: Request) -> Response:
+    """The state and the request counts of a run."""
+    server = server_of(request)
+    return json_response(await _describe(server, await _find_run(server, run_id)))
+
+
+@router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+async def pause(run_id: RunId, request: Request) -> Response:
+    """Pause a run: requests in flight finish, no others start. Workers wait."""
+    return await _transition(request, run_id, "paused")
+
+
+@router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
+async def resume(run_id: RunId, request: Request) -> Response:
+    """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
+    that worked in this server continues here."""
+    return await _transition(request, run_id, "running")
+
+
+@router.post("/{run_id}/cancel", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+async def cancel(run_id: RunId, request: Request) -> Response:
+    """Cancel a run: its workers exit. Nothing is deleted, and you can resume it."""
+    return await _transition(request, run_id, "cancelled")
+
+
+async def _transition(request: Request, run_id: str, state: RunState) -> Response:
+    server = server_of(request)
+    await _find_run(server, run_id)
+    run = await server.store.transition(run_id, state)
+    if state == "running":
+        await server.jobs.resume(run)
+    else:
+        await server.jobs.poll_state(run_id)
+    return json_response(await _describe(server, run))
+
+
+@router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
+async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
+    """Retry the dead requests of a run, with all attempts. Requests that robots.txt disallows stay dead unless you name
+    the kind `robots`. Resume the run afterwards if it is finished."""
+    frontier = await _open_frontier(server_of(request), run_id)
+    count = await frontier.retry_dead(None if which is None else which.kinds)
+    return json_response({"run_id": run_id, "retried": count})
+
+
+@router.delete("/{run_id}", response_model=Removed, responses=problems(401, 404, 409, 422, 503))
+async def remove(
+    run_id: RunId,
+    request: Request,
+    force: Annotated[bool, Query(description="Delete a run that is not finished or cancelled, too.")] = False,
+) -> Response:
+    """Delete a run: its URLs, counts and item log. Its outputs are not touched."""
+    server = server_of(request)
+    run = await _find_run(server, run_id)
+    if run.state not in OVER and not force:
+        raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
+    await server.jobs.leave(run_id)
+    await server.store.delete_run(run_id)
+    return json_response({"run_id": run_id, "removed": True})
+
+
+# -- contents
+
+
+@router.get("/{run_id}/items", response_model=ItemPage, responses=problems(401, 404, 422, 503))
+async def read_items(
+    run_id: RunId,
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=_MAX_ITEM_NUMBER, description="`next` of the previous page.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """One page of a run's items, in log order. It may have fewer than `limit` items, to bound its size."""
+    server = server_of(request)
+    frontier = await _open_frontier(server, run_id)
+    items = _limit_bytes(await frontier.read_items(after, limit), server.config.serve.max_answer_bytes)
+    shown = [dict(zip(("type", "item"), decode_item(item.payload), strict=True)) for item in items]
+    return json_response(
+        {
+            "run_id": run_id,
+            "items": [{"seq": item.seq, "key": item.key, **each} for item, each in zip(items, shown, strict=True)],
+            "next": items[-1].seq if items else after,
+        }
+    )
+
+
+def _limit_bytes(items: list[LoggedItem], max_bytes: int) -> list[LoggedItem]:
+    """As many items as fit into ``max_bytes``, and at least one."""
+    size = 0
+    for count, item in enumerate(items):
+        size += len(item.payload)
+        if size > max_bytes and count:
+            return items[:count]
+    return items
+
+
+@router.get("/{run_id}/ledger", response_model=Ledger, responses=problems(401, 404, 422, 503))
+async def read_ledger(run_id: RunId, request: Request) -> Response:
+    """Recount the requests of a run. If the counts balance, no request is lost."""
+    frontier = await _open_frontier(server_of(request), run_id)
+    counted = await frontier.audit()
+    kinds = await frontier.dead_kinds()
+    return json_response(
+        {"run_id": run_id, **msgspec.structs.asdict(counted), "dead_kinds": kinds, "balanced": counted.balanced}
+    )
+
+
+@router.get("/{run_id}/url", response_model=HistoryModel, responses=problems(401, 404, 422, 503))
+async def read_url(
+    run_id: RunId,
+    request: Request,
+    url: Annotated[str, Query(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")],
+) -> Response:
+    """The history of a URL: the page that links to it, its attempts and waits, its items."""
+    frontier = await _open_frontier(server_of(request), run_id)
+    page = Page(url)
+    history = await frontier.find(page)
+    if history is None:
+        message = f"run {run_id} has no URL {page.url}: no fetched page links to it, or it is out of scope"
+        raise ProblemError(404, "no such url", message)
+    return json_response(_redact_history(history))
+
+
+@router.get("/{run_id}/dead", response_model=DeadPage, responses=problems(401, 404, 422, 503))
+async def read_dead(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
+    """Dead requests: counts by error kind, and up to `limit` requests, in any order."""
+    frontier = await _open_frontier(server_of(request), run_id)
+    kinds = await frontier.dead_kinds()
+    return json_response({"run_id": run_id, "kinds": kinds, "dead": await _read_dead(frontier, limit) if limit else []})
+
+
+async def _read_dead(frontier: Frontier, limit: int) -> list[History]:
+    found: list[History] = []
+    async with aclosing(cast(Any, frontier.dead())) as dead:
+        async for history in dead:
+            found.append(_redact_history(history))
+            if len(found) == limit:
+                break
+    return found
+
+
+def _redact_history(history: History) -> History:
+    """Redact internal addresses in the reasons."""
+    events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
+    return msgspec.structs.replace(history, reason=redacted(history.reason), events=events)
+
+
+async def _find_run(server: Server, run_id: str) -> Run:
+    """Find a run. Batches are 404: each belongs to its caller."""
+    run = await server.store.get_run(run_id)
+    if run is None or run.spider == BatchSpider.name:
+        raise ProblemError(404, "no such run", f"run {run_id} does not exist")
+    return run
+
+
+async def _open_frontier(server: Server, run_id: str) -> Frontier:
+    run = await _find_run(server, run_id)
+    return await server.store.frontier(run.run_id, run_options(run, server.config))
+
+
+async def _describe(server: Server, run: Run) -> dict[str, Any]:
+    ledger = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    return {
+        "run_id": run.run_id,
+        "spider": run.spider,
+        "state": run.state,
+        "created_at": run.created_at,
+        "stats": {**msgspec.structs.asdict(ledger), **counts(ledger)},
+        "error": server.jobs.failure(run.run_id),
+    }

@@ -1,0 +1,1 @@
+"""Pydantic models of request and response bodies. OpenAPI shows their docstrings, descriptions and examples."""

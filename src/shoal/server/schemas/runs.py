@@ -1,0 +1,261 @@
+"""Bodies of `/api/runs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, Field, field_validator
+
+from shoal.batch.limits import StrictModel, at_most
+from shoal.server.schemas.common import RUN_ID, URL, Scalar, Word, with_examples
+from shoal.spider import Spider
+
+RunStateName: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
+
+_STATS = {
+    "pushed": 120, "ready": 60, "waiting": 0, "leased": 20, "done": 39, "dead": 1, "duplicates": 310, "items": 39,
+    "seeding": False, "pending": 60, "claimed": 20, "completed": 39, "failed": 1, "remaining": 80,
+}  # fmt: skip
+_PAGE = {"run_id": RUN_ID, "spider": "books", "state": "running", "created_at": 1771156800.0, "stats": _STATS}
+
+
+class StartRun(StrictModel):
+    """Starts a spider from the registry (`[spiders]` in the server's shoal.toml)."""
+
+    model_config = with_examples(
+        {"spider": "Books", "arguments": {"category": "travel"}},
+        {"spider": "Books", "urls": [URL], "mode": "distributed", "new_run": True},
+        strict=True,
+    )
+
+    spider: Annotated[str, Field(min_length=1, max_length=200, description="Name of the spider in the registry.")]
+    urls: Annotated[
+        Annotated[list[Annotated[str, Field(max_length=8192)]], Field(fail_fast=True)] | None,
+        Field(min_length=1, description="URLs to start with, instead of the spider's start requests."),
+    ] = None
+    arguments: Annotated[
+        dict[Word, Scalar],
+        Field(max_length=100, description="Constructor arguments of the spider. They override those in the registry."),
+        at_most(100),
+    ] = {}
+    mode: Annotated[
+        Literal["single", "distributed"] | None,
+        Field(description="`single` runs in this server, `distributed` on workers. Default: the registry's."),
+    ] = None
+    new_run: Annotated[
+        bool, Field(description="Start a new run even if an unfinished run of the same request exists.")
+    ] = False
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_names(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if name.startswith("_") or hasattr(Spider, name):
+                raise ValueError(f"{name!r:.80} is an attribute of Spider; it cannot be an argument")
+        return arguments
+
+
+class RunStarted(BaseModel):
+    """A run that was started or resumed."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "status": "queued", "spider": "books", "mode": "distributed", "enqueued": 1,
+            "duplicates": 0, "out_of_scope": 0, "unreadable": 0,
+            "worker_command": f"shoal worker Books --run-id {RUN_ID} --batch-size 50",
+        }
+    )  # fmt: skip
+
+    run_id: str
+    status: RunStateName
+    spider: Annotated[str, Field(description="`name` of the spider class.")]
+    mode: Literal["single", "distributed"]
+    enqueued: Annotated[
+        int | None, Field(description="Start requests pushed. `null` if they are pushed while the run works.")
+    ]
+    duplicates: int | None
+    out_of_scope: int | None
+    unreadable: Annotated[int | None, Field(description="Start URLs that are not valid URLs.")]
+    worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
+
+
+class RunStats(BaseModel):
+    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
+    `failed` are the same counts under the names of a work queue."""
+
+    model_config = with_examples(_STATS)
+
+    pushed: int
+    ready: int
+    waiting: int
+    leased: int
+    done: int
+    dead: int
+    duplicates: int
+    items: int
+    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
+    pending: int
+    claimed: int
+    completed: int
+    failed: int
+    remaining: int
+
+
+class RunPage(BaseModel):
+    """A run and its current counts."""
+
+    model_config = with_examples({**_PAGE, "error": ""})
+
+    run_id: str
+    spider: str
+    state: RunStateName
+    created_at: Annotated[float, Field(description="Unix time, in seconds.")]
+    stats: RunStats
+    error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
+
+
+class RunList(BaseModel):
+    """Runs, newest first."""
+
+    model_config = with_examples({"runs": [{**_PAGE, "error": ""}], "total": 1})
+
+    runs: list[RunPage]
+    total: Annotated[int, Field(description="Number of all runs, also those beyond `limit`.")]
+
+
+class RetryFailed(StrictModel):
+    """Which dead requests to retry."""
+
+    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {}, strict=True)
+
+    kinds: Annotated[
+        list[Word] | None,
+        Field(min_length=1, max_length=100, description="Error kinds to retry. Default: all except `robots`."),
+        at_most(100),
+    ] = None
+
+
+class Retried(BaseModel):
+    """How many dead requests are ready again."""
+
+    model_config = with_examples({"run_id": RUN_ID, "retried": 3})
+
+    run_id: str
+    retried: int
+
+
+class Removed(BaseModel):
+    """A run that was deleted."""
+
+    model_config = with_examples({"run_id": RUN_ID, "removed": True})
+
+    run_id: str
+    removed: bool
+
+
+class LoggedItemModel(BaseModel):
+    """An item of the item log. Retries of its page do not change `key`."""
+
+    seq: int
+    key: str
+    type: Annotated[str, Field(description="Class name of the item; `item` for a dict.")]
+    item: dict[str, Any]
+
+
+class ItemPage(BaseModel):
+    """One page of a run's items, in log order."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "next": 1,
+            "items": [
+                {
+                    "seq": 1, "key": "0f343b0931126a20f133d67c2b018a3b-0", "type": "item",
+                    "item": {"title": "A book", "price": "9.99"},
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    run_id: str
+    items: list[LoggedItemModel]
+    next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
+
+
+class Ledger(BaseModel):
+    """Request counts, recounted from the requests themselves."""
+
+    model_config = with_examples(
+        {
+            **{name: _STATS[name] for name in ("pushed", "ready", "waiting", "leased", "done", "dead")},
+            "duplicates": 310, "items": 39, "seeding": False, "run_id": RUN_ID, "balanced": True,
+            "dead_kinds": {"http 500": 1},
+        }
+    )  # fmt: skip
+
+    run_id: str
+    pushed: int
+    ready: int
+    waiting: int
+    leased: int
+    done: int
+    dead: int
+    duplicates: int
+    items: int
+    seeding: bool
+    dead_kinds: dict[str, int]
+    balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + leased + done + dead.")]
+
+
+class EventModel(BaseModel):
+    """An event in the life of a request."""
+
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    what: str
+    detail: str
+
+
+class HistoryModel(BaseModel):
+    """The history of a URL."""
+
+    model_config = with_examples(
+        {
+            "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
+            "parent": URL, "reason": "",
+            "events": [
+                {"at": 1771156800.0, "what": "pushed", "detail": ""},
+                {"at": 1771156801.0, "what": "done", "detail": "HTTP 200, 1 items, 0 new links"},
+            ],
+        }
+    )  # fmt: skip
+
+    url: str
+    state: Literal["ready", "waiting", "leased", "done", "dead"]
+    depth: int
+    priority: float
+    attempts: int
+    status: Annotated[int, Field(description="HTTP status of the last response; 0 if there was none.")]
+    items: int
+    parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
+    reason: str
+    events: list[EventModel]
+
+
+class DeadPage(BaseModel):
+    """Dead requests: counts by error kind, and some of the requests."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "kinds": {"http 500": 1},
+            "dead": [
+                {
+                    "url": f"{URL}b", "state": "dead", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
+                    "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    run_id: str
+    kinds: dict[str, int]
+    dead: list[HistoryModel]
