@@ -197,8 +197,7 @@ def _has_huge_indents(document: Document, size: int) -> bool:
 
 
 def _has_huge_table(document: Document) -> bool:
-    """Whether the layout of a table is huge. Every row is as wide as the widest one: 1,000 rows of which one has 1,000
-    cells have a million cells."""
+    """Whether the layout of a table is huge. Every row becomes as wide as the widest one."""
     rows = int(cast(float, turbohtml.XPath("count(//tr)")(document)))
     if not rows:
         return False

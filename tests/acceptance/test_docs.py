@@ -22,7 +22,10 @@ FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/c
 ZOOKEEPER = "127.0.0.1:2181"
 QUICK = {**os.environ, "SHOAL_DOWNLOAD_DELAY": "0.05"}
 """The shop is on this machine, and the documents crawl it many times."""
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def blocks(document: Path) -> list[tuple[str, str]]:
@@ -30,7 +33,7 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 
 
 RUNNABLE = [document for document in DOCUMENTS if blocks(document) and document.name != "api.md"]
-"""The API's guide wants a server beside it: see test_api_guide."""
+"""The API's guide needs a running server: see test_api_guide."""
 
 
 @pytest.mark.parametrize("document", RUNNABLE, ids=lambda d: str(d.relative_to(ROOT)))
@@ -74,8 +77,17 @@ def run(command: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", document.read_text()):
+        found = document.parent / target if target else document
+        assert found.exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor in anchors(found), f"{document.name} links to {target}#{anchor}"
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_setting_is_documented_with_its_default() -> None:

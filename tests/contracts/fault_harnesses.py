@@ -68,7 +68,10 @@ class PostgresFaults(_Faults):
     parameter = "schema"
 
     async def mark_as_newer(self) -> None:
-        await ask(self._server.url, f"INSERT INTO {self._name}.migration (number, name) VALUES (9999, 'later')")
+        await ask(
+            self._server.url,
+            f"INSERT INTO {self._name}.migration (component, number, name) VALUES ('frontier', 9999, 'later')",
+        )
 
     async def damage(self, request: Request) -> None:
         sql = f"UPDATE {self._name}.request SET payload = '\\xc1' WHERE fingerprint = $1"

@@ -10,11 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from shoal.frontier.postgres import PostgresStore, schema
-from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import PostgresFrontier
+from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Frontier, FrontierOptions, Lease, Run
+from shoal.stores.postgres import schema
+from shoal.stores.postgres.address import PostgresAddress
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
 
@@ -55,7 +57,7 @@ async def lease_one(frontier: Frontier) -> Lease:
 
 
 def schema_of(url: str) -> str:
-    return Address.of(url).schema
+    return PostgresAddress.parse(url).schema
 
 
 _DISAGREEMENTS = """
@@ -73,7 +75,7 @@ UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 
 async def check_tables(url: str) -> None:
     """The tables of the store at this URL agree with each other."""
     link = await asyncpg.connect(url.partition("?")[0])
-    functions = schema.functions_schema(Address.of(url))
+    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):
         assert count == 0, what
     await link.close()

@@ -19,10 +19,12 @@ import asyncpg
 import pytest
 
 from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
-from shoal.frontier.postgres import PostgresStore, connection, schema
+from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import UNREADABLE
+from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.stores.postgres import client, schema
 from shoal.testing.server_faults import until_back
 from shoal.testing.steps import check_books, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
@@ -52,14 +54,14 @@ async def test_a_url_that_cant_be_used(query: str, what: str) -> None:
 
 
 async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:
-    with pytest.raises(StoreAwayError, match="can't be reached") as caught:
+    with pytest.raises(StoreAwayError, match="cannot reach") as caught:
         await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{unused_tcp_port}/db")
     assert "sesame" not in str(caught.value)
 
 
 async def test_a_server_that_is_redis() -> None:
     port = shared(RedisServer).port
-    with pytest.raises(StoreError, match="no PostgreSQL"):
+    with pytest.raises(StoreError, match="is not PostgreSQL"):
         await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
 
 
@@ -71,7 +73,7 @@ async def test_a_server_that_speaks_http() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(StoreError, match="no PostgreSQL"):
+        with pytest.raises(StoreError, match="is not PostgreSQL"):
             await PostgresStore.open(f"postgresql://me:sesame@127.0.0.1:{port}/db")
 
 
@@ -132,11 +134,13 @@ async def test_fifty_open_it_first(url: str) -> None:
     assert len(await stores[0].list_runs()) == 50
     for store in stores:
         await store.close()
-    assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == len(schema.migrations())
+    assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == sum(
+        len(schema.migrations(component)) for component in (schema.CLOCK, COMPONENT)
+    )
 
 
 async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "OLDEST", 99)
+    monkeypatch.setattr(client, "MIN_VERSION", 99)
     with pytest.raises(StoreError, match=r"has version \d+\.\d+; Shoal needs 99 or later"):
         await PostgresStore.open(url)
 
@@ -144,7 +148,7 @@ async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatc
 async def test_a_schema_of_something_else(url: str) -> None:
     await ask(url, f"CREATE SCHEMA {schema_of(url)}")
     await ask(url, f"CREATE TABLE {schema_of(url)}.run (speed integer)")
-    with pytest.raises(StoreError, match="something else"):
+    with pytest.raises(StoreError, match="another program"):
         await PostgresStore.open(url)
     await ask(url, f"SELECT speed FROM {schema_of(url)}.run")
 
@@ -202,7 +206,7 @@ async def test_a_disk_that_is_full(server: PostgresServer, small_disk: Path) -> 
                 await frontier.push(pages(*range(start, start + 1000)))
 
         seen: list[Stats] = []
-        with pytest.raises(FrontierError, match="no room on its disk; nothing was changed"):
+        with pytest.raises(FrontierError, match="its disk is full; nothing was changed"):
             await fill()
         assert seen[-1].pushed > 1000
         assert await frontier.stats() == seen[-1]
@@ -226,7 +230,7 @@ async def test_a_request_that_something_else_wrote(url: str, caplog: pytest.LogC
         assert [lease.request for lease in (await frontier.lease(9, 60)).leases] == pages(3)
         assert await frontier.dead_kinds() == {UNREADABLE: 2}
         dead = [each async for each in frontier.dead()]
-        assert all("no request" in each.reason for each in dead)
+        assert all("cannot read its record" in each.reason for each in dead)
         found = await frontier.find(pages(1)[0])
         assert found is not None
         assert (found.state, found.url) == ("dead", "(unreadable)")
@@ -574,7 +578,7 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
 
     seen = "\n".join(plans)
     for function in (
-        "lease", "near_lanes", "best_requests", "give_back", "finish", "push", "enqueue", "lanes_of", "renew",
+        "lease", "near_lanes", "best_requests", "requeue", "finish", "push", "enqueue", "lanes_of", "renew",
         "reissue", "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts",
         "lock_hosts", "lock_lanes",
     ):  # fmt: skip

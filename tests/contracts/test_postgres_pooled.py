@@ -46,7 +46,7 @@ async def ask(statement: str, *arguments: Any) -> Any:
 
 
 async def test_a_crawl_through_a_pooler(pooler: PgBouncer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "INLINE", 100)
+    monkeypatch.setattr(columns, "MAX_LINKS", 100)
     url = f"{pooler.url}?schema={schema}"
     stores = await asyncio.gather(*(PostgresStore.open(url) for _ in range(4)))
     await stores[0].create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))

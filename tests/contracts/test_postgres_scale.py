@@ -12,11 +12,13 @@ import asyncpg
 import pytest
 
 from shoal.errors import RunError, StoreAwayError
-from shoal.frontier.postgres import PostgresStore, columns, schema
-from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres import PostgresStore, columns
 from shoal.frontier.postgres.frontier import PostgresFrontier
+from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.stores.postgres import schema
+from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import WIDE, ask, lease_one, opened
 
 
@@ -62,7 +64,7 @@ async def test_a_page_with_many_links_keeps_nobody_waiting(url: str) -> None:
 
 
 async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "INLINE", 20)
+    monkeypatch.setattr(columns, "MAX_LINKS", 20)
     async with opened(url) as dying, opened(url) as other:
         await dying.push(links(1, start=9999))
         lease = await lease_one(dying)
@@ -90,11 +92,11 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
 
 
 async def test_uploads_that_are_not_committed_are_removed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "INLINE", 20)
-    chunks = f"SELECT count(*) FROM {Address.of(url).schema}.chunk"
+    monkeypatch.setattr(columns, "MAX_LINKS", 20)
+    chunks = f"SELECT count(*) FROM {PostgresAddress.parse(url).schema}.chunk"
 
     async def upload(frontier: PostgresFrontier, lease: Lease) -> None:
-        endings = columns.Endings()
+        endings = columns.EndingColumns()
         endings.add(0, Completion(lease=lease, children=links(1500)))
         await frontier._stages.upload(endings.staged[0].lease, endings.staged[0].children)
         assert await ask(url, chunks) == 2
@@ -125,7 +127,7 @@ async def test_uploads_that_are_not_committed_are_removed(url: str, monkeypatch:
 
 
 async def test_a_large_completion_is_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "INLINE", 20)
+    monkeypatch.setattr(columns, "MAX_LINKS", 20)
     async with opened(url) as frontier:
         await frontier.push(links(1, start=9999))
         large = Completion(lease=await lease_one(frontier), children=links(1500))
@@ -152,10 +154,12 @@ async def _planned(url: str, call: str) -> int:
 
 async def test_the_states_of_hosts_cost_the_same_however_many_there_are(url: str) -> None:
     async with opened(url) as frontier:
-        call = f'"{schema.functions_schema(Address.of(url))}".host_states({frontier._run}, 0, 100)'
+        call = (
+            f'"{schema.functions_schema(PostgresAddress.parse(url), COMPONENT)}".host_states({frontier._run}, 0, 100)'
+        )
         await frontier.push(links(3000, 2000))
         some = await _planned(url, call)
-        name = Address.of(url).schema
+        name = PostgresAddress.parse(url).schema
         await ask(url, f"INSERT INTO {name}.host (name) SELECT 'many' || n FROM generate_series(1, 60000) n")
         await ask(
             url,
@@ -184,7 +188,7 @@ async def test_the_busiest_hosts_come_first(url: str) -> None:
 async def test_thousands_of_runs_on_one_host(url: str) -> None:
     """A completion looks at few of their lanes, and none of them is forgotten."""
     one = FrontierOptions(concurrency_per_host=1)
-    name = Address.of(url).schema
+    name = PostgresAddress.parse(url).schema
     async with opened(url, options=one) as frontier:
         await frontier.push(links(60, 1))
         lease = await lease_one(frontier)
@@ -228,7 +232,7 @@ async def test_thousands_of_runs_on_one_host(url: str) -> None:
 _DELETE = """
 import asyncio, sys
 from shoal.frontier.postgres import PostgresStore, store
-store._DELETED_AT_ONCE = 20
+store._DELETE_BATCH = 20
 async def main():
     opened = await PostgresStore.open(sys.argv[1])
     await opened.delete_run("run")
@@ -237,7 +241,7 @@ asyncio.run(main())
 
 
 async def test_a_deletion_that_is_killed_is_repeated(url: str) -> None:
-    name = Address.of(url).schema
+    name = PostgresAddress.parse(url).schema
     async with opened(url) as frontier, opened(url, "other") as other:
         await frontier.push(links(8000))
         await other.push(links(10))
@@ -290,7 +294,7 @@ async def test_an_empty_lease_waits_for_nobody(url: str) -> None:
     async with opened(f"{url}&timeout=2") as frontier:
         await frontier.lease(1, 60)
         link = await asyncpg.connect(url.partition("?")[0])
-        name = Address.of(url).schema
+        name = PostgresAddress.parse(url).schema
         async with link.transaction():
             await link.execute(
                 f"SELECT pg_advisory_xact_lock('{name}.ledger'::regclass::oid::integer, {frontier._run})"

@@ -8,26 +8,31 @@ import sys
 import pytest
 
 from shoal.errors import StoreError
-from shoal.frontier.postgres import PostgresStore, schema
-from shoal.frontier.postgres.address import Address
+from shoal.frontier.postgres import PostgresStore
+from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, FrontierOptions, Run
+from shoal.stores.postgres import schema
+from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import ask
 
 # A worker of another version, whose functions are written in another way.
 _OTHER = """
 import asyncio, sys
-from shoal.frontier.postgres import PostgresStore, schema
+from shoal.frontier.postgres import PostgresStore
+from shoal.frontier.postgres.store import COMPONENT
+from shoal.stores.postgres import schema
 from shoal.ports import Completion, FrontierOptions
 url, version = sys.argv[1], int(sys.argv[2])
-text = schema.functions().replace("_width integer := least(", "_width integer := " + str(version) + " * 0 + least(")
-assert text != schema.functions()
-schema.functions = lambda: text
+known = schema.functions(COMPONENT)
+text = known.replace("_width integer := least(", "_width integer := " + str(version) + " * 0 + least(")
+assert text != known
+schema.functions = lambda component: text
 schema.VERSION = version
 async def main():
     store = await PostgresStore.open(url)
     frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
-    print(schema.functions_schema(store._database.address), flush=True)
+    print(schema.functions_schema(store._database.address, COMPONENT), flush=True)
     for line in sys.stdin:
         leases = (await frontier.lease(2, 600)).leases
         answers = await frontier.complete([Completion(lease=lease) for lease in leases])
@@ -68,7 +73,7 @@ class Worker:
 async def test_an_older_and_a_newer_worker_side_by_side(url: str) -> None:
     """An upgrade while a worker is at work, and the way back: nobody touches the functions of the others."""
     store = await PostgresStore.open(url)
-    ours = schema.functions_schema(Address.of(url))
+    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     made = f"SELECT array_agg(oid::text ORDER BY oid) FROM pg_proc WHERE pronamespace = '{ours}'::regnamespace"
     before = await ask(url, made)
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
@@ -92,7 +97,7 @@ async def test_an_older_and_a_newer_worker_side_by_side(url: str) -> None:
     stats = await frontier.stats()
     assert stats.done == 22
     assert await frontier.audit() == stats
-    names = f"SELECT array_agg(name ORDER BY version) FROM {Address.of(url).schema}.functions"
+    names = f"SELECT array_agg(name ORDER BY version) FROM {PostgresAddress.parse(url).schema}.functions"
     assert await ask(url, names) == [older.functions, ours, newer.functions]
     await store.close()
 
@@ -103,9 +108,9 @@ async def test_functions_that_a_backup_did_not_have_are_installed_again(url: str
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
     frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
     await frontier.push([Request("http://a.example/1")])
-    ours = schema.functions_schema(Address.of(url))
+    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     await ask(url, f'DROP SCHEMA "{ours}" CASCADE')
-    await ask(url, f"DELETE FROM {Address.of(url).schema}.functions WHERE name = $1", ours)
+    await ask(url, f"DELETE FROM {PostgresAddress.parse(url).schema}.functions WHERE name = $1", ours)
     (lease,) = (await frontier.lease(1, 60)).leases
     assert None not in await frontier.complete([Completion(lease=lease)])
     assert (await frontier.stats()).done == 1
@@ -115,13 +120,14 @@ async def test_functions_that_a_backup_did_not_have_are_installed_again(url: str
 async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not know the new tables. A worker that goes on with them is told so, and so is one that starts."""
     old = await PostgresStore.open(url)
-    ours = schema.functions_schema(Address.of(url))
+    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     await old.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
-    later = {**schema.migrations(), 99: ("0099_later.sql", "ALTER TABLE run ADD COLUMN later integer")}
-    text = schema.functions() + "\n-- of a later version"
+    known = schema.migrations
+    later = {**known(COMPONENT), 99: ("0099_later.sql", "ALTER TABLE run ADD COLUMN later integer")}
+    text = schema.functions(COMPONENT) + "\n-- of a later version"
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda: later)
-        patch.setattr(schema, "functions", lambda: text)
+        patch.setattr(schema, "migrations", lambda component: later if component == COMPONENT else known(component))
+        patch.setattr(schema, "functions", lambda component: text)
         new = await PostgresStore.open(url)
     assert [run.run_id for run in await new.list_runs()] == ["run"]
     assert await ask(url, "SELECT to_regnamespace($1) IS NULL", f'"{ours}"')

@@ -22,10 +22,10 @@ from redis.exceptions import ResponseError
 
 from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier import open_store
-from shoal.frontier.redis import RedisStore, ledger
-from shoal.frontier.redis.address import parse_url
-from shoal.frontier.redis.failures import explained
+from shoal.frontier.redis import RedisStore, inspection
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
+from shoal.stores.redis.address import RedisAddress
+from shoal.stores.redis.errors import explain
 from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
@@ -99,7 +99,7 @@ async def keys(prefix: str) -> list[bytes]:
     ],
 )
 def test_urls(url: str, expected: tuple[object, ...]) -> None:
-    address = parse_url(url)
+    address = RedisAddress.parse(url)
     assert (address.kind, address.nodes, address.service, address.db, address.username, address.password) == expected
     assert bool(address.tls) == url.startswith("rediss")
 
@@ -121,9 +121,9 @@ async def test_what_is_no_redis_url_is_refused(url: str) -> None:
 
 def test_a_url_is_shown_without_passwords() -> None:
     url = "redis+sentinel://user:hunter2@h:1/main/0?sentinel_password=hunter3"
-    assert parse_url(url).shown == "redis+sentinel://user:***@h:1/main/0"
+    assert RedisAddress.parse(url).shown == "redis+sentinel://user:***@h:1/main/0"
     with pytest.raises(StoreError) as caught:
-        parse_url("redis://user:hunter2@h/x?prefix=hunter3")
+        RedisAddress.parse("redis://user:hunter2@h/x?prefix=hunter3")
     assert "hunter" not in str(caught.value)
 
 
@@ -131,7 +131,7 @@ def test_a_url_is_shown_without_passwords() -> None:
 
 
 async def test_nobody_answers() -> None:
-    with pytest.raises(StoreAwayError, match="can't be reached"):
+    with pytest.raises(StoreAwayError, match="cannot reach"):
         await RedisStore.open(f"redis://127.0.0.1:{free_port()}/0")
 
 
@@ -142,7 +142,7 @@ async def test_a_wrong_password_and_a_user_who_may_not() -> None:
                 await RedisStore.open(f"redis://{login}127.0.0.1:{server.port}/0")
             assert "hunter" not in str(caught.value)
         async with opened(f"redis://:hunter2@127.0.0.1:{server.port}/0") as store:
-            client = store._server._client
+            client = store._scripts.client._client
             await client.execute_command("ACL", "SETUSER", "noscript", "on", ">pw", "~*", "+@all", "-@scripting")
             await client.execute_command("ACL", "SETUSER", "nokeys", "on", ">pw", "~other:*", "+@all")
             rules = "on >pw ~{shoal}:* +@all -@dangerous +info"
@@ -169,7 +169,7 @@ async def test_a_single_server_is_no_cluster_and_no_sentinel() -> None:
     for url in (f"redis+cluster://127.0.0.1:{port}", f"redis+sentinel://127.0.0.1:{port}/main/0"):
         with pytest.raises(StoreError, match="write redis://"):
             await RedisStore.open(url)
-    with pytest.raises(StoreAwayError, match="can't be reached"):
+    with pytest.raises(StoreAwayError, match="cannot reach"):
         await RedisStore.open(f"redis+cluster://127.0.0.1:{free_port()}")
 
 
@@ -253,7 +253,7 @@ async def test_a_store_of_an_older_version_is_refused(store: RedisStore, prefix:
 )
 def test_what_the_answers_of_a_server_mean(answer: str, error: type[FrontierError]) -> None:
     """Also in the words that Redis 6.2 uses for what happens inside of a script."""
-    assert type(explained(BaseParser.parse_error(answer), parse_url("redis://h"))) is error
+    assert type(explain(BaseParser.parse_error(answer), RedisAddress.parse("redis://h"))) is error
 
 
 # -- a server that is away for a while
@@ -415,7 +415,7 @@ async def test_what_cant_be_read_is_dead_and_stops_nobody(store: RedisStore, pre
     await check_books(frontier)
     dead = [each async for each in frontier.dead()]
     assert len(dead) == 5
-    assert all("something else" in each.reason for each in dead)
+    assert all("another program" in each.reason for each in dead)
     assert await frontier.retry_dead() == 4  # nobody knows where the one that waited belonged
     assert names(await frontier.lease(9, TTL)) == []
     assert await frontier.dead_kinds() == {"unreadable": 5}
@@ -578,8 +578,8 @@ async def test_many_things_become_due_at_once(prefix: str) -> None:
 async def test_a_long_run_is_counted_and_searched_in_portions(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AUDIT_AT_ONCE", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE"):
-        monkeypatch.setattr(ledger, name, 50)
+    for name in ("AUDIT_LIMIT", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE"):
+        monkeypatch.setattr(inspection, name, 50)
     frontier = await new_run(store)
     await frontier.push([page(number, host=f"{number}.example", dont_filter=True) for number in range(3000)])
     leases = (await frontier.lease(1000, TTL)).leases
@@ -781,7 +781,7 @@ async def test_through_tls(certificate: Path) -> None:
             await push(await new_run(store), 1)
         for url, says in (
             (f"rediss://127.0.0.1:{secure}/0", "certificate is not trusted"),
-            (f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs=/no/such/file", "can't read a file"),
+            (f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs=/no/such/file", "cannot read a file"),
             (f"rediss://127.0.0.1:{server.port}/0?timeout=1", "does not speak TLS"),
         ):
             with pytest.raises(StoreError, match=says):

@@ -378,8 +378,8 @@ async def test_a_page_that_stands_elsewhere_in_the_log_is_noticed(server: Rewind
 
 async def _again(frontier: Frontier) -> Frontier:
     """Another client of the same run, who remembers nothing."""
-    assert hasattr(frontier, "_server")
-    return await RedisStore(frontier._server).frontier(frontier._run_id, OPTIONS)  # type: ignore[attr-defined]
+    assert hasattr(frontier, "_scripts")
+    return await RedisStore(frontier._scripts).frontier(frontier._run_id, OPTIONS)  # type: ignore[attr-defined]
 
 
 # -- lost answers: each call is made twice
@@ -437,9 +437,9 @@ async def test_a_lease_is_repeated_after_a_restart(server: Rewindable, frontier:
 async def test_a_repeated_lease_has_what_stood_behind_unreadable_records(store: RedisStore) -> None:
     frontier = await store.frontier("run", OPTIONS)
     await push(frontier, *range(4))
-    client = store._server._client
+    client = store._scripts.client._client
     for number in range(2):
-        key = f"{store._server.address.prefix}run:1:req"
+        key = f"{store._scripts.client.address.prefix}run:1:req"
         good = await client.execute_command("HGET", key, page(number).fingerprint())
         await client.execute_command("HSET", key, page(number).fingerprint(), good[:61] + b"\xc1 no msgpack")
     first = await frontier.lease(2, TTL, nonce=ONE)

@@ -49,9 +49,9 @@ async def new_run(store: RedisStore, run_id: str = "run", options: FrontierOptio
 
 async def ask(store: RedisStore, *words: Any) -> Any:
     """The server itself; ``{}`` stands for the prefix."""
-    prefix = store._server.address.prefix
+    prefix = store._scripts.client.address.prefix
     named = [word.replace("{}", prefix) if isinstance(word, str) else word for word in words]
-    return await store._server._client.execute_command(*named)
+    return await store._scripts.client._client.execute_command(*named)
 
 
 async def cpu(store: RedisStore) -> float:
@@ -107,11 +107,11 @@ async def stage(frontier: Frontier, lease: Lease, children: list[Request], **opt
     async def nobody(lease: Lease, settled: object) -> object:
         return settled
 
-    parts._moved = nobody
+    parts._move_links = nobody
     try:
         assert await frontier.complete([Completion(lease=lease, children=children, **options)]) == [Pushed(0, 0)]
     finally:
-        del parts._moved
+        del parts._move_links
 
 
 async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> None:

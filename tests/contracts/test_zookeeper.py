@@ -163,7 +163,7 @@ async def test_the_session_is_as_long_as_the_server_grants(url: str) -> None:
 @pytest.mark.parametrize("place", ["127.0.0.1:{port}", "nowhere.invalid"])
 async def test_nobody_answers(place: str) -> None:
     url = f"zookeeper://user:hunter2@{place.format(port=free_port())}?timeout=1"
-    with pytest.raises(CoordinatorAwayError, match="can't be reached") as caught:
+    with pytest.raises(CoordinatorAwayError, match="cannot reach") as caught:
         await ZookeeperCoordinator.open(url, "cluster", TTL)
     assert "hunter2" not in str(caught.value)
 
@@ -176,7 +176,7 @@ async def test_something_else_answers(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_something_else_says_nothing() -> None:
-    with pytest.raises(CoordinatorAwayError, match="look at host and port"):
+    with pytest.raises(CoordinatorAwayError, match="check host and port"):
         await ZookeeperCoordinator.open(
             f"zookeeper://127.0.0.1:{shared(PostgresServer).port}?timeout=1", "cluster", TTL
         )
@@ -215,7 +215,7 @@ async def test_a_znode_that_something_else_has_changed(url: str, path: str) -> N
         await member.join("a", COUNTS)
         with raw(shared(ZookeeperServer)) as client:
             client.set(f"{path}/shoal/cluster/config", b"{}")
-        with pytest.raises(CoordinatorError, match="not what Shoal made it"):
+        with pytest.raises(CoordinatorError, match="another program has changed it"):
             await member.beat()
 
 

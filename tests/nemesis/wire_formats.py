@@ -14,7 +14,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import ClassVar
 
-from shoal.frontier.redis.server import _FRONTIER, _script
+from shoal.frontier.redis.scripts import SCRIPTS
+from shoal.stores.redis.client import load_script
 
 
 class Call(str):
@@ -59,9 +60,9 @@ _SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {
 @cache
 def _names() -> dict[bytes, str]:
     """Names of scripts by their SHA. That of `lease` is another one in each store, so it is not among them."""
-    folder = files(_FRONTIER.package) / "lua"
+    folder = files(SCRIPTS.package) / "lua"
     names = [each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")]
-    return {_script(_FRONTIER, name).sha.encode(): name for name in names}
+    return {load_script(SCRIPTS, name).sha.encode(): name for name in names}
 
 
 class RedisCalls(Calls):

@@ -1,4 +1,4 @@
-"""The settings: every layer, their order, conversion, and what each mistake is told."""
+"""Settings: the layers and their order, conversion, and the message for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests: what they refuse, and that nothing of them is lost on the way. Responses: what a page is read as."""
+"""Requests: what they refuse, and that encoding loses nothing. Responses: how a page is decoded and queried."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page(html: str | bytes, content_type: str | None = "text/html; charset=utf-8
 
 
 def sent(request: Request) -> Request:
-    """As it comes back from a store."""
+    """Encode and decode a request as a store does."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
 
 

@@ -1,4 +1,4 @@
-"""What can be an item, what becomes of it on the way, and what is said of one that can't be stored."""
+"""What can be an item, how it is encoded, and the message for an item that cannot be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs as browsers read them. The expected values are those of the WHATWG's standard, unless a test says otherwise."""
+"""URLs as browsers read them. The expected values are from the WHATWG standard, unless a test says otherwise."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ _DEEP_BASE = "http://ex.com/" + "a/" * 2000
     ],
 )
 def test_many_links_in_odd_forms_cost_little(form: str, base: str, caplog: pytest.LogCaptureFixture) -> None:
-    """As many as fit into 2 MB. Those that are no URL and those that come twice count too."""
+    """As many links as fit into 2 MB. Invalid and duplicate links count too."""
     started = time.process_time()
     found = resolve(base, [*map(form.format, range(100_000)), "/last"])
     assert time.process_time() - started < 6  # 1.3 s on a quiet machine
@@ -450,7 +450,7 @@ def test_what_means_another_url_on_another_page_is_never_known(href: str) -> Non
 
 @given(st.lists(HREFS, max_size=10), st.lists(HREFS, max_size=10))
 def test_no_url_is_hidden_that_was_not_told(told: list[str], shown: list[str]) -> None:
-    """Also on another page of the origin: what it says is hidden was on the first, with the same meaning."""
+    """Also on another page of the origin: a link that is filtered out was on the first page, with the same meaning."""
     here, there = "http://ex.com/a/b/c?x=1", "http://ex.com/other/"
     known = KnownLinks()
     known.learn(here, told)

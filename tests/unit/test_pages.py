@@ -1,4 +1,4 @@
-"""The spider that needs no code."""
+"""The spider of `shoal crawl`, which needs no code."""
 
 from __future__ import annotations
 

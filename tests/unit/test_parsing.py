@@ -1,4 +1,4 @@
-"""What a page may cost: memory and time are bounded, and an ordinary page does not notice."""
+"""Limits of parsing: memory and time are bounded, and ordinary pages are not affected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_page_that_repeats_a_long_link_has_no_links(costs: dict[str, Any], nam
 
 
 def test_the_attributes_of_a_page_of_medium_size_are_bounded_by_its_size() -> None:
-    """So they are not added up."""
+    """So their total length is not computed."""
     size = 24 * 1024
     body = fill("<p>x", f"<p><a href={'u' * (size // 2)}>", size)
     hrefs = Response("http://x/", body=body).css("a::attr(href)").getall()
@@ -135,7 +135,7 @@ def _in_a_fork(pipe: Any) -> None:
 
 
 def test_a_fork_measures_its_own_memory() -> None:
-    """Celery's workers are forks."""
+    """Celery forks its workers."""
     parsing.parse(fill("<p>x", size=50_000))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=(there,))

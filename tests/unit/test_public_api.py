@@ -1,4 +1,4 @@
-"""The public face: exact names, imports that point one way, and start-up without what is not needed."""
+"""The public API: exact names, imports in one direction, the tree of errors, and fast imports."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ LAYERS = [
     {"http"},
     {"spider"},
     {"ports"},
+    {"stores"},
+    {"stores"},
     {"frontier", "fetch", "middleware", "sinks"},
     {"testing"},
     {"crawling"},
@@ -134,6 +136,18 @@ def test_all_is_exact() -> None:
         shoal.nonsense  # noqa: B018
 
 
+def test_a_setting_class_shares_its_name_with_no_other_class() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    values = ("config/", "selector/", "urls/", "errors.py", "http.py", "item.py", "parsing.py", "spider.py")
+    assert [
+        found for found in homes.values() if len(found) > 1 and any(each.startswith(values) for each in found)
+    ] == []
+
+
 def test_every_error_derives_from_shoal_error_and_is_in_the_tree() -> None:
     for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
         if not module.name.endswith("__main__"):
@@ -157,7 +171,7 @@ def test_every_error_derives_from_shoal_error_and_is_in_the_tree() -> None:
     ],
 )
 def test_importing_costs_little(code: str, absent: list[str]) -> None:
-    """What is slow to import is not imported before it is needed."""
+    """Slow modules are not imported before they are needed."""
     script = f"{code}\nimport sys\nprint(*[name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -1,4 +1,4 @@
-"""Which URLs belong to a run."""
+"""Which URLs a run may crawl."""
 
 from __future__ import annotations
 

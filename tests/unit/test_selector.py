@@ -1,4 +1,4 @@
-"""The expected values are parsel's, unless a test says that Shoal differs."""
+"""Selectors. The expected values are those of parsel 1.12, unless a test says that Shoal differs."""
 
 from __future__ import annotations
 

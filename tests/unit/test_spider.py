@@ -1,4 +1,4 @@
-"""Spiders: what they are made of, and what is said of a file that has none to use."""
+"""Spiders: their attributes and methods, and the message for a file without a usable spider."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Named(Books):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory, as it mostly is; what is imported from it is forgotten afterwards."""
+    """The working directory. Modules imported from it are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)

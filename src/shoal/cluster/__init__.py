@@ -1,26 +1,43 @@
-"""Clusters that heal: Runners work, Backup Runners stand by, and take over from the dead.
+"""Clusters of nodes: Runners crawl, Backup Runners stand by and take over when a Runner dies.
 
-The coordinator of a cluster is opened by the scheme of its URL.
+`open_coordinator` chooses the coordinator of a cluster by the scheme of its URL.
 """
 
 from __future__ import annotations
 
-from shoal.errors import CoordinatorError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.errors import CoordinatorAwayError, CoordinatorError, FrontierError, StoreAwayError
 from shoal.frontier import needs_extra
 from shoal.ports import Coordinator
 
 SESSION = 10.0
-"""Seconds after which a member that is not heard of is lost."""
+"""Seconds without a heartbeat after which a member is lost."""
 
 
 def call_timeout(ttl: float) -> float:
-    """Seconds that a call to a coordinator may take at most: so little of a session that one which hangs, on a dead
-    connection, does not cost it. (A session of two seconds it does.)"""
+    """Seconds that a call to a coordinator may take. It is a fraction of the session, so that a call that hangs on a
+    dead connection does not cost the session. (With a session of two seconds it does.)"""
     return max(1.0, 0.4 * ttl)
 
 
+@contextmanager
+def coordinator_errors() -> Iterator[None]:
+    """Turn errors of a store into errors of a coordinator."""
+    try:
+        yield
+    except StoreAwayError as exc:
+        raise CoordinatorAwayError(str(exc)) from exc
+    except FrontierError as exc:
+        raise CoordinatorError(str(exc)) from exc
+
+
 async def open_coordinator(url: str, cluster: str, *, ttl: float = SESSION) -> Coordinator:
-    """``zookeeper://host:2181,host:2181/chroot``, ``redis://host`` or ``postgresql://host/database``."""
+    """``zookeeper://host:2181,host:2181/chroot``, ``redis://host`` or ``postgresql://host/database``.
+
+    CoordinatorError if the URL or the server cannot be used, CoordinatorAwayError if the server cannot be reached.
+    """
     scheme = url.partition(":")[0]
     if scheme == "zookeeper":
         with needs_extra("zookeeper", scheme):
@@ -35,5 +52,5 @@ async def open_coordinator(url: str, cluster: str, *, ttl: float = SESSION) -> C
             from shoal.cluster.postgres import PostgresCoordinator
         return await PostgresCoordinator.open(url, cluster, ttl)
     raise CoordinatorError(
-        f"no coordinator for {scheme!r}; use zookeeper://host:2181, redis://host or postgresql://host/database"
+        f"unknown coordinator {scheme!r}; use zookeeper://host:2181, redis://host or postgresql://host/database"
     )

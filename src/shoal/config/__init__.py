@@ -15,6 +15,7 @@ from shoal.config.loading import Resolved as Resolved
 from shoal.config.loading import env_name as env_name
 from shoal.config.loading import find_config_file as find_config_file
 from shoal.config.loading import load_config as load_config
+from shoal.config.root import Config as Config
 from shoal.config.sections import USER_AGENT as USER_AGENT
 from shoal.config.sections import CacheSettings as CacheSettings
 from shoal.config.sections import ClusterSettings as ClusterSettings
@@ -35,4 +36,3 @@ from shoal.config.sections import Text as Text
 from shoal.config.sections import ThrottleSettings as ThrottleSettings
 from shoal.config.sections import Timeout as Timeout
 from shoal.config.sections import WorkerSettings as WorkerSettings
-from shoal.config.settings import Config as Config

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from shoal.config.layers import Parse, build, flatten, from_text, keys, nearest, read_settings, read_toml
-from shoal.config.settings import Config
+from shoal.config.root import Config
 from shoal.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Runs in a PostgreSQL database, for as many workers as its connections allow."""
+"""Runs and their frontiers in a PostgreSQL database, shared by all workers of a fleet."""
 
 from __future__ import annotations
 

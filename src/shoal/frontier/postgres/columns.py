@@ -1,4 +1,4 @@
-"""Batches as columns: what the functions in the database take."""
+"""Packs batches into columns: the arguments of the functions in the database."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from shoal.errors import RequestError
 from shoal.frontier.rules import child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
+from shoal.stores.postgres.client import storable_text
 from shoal.urls.normalize import host_of
 
-INLINE = 2_000
-"""So many children a batch of endings may have in it; pages past that are staged."""
+MAX_LINKS = 2_000
+"""Links that one batch of endings may contain. The links of further pages are staged."""
 CHUNK = 1_000
-"""Links that are uploaded, or enter the queue, in one step."""
+"""Links that one call uploads, or moves into the queue."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def storable(text: str) -> str:
-    """Text without what PostgreSQL can't keep (halves of characters, the character 0): a server may send anything."""
-    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
-
-
-class Offered:
-    """Requests on their way into the queue, each with the place of its owner in the batch, from 1."""
+class RequestColumns:
+    """Requests to enqueue, each with the position of its owner in the batch, from 1."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, int] = {}
@@ -40,13 +36,13 @@ class Offered:
         return len(self._owner)
 
     def add(self, owner: int, named: Iterable[tuple[bytes, Request]]) -> None:
-        """RequestError for one that can't be stored."""
+        """RequestError if one cannot be encoded."""
         hosts = self._hosts
         for fingerprint, request in named:
             try:
                 payload, rank = _encode(request), 0.0 - request.priority
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+                raise RequestError(f"cannot store {request.url}: {exc}") from exc
             host = host_of(request.url)
             self._owner.append(owner)
             self._fingerprint.append(fingerprint)
@@ -61,20 +57,20 @@ class Offered:
         return list(self._hosts), self._owner, self._fingerprint, self._host, self._rank, self._payload
 
 
-class Endings:
-    """Leases that end, in their order. The second of two equal ones is left out: it is stale."""
+class EndingColumns:
+    """Leases that end, in order. The second of two equal ones is left out: it is stale."""
 
     def __init__(self) -> None:
         self.places: list[int] = []
-        """Where each stood in the batch."""
+        """The position of each in the batch."""
         self._seen: set[tuple[int, bytes]] = set()
         self._rows: list[tuple[Any, ...]] = []
         self._item_of: list[int] = []
         self._item_at: list[int] = []
         self._item: list[bytes] = []
-        self._children = Offered()
+        self._children = RequestColumns()
         self.staged: dict[int, Completion | Failure] = {}
-        """By place, those whose children are uploaded before."""
+        """Pages whose links are uploaded first, by position in the batch."""
 
     def add(self, place: int, ended: Completion | Failure) -> None:
         lease = ended.lease
@@ -84,7 +80,7 @@ class Endings:
         self._seen.add(key)
         self.places.append(place)
         nth = len(self.places)
-        stages = len(self._children) + len(ended.children) > INLINE
+        stages = len(self._children) + len(ended.children) > MAX_LINKS
         self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
             self._item_of.append(nth)
@@ -99,21 +95,21 @@ class Endings:
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[Any, ...]:
-        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, what is said of that, items, and
-        how many chunks and links are staged."""
+        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, its text in the event, number of
+        items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
         known = 0 if stages else children
         if isinstance(ended, Completion):
-            known, note = known + ended.duplicates, storable(ended.note)
+            known, note = known + ended.duplicates, storable_text(ended.note)
             return (
                 lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
                 *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else f"; waits {ended.retry_in:g} s"
         return (
-            lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable(ended.kind),
-            storable(ended.reason), ended.retry_in, waits, items, *staged,
+            lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable_text(ended.kind),
+            storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 
     @property
@@ -121,7 +117,7 @@ class Endings:
         return [row[0] for row in self._rows]
 
     def bury(self, lease: Lease, kind: str, reason: str) -> None:
-        """Nothing can be done with this one, and nothing was sent for it."""
+        """Add a lease whose request cannot be used. Nothing was fetched for it."""
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
     def as_arguments(self) -> tuple[Any, ...]:
@@ -132,7 +128,7 @@ class Endings:
 
 
 def first_places(leases: Sequence[Lease]) -> list[int]:
-    """Where each stands in a batch. The second of two equal ones is left out: it is stale."""
+    """The position of each in the batch. The second of two equal ones is left out: it is stale."""
     places: dict[tuple[int, bytes], int] = {}
     for place, lease in enumerate(leases):
         places.setdefault((lease.token, lease.fingerprint), place)

@@ -1,16 +1,16 @@
 """The frontier of a run in a PostgreSQL database.
 
-Whatever changes something is one function in the database (``functions/*.sql``), called for a whole batch: one round
-trip, one transaction. Any number of workers do the same at the same time. All that is kept here are receipts of what
-the database has acknowledged: a database that does not know them was rewound.
+Each call is one function in the database (``functions/*.sql``) for a whole batch: one round trip, one transaction. Any
+number of workers may call them at the same time. The process keeps only receipts, to notice a store that went back in
+time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -18,13 +18,12 @@ import msgspec
 from msgspec import UNSET
 
 from shoal import clock
-from shoal.errors import QueueFullError, RunError, StoreAwayError, StoreRewoundError
+from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.politeness import effective_concurrency, effective_delay
-from shoal.frontier.postgres.columns import Endings, Offered, first_places, storable, tokens_of
-from shoal.frontier.postgres.connection import Database
-from shoal.frontier.postgres.receipts import Receipts
+from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
 from shoal.frontier.postgres.stages import Stages
+from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
     KINDS_NOT_RETRIED,
     MAX_LEASES,
@@ -57,12 +56,14 @@ from shoal.ports import (
     RoleState,
     Stats,
 )
+from shoal.stores.postgres.client import PostgresClient, storable_text
 
 log = logging.getLogger("shoal.frontier")
 
 UNREADABLE = "unreadable"
-"""The kind of death of a request that something else wrote."""
-_MOST_HOSTS = 100_000
+"""The kind of a dead request that another program wrote."""
+_ITEMS = "item log"
+_MAX_HOSTS = 100_000
 _PAGE = 100
 _DONE, _DONE_ALREADY = 3, 5
 _decode = msgspec.msgpack.Decoder(Request).decode
@@ -74,7 +75,7 @@ class PostgresFrontier:
 
     def __init__(
         self,
-        database: Database,
+        database: PostgresClient,
         run: int,
         options: FrontierOptions,
         offset: Callable[[], float],
@@ -84,42 +85,35 @@ class PostgresFrontier:
         self._run = run
         self._options = options
         self._offset = offset
-        """Seconds to add to the server's clock: 0 but in tests."""
-        self._holder = (None, None) if holder is None else (storable(holder.slot), holder.epoch)
+        """Seconds to add to the server's clock, for tests."""
+        self._holder = (None, None) if holder is None else (storable_text(holder.slot), holder.epoch)
         self._time = ServerClock(database.address.timeout)
-        self._told = False
-        self._receipts = Receipts()
+        self._has_set_options = False
+        self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
         self._stages = Stages(database, run, offset)
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A call in which the store may turn out to be rewound. StoreRewoundError if it did before."""
-        self._receipts.check()
-        generation = self._receipts.generation
-        try:
-            yield
-        except StoreRewoundError:
-            if generation == self._receipts.generation:
-                self._receipts.rewound = True
-            raise
+    @property
+    def _proof(self) -> tuple[int | None, int | None]:
+        """The request and token to present."""
+        return self._receipts.proof or (None, None)
 
     # -- pushing
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
-        offered = Offered()
+        offered = RequestColumns()
         offered.add(1, ((push_fingerprint(each, seed, cursor, i), each) for i, each in enumerate(requests)))
-        role = (None,) * 4 if seed is None else (storable(seed.role), seed.token, seed.cursor, cursor)
+        role = (None,) * 4 if seed is None else (storable_text(seed.role), seed.token, seed.cursor, cursor)
         most = self._options.max_queue_size
         try:
-            with self._watched():
+            with self._receipts.watch("" if seed is None else seed.role, proven=True) as call:
                 added: int | None = await self._database.value(
-                    "push", self._run, self._offset(), *self._receipts.last, most, *role, *offered.as_push()
+                    "push", self._run, self._offset(), *self._proof, most, *role, *offered.as_push()
                 )
         except QueueFullError as exc:
             raise queue_full(most) from exc
-        if seed is not None:
-            self._receipts.confirmed()
+        if seed is not None and added is not None:
+            self._receipts.confirmed(call, seed.role)
         return Pushed(0, 0) if added is None else Pushed(added, len(requests) - added)
 
     # -- leasing
@@ -132,22 +126,22 @@ class PostgresFrontier:
         )
 
     async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
-        if not self._told:
+        if not self._has_set_options:
             options = self._options
-            told = options.max_attempts, float(options.delay), options.concurrency_per_host
-            await self._database.call("set_options", self._run, *told)
-            self._told = True
+            values = options.max_attempts, float(options.delay), options.concurrency_per_host
+            await self._database.call("set_options", self._run, *values)
+            self._has_set_options = True
         used = 0
         while True:
             sent = clock.now()
             deadline = sent + ttl
-            with self._watched():
+            with self._receipts.watch(proven=True):
                 rows = await self._database.call(
-                    "lease", self._run, self._offset(), *self._receipts.last, limit, ttl, base, used, repeat,
+                    "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
                     self._time.not_after, *self._holder, begun,
                 )  # fmt: skip
             leases: list[Lease] = []
-            unreadable = Endings()
+            unreadable = EndingColumns()
             for token, fingerprint, payload, attempt, host, learned_delay, *_ in rows[:-1]:
                 try:
                     request = _decode(payload)
@@ -159,23 +153,23 @@ class PostgresFrontier:
             self._time.observe(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
-                # Their tokens are used up. The others are as good, and a repeat of this call finds them.
+                # Their tokens are used up. A repeat of this call finds the others.
                 used, limit = used + len(unreadable.places), min(limit, MAX_LEASES - used - len(unreadable.places))
             moved = bool(incoming) and await self._help()
-            # late: the server's clock has jumped, and is known now
+            # late: the server's clock has jumped; now its time is known
             if leases or not limit or not (unreadable.places or late or moved):
                 return Leased(leases, wait, poll_after or 0.0)
 
     async def _help(self) -> bool:
-        """Move links that others left behind; whether there were any. Someone else will, if the server is away."""
+        """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
         with suppress(StoreAwayError):
             return await self._stages.help()
         return False
 
-    def _report(self, unreadable: Endings, token: int, fingerprint: bytes, exc: Exception) -> None:
-        log.warning("the request %s can't be read (%s); something else wrote it", fingerprint.hex(), exc)
+    def _report(self, unreadable: EndingColumns, token: int, fingerprint: bytes, exc: Exception) -> None:
+        log.warning("cannot read request %s (%s): another program wrote it", fingerprint.hex(), exc)
         nothing = Lease(Request("http://unreadable.invalid/"), fingerprint, token, 0, "", 0.0)
-        unreadable.bury(nothing, UNREADABLE, f"what is stored of it is no request: {exc}")
+        unreadable.bury(nothing, UNREADABLE, f"cannot read its record in PostgreSQL: {exc}")
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         self._receipts.check()
@@ -191,7 +185,7 @@ class PostgresFrontier:
         anew = [reissued_token(nonce, lease.token) for lease in leases]
         if not leases:
             return []
-        # Whoever had the old tokens may have begun.
+        # The former holder may have contacted the host.
         return await release_if_cancelled(
             self._reissue(leases, anew, ttl),
             lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
@@ -211,39 +205,36 @@ class PostgresFrontier:
 
     # -- ending a lease
 
-    async def _end(self, endings: Endings) -> dict[int, tuple[int, int]]:
-        """By place in the batch, the new state and how many children were new; without those that were lost."""
-        generation = self._receipts.generation
+    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, int]]:
+        """By position in the batch, the new state and the number of new children. Lost leases are left out."""
         if not endings.places:
             return {}
-        with self._watched():
+        with self._receipts.watch(proven=True) as call:
             for ended in endings.staged.values():
                 await self._stages.upload(ended.lease, ended.children)
-            rows = await self._database.call(
-                "finish", self._run, self._offset(), *self._receipts.last, *endings.as_arguments()
-            )
+            rows = await self._database.call("finish", self._run, self._offset(), *self._proof, *endings.as_arguments())
         result: dict[int, tuple[int, int]] = {}
         for nth, state, added, number, _, order in rows:
             result[endings.places[nth - 1]] = (state, added)
             if state == _DONE:
-                self._receipts.acknowledged(generation, order, number, endings.tokens[nth - 1])
+                self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
         for place, ended in endings.staged.items():
             state, _ = result.get(place, (0, 0))
             if state > 1:  # done or dead
                 result[place] = (state, await self._stages.move(ended.lease.token))
-        if rows and rows[0][4] and not endings.staged:  # links of other pages
+        if rows and rows[0][4] and not endings.staged:  # staged links of other pages
             await self._help()
         return result
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        endings = Endings()
+        endings = EndingColumns()
         for place, page in enumerate(completions):
             endings.add(place, page)
         ended = await self._end(endings)
         return [_pushed(page, *ended[place]) if place in ended else None for place, page in enumerate(completions)]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        endings = Endings()
+        endings = EndingColumns()
         for place, failure in enumerate(failures):
             endings.add(place, failure)
         ended = await self._end(endings)
@@ -255,19 +246,17 @@ class PostgresFrontier:
             return []
         places = first_places(leases)
         columns = tokens_of(leases[place] for place in places)
-        with self._watched():
-            rows = await self._database.call(
-                "release", self._run, self._offset(), *self._receipts.last, *columns, contacted
-            )
-        given = {places[row[0] - 1] for row in rows}
-        return [place in given for place in range(len(leases))]
+        with self._receipts.watch(proven=True):
+            rows = await self._database.call("release", self._run, self._offset(), *self._proof, *columns, contacted)
+        released = {places[row[0] - 1] for row in rows}
+        return [place in released for place in range(len(leases))]
 
     async def fence(self, slot: str, epoch: int) -> int:
-        count: int = await self._database.value("fence", self._run, self._offset(), storable(slot), epoch)
+        count: int = await self._database.value("fence", self._run, self._offset(), storable_text(slot), epoch)
         return count
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        chosen = [storable(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
+        chosen = [storable_text(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
         count: int = await self._database.value(
             "retry_dead", self._run, self._offset(), chosen, kinds is None, patient=True
         )
@@ -276,24 +265,29 @@ class PostgresFrontier:
     # -- roles and items
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
-        self._receipts.check()
+        call = self._receipts.begin()
         token = claim_token(nonce or new_nonce())
-        rows = await self._database.call("claim", self._run, self._offset(), storable(role), token, ttl, *self._holder)
-        return Claim(role, token, rows[0][0]) if rows else None
+        words = (self._run, self._offset(), storable_text(role), token, ttl, *self._holder)
+        rows = await self._database.call("claim", *words)
+        if not rows:
+            return None
+        self._receipts.confirmed(call, role)
+        return Claim(role, token, rows[0][0])
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
-        with self._watched():
+        with self._receipts.watch(claim.role) as call:
             kept: bool = await self._database.value(
-                "advance", self._run, self._offset(), storable(claim.role), claim.token, claim.cursor, cursor, ttl,
+                "advance", self._run, self._offset(), storable_text(claim.role), claim.token, claim.cursor, cursor, ttl,
                 *_known(last),
             )  # fmt: skip
-        self._receipts.confirmed()
+        if kept:
+            self._receipts.confirmed(call, claim.role)
         return kept
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        with self._watched():
+        with self._receipts.watch(claim.role):
             kept: bool = await self._database.value(
-                "relinquish", self._run, storable(claim.role), claim.token, claim.cursor, finished
+                "relinquish", self._run, storable_text(claim.role), claim.token, claim.cursor, finished
             )
         return kept
 
@@ -302,15 +296,14 @@ class PostgresFrontier:
         return [RoleState(role=row[0], cursor=row[1], held=row[2], finished=row[3]) for row in rows]
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        with self._watched():
+        with self._receipts.watch(_ITEMS) as call:
             rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last))
-        if last is not None:
-            self._receipts.confirmed()
+        self._receipts.confirmed(call, _ITEMS)
         return [LoggedItem(*row) for row in rows]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
         seen = cursors or {}
-        roles = [storable(role) for role in seen]
+        roles = [storable_text(role) for role in seen]
         await self._database.call("trim_items", self._run, through, roles, list(seen.values()), patient=True)
 
     # -- hosts
@@ -319,11 +312,11 @@ class PostgresFrontier:
         values = (update.delay, update.concurrency, update.crawl_delay, update.learned_delay, update.block_for)
         changes = [part for value in values for part in (value is not UNSET, None if value is UNSET else value)]
         await self._database.call(
-            "update_host", self._run, self._offset(), storable(host), *changes, storable(update.block_reason)
+            "update_host", self._run, self._offset(), storable_text(host), *changes, storable_text(update.block_reason)
         )
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
-        rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MOST_HOSTS))
+        rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MAX_HOSTS))
         return [self._state(row) for row in rows]
 
     def _state(self, row: asyncpg.Record) -> HostState:
@@ -342,7 +335,7 @@ class PostgresFrontier:
         value: bytes | None = await self._database.value("recall", self._offset(), key.encode(errors="surrogatepass"))
         return value
 
-    # -- looking at it
+    # -- inspection
 
     async def stats(self) -> Stats:
         return self._stats(await self._database.call("stats", self._run))
@@ -358,16 +351,17 @@ class PostgresFrontier:
 
     async def recover(self) -> Rewind | None:
         async with self._recovering:
-            if not self._receipts.rewound:
+            notice = self._receipts.notice
+            if notice is None:
                 return None
-            known = self._receipts.all()
+            age = None if notice.age is None else clock.now() - notice.at + notice.age
+            ages = self._receipts.ages()
             rows = await self._database.call(
-                "surviving_receipts", [each.id for each in known], [each.token for each in known]
-            )
-            judged = self._receipts.judged(known, {row[0] - 1 for row in rows})
-            rows = await self._database.call("record_rewind", self._run, self._offset(), *judged)
+                "record_rewind", self._run, self._offset(), age, [each for each, _ in ages],
+                [number for _, (number, _) in ages], [token for _, (_, token) in ages],
+            )  # fmt: skip
             self._receipts.clear()
-            self._told = False
+            self._has_set_options = False
             return Rewind(at=rows[0][0], lost_seconds=rows[0][1])
 
     async def rewinds(self) -> list[Rewind]:
@@ -399,7 +393,7 @@ class PostgresFrontier:
             last = rows[-1][0]
 
     async def close(self) -> None:
-        """Nothing: the connections belong to the store."""
+        """Does nothing: the connections belong to the store."""
 
 
 def _read(payload: bytes | None) -> Request | None:
@@ -416,7 +410,7 @@ def _pushed(page: Completion, state: int, added: int) -> Pushed:
 
 
 def _incoming(payload: bytes, above: bytes | None) -> History | None:
-    """Of a link that is not in the queue yet."""
+    """The history of a link that is not in the queue yet."""
     request, parent = _read(payload), _read(above)
     if request is None:
         return None
@@ -427,7 +421,7 @@ def _incoming(payload: bytes, above: bytes | None) -> History | None:
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
-    """What the store checks of an item that a client has read."""
+    """How the store identifies an item that a client has read."""
     return (0, 0, b"", 0) if item is None else (item.seq, item.token, item.fingerprint, item.index)
 
 

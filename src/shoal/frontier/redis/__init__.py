@@ -1,4 +1,4 @@
-"""The frontier on a Redis server: shared by a fleet."""
+"""Runs and their frontiers on a Redis server, shared by all workers of a fleet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The ends of leases: completions, failures, releases, with what they add to the run.
+"""Ends leases: completions, failures and releases, with their items and links.
 
-One step with many links would keep the server from all others. So pages with many links upload them in chunks to a
-stage first; the step that ends the lease only registers the stage, and the store moves its chunks into the queue, one
-at a time, with whatever is asked of it next. See ``lua/stages.lua``.
+Redis runs one script at a time, so a script with very many links would block all other clients. Therefore the links of
+large pages are uploaded in chunks to a stage first. The script that ends the lease only registers the stage. Later
+scripts move its chunks into the queue, one at a time. See ``lua/stages.lua``.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from shoal import clock
 from shoal.errors import StoreAwayError
-from shoal.frontier.redis.receipts import Receipts
+from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
 from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
 
 FOREVER = 1e9
-"""Seconds: what a store can add to a time."""
-MOST_LINKS = 2000
-"""Links that one step may add."""
+"""Seconds: the longest time that a store can add to its clock."""
+MAX_LINKS = 2000
+"""Links that one script may add."""
 CHUNK = 1000
-"""Links that are moved from a stage at once."""
-_TRIES = 3
+"""Links in a chunk of a stage."""
+_MAX_TRIES = 3
 
 
 class _Settled(NamedTuple):
-    """What became of an ending. ``state``: -1 where the lease was lost."""
+    """The result of an ending. ``state`` is -1 if the lease was lost."""
 
     state: int
     added: int
@@ -43,9 +42,9 @@ class _Stage(NamedTuple):
 
 
 class Endings:
-    """Ends leases of a run. ``run`` takes a step on a store that knows the last completion."""
+    """Ends leases of a run. ``run`` runs a script that presents the newest receipt."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], receipts: Receipts) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Any]], receipts: Receipts[bytes]) -> None:
         self._run = run
         self._receipts = receipts
 
@@ -80,11 +79,11 @@ class Endings:
         return [each.state >= 0 for each in await self._settle(parcel, leases)]
 
     async def _end(self, endings: Sequence[Any], add: Callable[[Parcel, Any, _Stage | None], None]) -> list[_Settled]:
-        """Pages or failures, in one step, after the links of the largest were staged."""
+        """End all in one script, after the links of the largest pages were staged."""
         if not endings:
             return []
         large = _large(endings)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             stages = {index: await self._upload(endings[index]) for index in large}
             parcel = Parcel()
             for index, ended in enumerate(endings):
@@ -94,23 +93,23 @@ class Endings:
             settled = await self._settle(parcel, [ended.lease for ended in endings])
             if settled:
                 return [
-                    await self._moved(endings[index].lease, each) if stages.get(index, _NOTHING).links else each
+                    await self._move_links(endings[index].lease, each) if stages.get(index, _NO_STAGE).links else each
                     for index, each in enumerate(settled)
                 ]
-        raise StoreAwayError("the links of a page were forgotten while they were uploaded; it may work in a moment")
+        raise StoreAwayError("the store lost the links of a page while they were uploaded; try again in a moment")
 
     async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[_Settled]:
-        """What became of each; nothing if a stage was gone, and then nothing was changed."""
-        epoch, sent = self._receipts.epoch, clock.now()
+        """The result of each. Empty if a stage has expired: then nothing was changed."""
+        call = self._receipts.begin()
         answer = await self._run("settle", *parcel.arguments())
         settled = [_Settled(*answer[first : first + 4]) for first in range(0, len(answer), 4)]
         order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
         if order:
-            self._receipts.completed(epoch, sent, order, pack_leases([leases[index]]))
+            self._receipts.completed(call, order, pack_leases([leases[index]]))
         return settled
 
     async def _upload(self, ended: Completion | Failure) -> _Stage:
-        """Stage the links of a page; nothing is staged if its lease is not held any more."""
+        """Stage the links of a page. Nothing is staged if its lease was lost."""
         lease, children = ended.lease, ended.children
         words = lease.fingerprint, pack_token(lease.token)
         for first in range(0, len(children), CHUNK):
@@ -120,8 +119,8 @@ class Endings:
                 return _REFUSED
         return _Stage(-(-len(children) // CHUNK), len(children))
 
-    async def _moved(self, lease: Lease, settled: _Settled) -> _Settled:
-        """Help the store to move what was staged, and count it. All others help too, should this client die."""
+    async def _move_links(self, lease: Lease, settled: _Settled) -> _Settled:
+        """Move the staged links into the queue and count them. If this client dies, others move them."""
         if settled.state not in (DONE, DEAD):
             return settled
         while True:
@@ -131,17 +130,17 @@ class Endings:
             await asyncio.sleep(0)
 
 
-_NOTHING = _Stage(0, 0)
+_NO_STAGE = _Stage(0, 0)
 _REFUSED = _Stage(1, 0)
-"""A stage that is never there: should the lease be held after all, nothing is done without its links."""
+"""A stage that does not exist: if the lease is held after all, the page is not completed without its links."""
 
 
 def _large(endings: Sequence[Completion | Failure]) -> list[int]:
-    """Which of them to stage, the largest first, so that the others are few enough for one step."""
+    """Which pages to stage, largest first, so that the links of the others fit into one script."""
     links = sum(len(ended.children) for ended in endings)
     large = []
     for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
-        if links <= MOST_LINKS:
+        if links <= MAX_LINKS:
             break
         large.append(index)
         links -= len(endings[index].children)

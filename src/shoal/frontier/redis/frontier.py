@@ -1,8 +1,8 @@
 """The frontier of a run on a Redis server.
 
-Each step is one Lua script: Redis runs it alone and whole, whatever becomes of the process that asked for it. The
-scripts are in ``lua/``; here is only what goes in and out. What can be seen of a run is in
-`shoal.frontier.redis.ledger`.
+Each call is one Lua script, which Redis runs atomically, also if the client dies meanwhile. The scripts are in
+``lua/``; this module packs their arguments and reads their answers. Calls that only read are in
+`shoal.frontier.redis.inspection`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from shoal import clock
-from shoal.errors import RunError, StoreRewoundError
+from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
+from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.endings import FOREVER, Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
+from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
-from shoal.frontier.redis.ledger import Ledger
-from shoal.frontier.redis.receipts import Receipts
 from shoal.frontier.redis.records import (
     Parcel,
     known_item,
@@ -30,9 +30,8 @@ from shoal.frontier.redis.records import (
     pack_token,
     read_learned,
     read_rewind,
-    storable,
 )
-from shoal.frontier.redis.server import Server
+from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import (
     MAX_LEASES,
     check_nonce,
@@ -62,55 +61,51 @@ from shoal.ports import (
     RoleState,
     Stats,
 )
+from shoal.stores.redis.client import storable_bytes
 
 
 class RedisFrontier:
-    """See `shoal.ports.Frontier`. Only what proves that the store did not go back in time is kept in the process."""
+    """See `shoal.ports.Frontier`. The process keeps only receipts, to notice a store that went back in time."""
 
     def __init__(
-        self, server: Server, run_id: str, number: int, options: FrontierOptions, holder: Holder | None
+        self, scripts: FrontierScripts, run_id: str, number: int, options: FrontierOptions, holder: Holder | None
     ) -> None:
-        self._server = server
+        self._scripts = scripts
         self._run_id = run_id
-        self._run_key = b"%d %b" % (number, storable(run_id))
+        self._run_key = b"%d %b" % (number, storable_bytes(run_id))
         self._max_queue = options.max_queue_size
         self._options = pack_options(options)
-        self._slot = () if holder is None else (storable(holder.slot), holder.epoch)
-        self._receipts = Receipts()
+        self._slot = () if holder is None else (storable_bytes(holder.slot), holder.epoch)
+        self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
-        self._ledger = Ledger(self._run, self._moved)
-        self._lanes = Lanes(self._run, server, self._options)
-        self._endings = Endings(self._proven, self._receipts)
-        self._time = ServerClock(server.address.timeout)
-        self._joined = False
-        self._misplaced = False
-        """Whether the lanes stand where other options put them."""
+        self._inspection = RunInspection(self._run, self._run_continued)
+        self._lanes = Lanes(self._run, scripts, self._options)
+        self._endings = Endings(self._run_proven, self._receipts)
+        self._time = ServerClock(scripts.client.address.timeout)
+        self._has_joined = False
+        self._has_stale_lanes = False
+        """The lanes were placed by other options."""
 
-    async def _run(self, step: str, *arguments: Any, proof: bytes = b"") -> Any:
+    async def _run(self, script: str, *arguments: Any, proof: bytes = b"") -> Any:
         try:
-            return await self._server.run(step, self._run_key, self._options + proof, *arguments)
+            return await self._scripts.run(script, self._run_key, self._options + proof, *arguments)
         except RunError as exc:
             raise RunError(f"run {self._run_id}: {exc}") from exc
 
-    async def _proven(self, step: str, *arguments: Any, goes_on: str = "") -> Any:
-        """Take a step only on a store that knows the last completion."""
-        return await self._checked(step, arguments, self._receipts.proof, goes_on)
+    async def _run_proven(self, script: str, *arguments: Any, continues: str = "") -> Any:
+        """Run a script that presents the newest receipt."""
+        return await self._run_watched(script, arguments, self._receipts.proof or b"", continues)
 
-    async def _moved(self, goes_on: str, step: str, *arguments: Any) -> Any:
-        """Take a step that goes on from what the store said before: of a role, or of the items."""
-        return await self._checked(step, arguments, b"", goes_on)
+    async def _run_continued(self, continues: str, script: str, *arguments: Any) -> Any:
+        """Run a script that continues an earlier call: on a role, or on the item log."""
+        return await self._run_watched(script, arguments, b"", continues)
 
-    async def _checked(self, step: str, arguments: Sequence[Any], proof: bytes, goes_on: str) -> Any:
-        self._receipts.check()
-        epoch, sent = self._receipts.epoch, clock.now()
-        try:
-            answer = await self._run(step, *arguments, proof=proof)
-        except StoreRewoundError:
-            self._receipts.rewound(epoch, goes_on, proven=bool(proof))
-            raise
-        if goes_on and answer:
-            self._receipts.moved(epoch, goes_on, sent)
+    async def _run_watched(self, script: str, arguments: Sequence[Any], proof: bytes, continues: str) -> Any:
+        with self._receipts.watch(continues, proven=bool(proof)) as call:
+            answer = await self._run(script, *arguments, proof=proof)
+        if continues and answer:
+            self._receipts.confirmed(call, continues)
         return answer
 
     # -- pushing
@@ -124,7 +119,7 @@ class RedisFrontier:
         most = self._max_queue
         role = (b"", b"") if seed is None else (pack_token(seed.token), seed.cursor)
         words = (*role, cursor, "" if most is None else most, *parcel.arguments())
-        answer = await self._proven("push", *words, goes_on="" if seed is None else seed.role)
+        answer = await self._run_proven("push", *words, continues="" if seed is None else seed.role)
         if not answer:
             raise queue_full(most)
         return Pushed(*answer)
@@ -140,31 +135,31 @@ class RedisFrontier:
 
     async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
         self._receipts.check()
-        if not self._joined:
-            self._misplaced = bool(await self._run("join")) or self._misplaced
-            self._joined = True
-        if self._misplaced:
+        if not self._has_joined:
+            self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
+            self._has_joined = True
+        if self._has_stale_lanes:
             await self._lanes.place(self._run_key)
-            self._misplaced = False
+            self._has_stale_lanes = False
         limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
-            # A later part of a call has tokens of its own, and a repeat of the call gets what its last part leased.
+            # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
             call = tokens_of(nonce or new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, server_time, *taken = await self._proven(
+            wait, server_time, *taken = await self._run_proven(
                 "lease", limit, min(ttl, FOREVER), until, int(begun), call, *again, *self._slot
             )
             self._time.observe(sent, float(server_time))
-            if not taken:  # the server's clock has jumped: it is known now
+            if not taken:  # too late by the server's clock, which has jumped; now its time is known
                 continue
             learned, fingerprints, records, buried, poll_after = taken
             deadline = sent + ttl
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
-                await self._proven("settle", *unreadable.arguments())
-            if leases or not (records or buried):  # else there may be more behind those that were no good
+                await self._run_proven("settle", *unreadable.arguments())
+            if leases or not (records or buried):  # else there may be more behind the unreadable ones
                 return Leased(leases, float(wait) if wait else None, float(poll_after))
             part += 1
 
@@ -183,7 +178,7 @@ class RedisFrontier:
         check_nonce(nonce)
         if not leases:
             return []
-        # Whoever had the old tokens may have begun.
+        # The former holder may have contacted the host.
         return await release_if_cancelled(
             self._reissue(leases, ttl, nonce),
             lambda anew: self.release([lease for lease in anew if lease], contacted=True),
@@ -212,29 +207,30 @@ class RedisFrontier:
         return await self._endings.release(leases, contacted=contacted)
 
     async def fence(self, slot: str, epoch: int) -> int:
-        lost: int = await self._run("fence", storable(slot), epoch)
+        lost: int = await self._run("fence", storable_bytes(slot), epoch)
         return lost
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        return await self._ledger.retry_dead(kinds)
+        return await self._inspection.retry_dead(kinds)
 
     # -- roles
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
         token = claim_token(nonce or new_nonce())
-        words = (storable(role), pack_token(token), min(ttl, FOREVER))
-        answer = await self._moved(role, "role", "claim", *words, *self._slot)
+        words = (storable_bytes(role), pack_token(token), min(ttl, FOREVER))
+        answer = await self._run_continued(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         words = (
-            storable(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor, *known_item(last),
+            storable_bytes(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor,
+            *known_item(last),
         )  # fmt: skip
-        return bool(await self._moved(claim.role, "role", "advance", *words))
+        return bool(await self._run_continued(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
-        words = (storable(claim.role), pack_token(claim.token), claim.cursor, int(finished))
-        return bool(await self._moved(claim.role, "role", "relinquish", *words))
+        words = (storable_bytes(claim.role), pack_token(claim.token), claim.cursor, int(finished))
+        return bool(await self._run_continued(claim.role, "role", "relinquish", *words))
 
     async def roles(self) -> list[RoleState]:
         answer = await self._run("role", "list")
@@ -246,10 +242,10 @@ class RedisFrontier:
     # -- the item log
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        return await self._ledger.read_items(after, limit, last)
+        return await self._inspection.read_items(after, limit, last)
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        await self._ledger.trim_items(through, cursors or {})
+        await self._inspection.trim_items(through, cursors or {})
 
     # -- a store that went back in time
 
@@ -259,13 +255,14 @@ class RedisFrontier:
             if notice is None:
                 return None
             age = "" if notice.age is None else clock.now() - notice.at + notice.age
-            found = await self._run("recover", age, clock.now() - notice.at, *self._receipts.ages())
+            receipts = [part for pair in self._receipts.ages() for part in pair]
+            found = await self._run("recover", age, clock.now() - notice.at, *receipts)
             self._receipts.clear()
-            self._joined = False  # the options may have gone back too
+            self._has_joined = False  # the options may have gone back too
             return read_rewind(found)
 
     async def rewinds(self) -> list[Rewind]:
-        return await self._ledger.rewinds()
+        return await self._inspection.rewinds()
 
     # -- hosts and facts
 
@@ -273,31 +270,31 @@ class RedisFrontier:
         await self._lanes.update_host(host, update)
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
-        return await self._ledger.host_states(limit)
+        return await self._inspection.host_states(limit)
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
-        await self._server.run("fact", b"", b"", storable(key), value, min(ttl, FOREVER))
+        await self._scripts.run("fact", b"", b"", storable_bytes(key), value, min(ttl, FOREVER))
 
     async def recall(self, key: str) -> bytes | None:
-        value: bytes | None = await self._server.run("fact", b"", b"", storable(key))
+        value: bytes | None = await self._scripts.run("fact", b"", b"", storable_bytes(key))
         return value
 
-    # -- looking at it
+    # -- inspection
 
     async def stats(self) -> Stats:
-        return await self._ledger.stats()
+        return await self._inspection.stats()
 
     async def audit(self) -> Stats:
-        return await self._ledger.audit()
+        return await self._inspection.audit()
 
     async def find(self, request: Request) -> History | None:
-        return await self._ledger.find(request)
+        return await self._inspection.find(request)
 
     async def dead_kinds(self) -> dict[str, int]:
-        return await self._ledger.dead_kinds()
+        return await self._inspection.dead_kinds()
 
     def dead(self) -> AsyncIterator[History]:
-        return self._ledger.dead()
+        return self._inspection.dead()
 
     async def close(self) -> None:
-        """Nothing: the connections belong to the store."""
+        """Does nothing: the connections belong to the store."""

@@ -1,4 +1,4 @@
-"""What a call of ``lease`` sends and gets."""
+"""Arguments and answers of ``lease``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.urls.normalize import host_of
 
 
 def tokens_of(nonce: bytes, part: int) -> bytes:
-    """What the tokens of one part of a call have in common: all but their first two bytes."""
+    """The common part of the tokens of one part of a call: all but their first two bytes."""
     if part:
         nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
     return pack_token(token_base(nonce))[2:]
@@ -22,7 +22,7 @@ def tokens_of(nonce: bytes, part: int) -> bytes:
 def read_leases(
     fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
 ) -> tuple[list[Lease], Parcel]:
-    """What was leased, and the end of those leases whose requests can't be read."""
+    """The leases, and the endings of those whose requests cannot be read."""
     leases, unreadable = [], Parcel()
     for index, record in enumerate(records):
         fingerprint = fingerprints[16 * index : 16 * index + 16]

@@ -1,4 +1,4 @@
-"""How hosts are treated, and what follows for the lanes: the queues of runs for hosts."""
+"""Changes to hosts, and to the lanes that depend on them. A lane is the queue of one run for one host."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.errors import RunError
-from shoal.frontier.redis.records import pack_update, storable
-from shoal.frontier.redis.server import Server
+from shoal.frontier.redis.records import pack_update
+from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.ports import HostUpdate
+from shoal.stores.redis.client import storable_bytes
 
-_RUNS_AT_ONCE = 200
+_RUNS_PER_CALL = 200
 
 
 class Lanes:
-    """Puts lanes where they belong when what they go by has changed. Some at a time: Redis does nothing else
-    meanwhile. ``run`` takes a step of the frontier's own run."""
+    """Moves lanes after a change of their host or options. In small steps, as Redis does nothing else meanwhile.
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], server: Server, options: bytes) -> None:
+    ``run`` runs a script on the frontier's own run.
+    """
+
+    def __init__(self, run: Callable[..., Awaitable[Any]], scripts: FrontierScripts, options: bytes) -> None:
         self._run = run
-        self._server = server
+        self._scripts = scripts
         self._options = options
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
-        words = (storable(host), pack_update(update), storable(update.block_reason))
+        words = (storable_bytes(host), pack_update(update), storable_bytes(update.block_reason))
         number = await self._run("host", *words)
-        if number < 0:  # no lane of another run can be due sooner than it stands
+        if number < 0:  # no lane of another run can be due earlier
             return
         runs = await self._run("numbers")
         if number:
-            for first in range(0, len(runs), _RUNS_AT_ONCE):
-                await self._run("place_host", number, *runs[first : first + _RUNS_AT_ONCE])
+            for first in range(0, len(runs), _RUNS_PER_CALL):
+                await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])
             return
         for run in runs:
-            with suppress(RunError):  # which was deleted meanwhile
+            with suppress(RunError):  # it was deleted meanwhile
                 await self.place(run)
 
     async def place(self, run: bytes) -> None:
-        """All lanes of a run."""
+        """Move all lanes of a run to where they belong."""
         cursor = b"0"
         while True:
-            cursor = await self._server.run("place", run, self._options, cursor)
+            cursor = await self._scripts.run("place", run, self._options, cursor)
             if cursor == b"0":
                 return

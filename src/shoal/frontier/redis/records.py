@@ -1,4 +1,4 @@
-"""How requests, hosts and leases are packed: the same layouts as in the Lua scripts."""
+"""Packs and reads requests, hosts and leases, with the same layouts as the Lua scripts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shoal.errors import RequestError
 from shoal.frontier.politeness import effective_concurrency, effective_delay
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.stores.redis.client import storable_bytes
 from shoal.urls.normalize import host_of
 
 _HEAD = Layout("<BHHIdQIQd16s")
@@ -36,8 +37,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 
 
-class Head(NamedTuple):
-    """The fixed part of a record."""
+class RecordHead(NamedTuple):
+    """The fixed part of a request's record."""
 
     state: int
     attempts: int
@@ -52,43 +53,38 @@ class Head(NamedTuple):
 
 
 class UnreadableError(ValueError):
-    """A record that something else wrote."""
+    """A record that another program wrote."""
 
 
-def read_record(record: bytes) -> tuple[Head, Request]:
-    """UnreadableError if something else wrote it."""
+def read_record(record: bytes) -> tuple[RecordHead, Request]:
+    """UnreadableError if another program wrote it."""
     try:
-        return Head._make(_HEAD.unpack_from(record)), _decode(record[_HEAD.size :])
+        return RecordHead._make(_HEAD.unpack_from(record)), _decode(record[_HEAD.size :])
     except (LayoutError, msgspec.MsgspecError, ValueError) as exc:
-        raise UnreadableError(f"its record in Redis can't be read ({exc}): something else wrote it") from exc
+        raise UnreadableError(f"cannot read its record in Redis ({exc}): another program wrote it") from exc
 
 
-def read_head(record: bytes) -> Head:
-    return Head._make(_HEAD.unpack_from(record))
+def read_head(record: bytes) -> RecordHead:
+    return RecordHead._make(_HEAD.unpack_from(record))
 
 
 def pack_options(options: FrontierOptions) -> bytes:
     return _OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), min(options.max_attempts, 65535))
 
 
-def storable(text: str) -> bytes:
-    """Text without what UTF-8 can't say: a server may have sent anything."""
-    return text.encode(errors="replace")
-
-
 class Parcel:
-    """What one call takes along: requests, and the names of their hosts."""
+    """The packed arguments of a call: requests or endings, and the names of hosts."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._hosts: dict[str, int] = {}
 
     def add_request(self, request: Request, fingerprint: bytes, parent: bytes = NO_PARENT) -> None:
-        """One that can't be encoded is refused here, before anything is sent."""
+        """RequestError if it cannot be encoded."""
         try:
             payload = _encode(request)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+            raise RequestError(f"cannot store {request.url}: {exc}") from exc
         hosts = self._hosts
         name = host_of(request.url)
         number = hosts.get(name)
@@ -112,17 +108,18 @@ class Parcel:
         children: int = 0,
         staged: tuple[int, int] = (0, 0),
     ) -> None:
-        """The end of a lease; ``children`` requests have to be added behind it, or are ``staged``: chunks and links."""
+        """Add the end of a lease. ``children`` requests must follow it, or are ``staged``: numbers of chunks and
+        links."""
         parts = self._parts
         status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
         numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children, *staged)
         parts.append(_ENDING.pack(lease.fingerprint, lease.token, *numbers))
-        for piece in (storable(kind), storable(text), *items):
+        for piece in (storable_bytes(kind), storable_bytes(text), *items):
             parts.append(_SIZE.pack(len(piece)))
             parts.append(piece)
 
     def chunk(self, requests: int) -> bytes:
-        """For a stage: so many requests, with the names of their hosts."""
+        """The content as a chunk of a stage."""
         names = [piece for name in self._hosts for piece in (_SIZE.pack(len(name.encode())), name.encode())]
         return b"".join((_SIZE.pack(requests), _SIZE.pack(len(self._hosts)), *names, *self._parts))
 
@@ -132,12 +129,12 @@ class Parcel:
 
 
 def pack_token(token: int) -> bytes:
-    """As the scripts have it: a string, as their numbers end at 53 bits."""
+    """As bytes: numbers of Lua have only 53 bits."""
     return token.to_bytes(8, "little")
 
 
 def known_item(item: LoggedItem | None) -> tuple[int, bytes]:
-    """What the store checks of an item that a client has read: its number, and token, fingerprint and index."""
+    """How the store identifies an item that a client has read: its number; its token, fingerprint and index."""
     if item is None or not item.token:
         return 0, b""
     return item.seq, pack_token(item.token) + item.fingerprint + item.index.to_bytes(4, "little")
@@ -148,7 +145,7 @@ def pack_leases(leases: Iterable[Lease]) -> bytes:
 
 
 def read_learned(blob: bytes) -> dict[int, float]:
-    """Learned delays by the number of the host."""
+    """Learned delays by host number."""
     return dict(_LEARNED.iter_unpack(blob))
 
 
@@ -166,8 +163,8 @@ def _change(value: float | UnsetType | None) -> tuple[int, float]:
     return (2, 0.0) if value is None else (1, min(float(value), 2.0**31 - 1))
 
 
-class Host(NamedTuple):
-    """A host's record. NaN and -1 mean "not set"."""
+class HostRecord(NamedTuple):
+    """A host. NaN and -1 mean "not set"."""
 
     delay: float
     crawl_delay: float
@@ -180,22 +177,22 @@ class Host(NamedTuple):
     block_reason: str
 
 
-NO_HOST = Host(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, "*", "")
+NO_HOST = HostRecord(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, "*", "")
 
 
-def read_host(record: bytes) -> Host:
+def read_host(record: bytes) -> HostRecord:
     delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight, size = _HOST.unpack_from(record)
     at = _HOST.size + size
     (more,) = _SIZE.unpack_from(record, at)
     name, reason = record[_HOST.size : at], record[at + 4 : at + 4 + more]
-    return Host(
+    return HostRecord(
         delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight,
         name.decode(errors="replace"), reason.decode(errors="replace"),
     )  # fmt: skip
 
 
-def host_state(host: Host, every: Host, options: bytes, ready: int, now: float) -> HostState:
-    """Politeness in force; ``every`` is the host ``*``."""
+def host_state(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
+    """The delay and concurrency in force. ``every`` is the host ``*``."""
     delay, concurrency, _ = _OPTIONS.unpack(options)
     delays = (host.delay, every.delay, delay, host.crawl_delay, host.learned_delay)
     own, default, configured, crawl, learned = (None if math.isnan(each) else each for each in delays)
@@ -240,7 +237,7 @@ def read_events(blob: bytes) -> list[Event]:
 
 
 def read_cause(blob: bytes) -> tuple[str, str]:
-    """Kind and reason of a death."""
+    """Kind and reason of a dead request."""
     if not blob:
         return "", ""
     (size,) = _SIZE.unpack_from(blob)

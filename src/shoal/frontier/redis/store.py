@@ -1,25 +1,24 @@
-"""Runs on a Redis server: shared by all workers of a fleet.
+"""Runs on a Redis server, shared by all workers of a fleet.
 
-All keys of a store begin with a prefix in braces (``{shoal}:`` unless the URL says ``?prefix=name``), so that several
-stores can be on one server, and a cluster keeps each store in one place. Behind it:
+All keys of a store begin with a prefix in braces: ``{shoal}:``, or another with ``?prefix=name``. So several stores
+can be on one server, and Redis Cluster keeps each store on one node. The keys behind the prefix:
 
-- ``store``: the format, the last number that a run and a host got, what is known of the clock. ``runs``: the number of
-  each run.
-- ``name``, ``host``: the number of each host, and what is known of it.
-- ``lease``: all leases, by when they run out.
-- ``fact:KEY``: what is remembered for all. ``deleted``: runs of which something is left to delete.
-  ``polls``: until when callers who got nothing were told to wait.
+- ``store``: the format, the last numbers of runs and hosts, the state of the clock. ``runs``: the number of each run.
+- ``name``, ``host``: the number of each host, and its record.
+- ``lease``: all leases by expiry. ``grant:CLIENT``: the requests that a client's last call leased.
+- ``fact:KEY``: facts that all runs share. ``deleted``: runs with keys that are still to be deleted.
+  ``polls``: the next free moment for a poll of an idle client.
 - ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
-- ``run:N:q:HOST``: those that are ready on a host, best first. ``run:N:waiting``: those that wait for another attempt.
-- ``run:N:lane``: where each of its hosts stands: in ``run:N:open`` if it is due, in ``run:N:later`` if it has to wait,
-  in ``run:N:full`` if the host has no room.
-- ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: what happened to a request, why it is dead, how many are by kind.
-- ``run:N:role``, ``run:N:items``: its roles, and its item log.
-- ``run:N:sent``: leases that nobody has begun yet. ``grant:CLIENT``: what a client's last call leased.
-- ``run:N:stage:TOKEN``, ``run:N:stages``: links of pages with very many, on their way into the queue.
-- ``run:N:rewinds``: when clients found that the store had gone back in time.
-- ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: what was leased and claimed under slots of clusters, and the
-  epoch before which each slot gets nothing.
+- ``run:N:q:HOST``: ready requests for a host, best first. ``run:N:waiting``: requests that wait for another attempt.
+- ``run:N:lane``: the place of each lane: in ``run:N:open`` if the host is due, in ``run:N:later`` if it must wait, in
+  ``run:N:full`` if the host has too many requests in flight.
+- ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: events of requests, reasons of dead ones, counts by kind.
+- ``run:N:role``, ``run:N:items``: roles and the item log.
+- ``run:N:sent``: leases that no worker has begun yet.
+- ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
+- ``run:N:rewinds``: rewinds of the store that clients noticed.
+- ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: leases and roles held under slots of clusters, and the epoch
+  before which a slot gets nothing.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from shoal.errors import RunError, StoreError
-from shoal.frontier.redis.address import parse_url
 from shoal.frontier.redis.frontier import RedisFrontier
-from shoal.frontier.redis.records import pack_options, storable
-from shoal.frontier.redis.server import Server
+from shoal.frontier.redis.records import pack_options
+from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition
 from shoal.ports import FrontierOptions, Holder, Run, RunState
+from shoal.stores.redis.address import RedisAddress
+from shoal.stores.redis.client import RedisClient, storable_bytes
 
 FORMAT = 2
-"""Of what is stored; another one is not touched."""
+"""Version of the stored data. Data of another version is not touched."""
 
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,25 +46,25 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class RedisStore:
-    """Runs and their frontiers on a server, with the politeness that they share."""
+    """Runs and their frontiers on a server. They share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, scripts: FrontierScripts) -> None:
+        self._scripts = scripts
 
     @classmethod
     async def open(cls, url: str, *, offset: Callable[[], float] = lambda: 0.0) -> RedisStore:
-        """StoreAwayError if the server can't be reached now, StoreError if it can't be used.
+        """StoreAwayError if the server cannot be reached now, StoreError if it cannot be used.
 
-        ``offset`` is for tests: how many seconds the server's clock is to be ahead of itself.
+        ``offset``: seconds to add to the server's clock, for tests.
         """
-        server = await Server.open(parse_url(url), offset=offset)
-        store = cls(server)
+        client = await RedisClient.open(RedisAddress.parse(url))
+        store = cls(FrontierScripts(client, offset))
         try:
             await store._check_format()
         except BaseException:
-            await server.close()
+            await client.close()
             raise
         return store
 
@@ -75,20 +75,20 @@ class RedisStore:
                 ("newer", "upgrade") if int(found) > FORMAT else ("older", "finish its runs with that version")
             )
             raise StoreError(
-                f"what is at {self._server.address.shown} was written by a {age} Shoal (format {int(found)}, this one "
-                f"knows {FORMAT}); {advice}, or choose another place with ?prefix=name"
+                f"the data at {self._scripts.client.address.shown} was written by a {age} Shoal (format {int(found)}, "
+                f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
             )
 
     async def _run(self, step: str, *arguments: Any, run: int | None = None) -> Any:
-        return await self._server.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
+        return await self._scripts.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
 
     async def create_run(self, run: Run) -> Run:
         made = await self._run(
-            "create", FORMAT, storable(run.run_id), "spider", storable(run.spider), "state", run.state,
+            "create", FORMAT, storable_bytes(run.run_id), "spider", storable_bytes(run.spider), "state", run.state,
             "created_at", repr(run.created_at), "settings", _encode(run.settings),
         )  # fmt: skip
         if not made:
-            raise RunError(f"there is a run {run.run_id} already")
+            raise RunError(f"run {run.run_id} already exists")
         return run
 
     async def transition(self, run_id: str, state: RunState) -> Run:
@@ -105,16 +105,16 @@ class RedisStore:
         return found[1] if found else None
 
     async def run_state(self, run_id: str) -> RunState | None:
-        found = await self._run("run_state", storable(run_id))
+        found = await self._run("run_state", storable_bytes(run_id))
         return cast("RunState", found.decode()) if found else None
 
     async def run_states(self, spider: str) -> dict[str, RunState]:
-        found = [each.decode() for each in await self._run("run_states", storable(spider))]
+        found = [each.decode() for each in await self._run("run_states", storable_bytes(spider))]
         return dict(zip(found[::2], cast("list[RunState]", found[1::2]), strict=True))
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        """The run, and the number that its keys are named by."""
-        rows = await self._run("runs", storable(run_id))
+        """The number of the run, as in its keys, and the run."""
+        rows = await self._run("runs", storable_bytes(run_id))
         return _run_of(rows[0]) if rows else None
 
     async def list_runs(self, spider: str | None = None) -> list[Run]:
@@ -125,8 +125,8 @@ class RedisStore:
         found = await self._find(run_id)
         if found is not None:
             await self._run("delete", run=found[0])
-        left = await self._run("deleted")  # also of a call that was interrupted
-        if found is None and storable(run_id) not in left[1::2]:
+        left = await self._run("deleted")  # also runs whose deletion was interrupted
+        if found is None and storable_bytes(run_id) not in left[1::2]:
             raise RunError(f"there is no run {run_id}")
         for number in left[::2]:
             cursor: bytes | None = b"0"
@@ -137,11 +137,11 @@ class RedisStore:
         found = await self._find(run_id)
         if found is None:
             raise RunError(f"there is no run {run_id}")
-        return RedisFrontier(self._server, run_id, found[0], options, holder)
+        return RedisFrontier(self._scripts, run_id, found[0], options, holder)
 
     async def close(self) -> None:
-        """Leases that are still out end when their time is over."""
-        await self._server.close()
+        """Leases that were not released expire."""
+        await self._scripts.client.close()
 
 
 def _run_of(row: list[Any]) -> tuple[int, Run]:
@@ -152,5 +152,5 @@ def _run_of(row: list[Any]) -> tuple[int, Run]:
             run_id=run_id.decode(), spider=spider, state=state, created_at=float(created_at), settings=_decode(settings)
         )
     except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as exc:
-        raise StoreError(f"run {run_id!r} can't be read ({exc}): something else has changed it") from exc
+        raise StoreError(f"cannot read run {run_id!r} ({exc}): another program has changed it") from exc
     return number, run

@@ -1,19 +1,18 @@
--- Which lane may be leased from: the same decisions as shoal/frontier/politeness.py makes in memory.
+-- Which lanes may be leased from: the same rules as in shoal/frontier/politeness.py.
 
--- In all that follows, a table is asked row by row with LATERAL (... LIMIT 1), which is looked up in its index whatever the
--- planner believes of its size: a table that was empty when it was last looked at has a million rows a minute later.
--- Rows that were found so, and locked, are changed by their ctid. One that was not locked could have moved, and would be
--- passed over; that must not happen, so their number is checked.
+-- All functions read tables row by row with LATERAL (... LIMIT 1). That always uses the index, whatever size the planner
+-- assumes: a table that was empty at the last ANALYZE may have a million rows a minute later. Rows that are locked are
+-- updated by their ctid. A row that is not locked could move and be skipped, so the number of updated rows is checked.
 
-CREATE OR REPLACE FUNCTION not_locked() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION not_locked() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'a row was changed that was not locked' USING ERRCODE = 'serialization_failure';
 END
 $$;
 
--- A lane with what is in force for its host. After a rewind of the store nobody knows when a host was last fetched from:
--- it counts as fetched from at that moment, which is the ended_at of host 0.
-CREATE OR REPLACE VIEW politeness AS
+-- A lane with the politeness in force for its host. After a rewind nobody knows when a host was last contacted: it counts
+-- as contacted at the time of the rewind, which is the ended_at of host 0.
+CREATE VIEW politeness AS
 SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due, l.ctid AS tid,
        CASE WHEN d.delay > 0 THEN 1 ELSE coalesce(h.concurrency, e.concurrency, r.concurrency) END - h.in_flight AS room,
        greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END, h.blocked_until)
@@ -26,20 +25,20 @@ CROSS JOIN LATERAL (
     SELECT greatest(coalesce(h.delay, e.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay
 ) d;
 
-CREATE OR REPLACE FUNCTION place_of(_best_id bigint, _room integer, _due_at double precision, _now double precision)
+CREATE FUNCTION place_of(_best_id bigint, _room integer, _due_at double precision, _now double precision)
 RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN _best_id IS NULL THEN 0 WHEN _room <= 0 THEN 3 WHEN _due_at > _now THEN 2 ELSE 1 END::smallint
 $$;
 
--- When a lane is to be looked at again: see full_lanes().
-CREATE OR REPLACE FUNCTION due_of(_place smallint, _due_at double precision, _now double precision)
+-- When to check a lane again: see full_lanes().
+CREATE FUNCTION due_of(_place smallint, _due_at double precision, _now double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE _place WHEN 2 THEN _due_at WHEN 3 THEN _now + 2 END
 $$;
 
--- Put lanes where they belong, after something of their hosts has changed. The caller has locked both. (In plpgsql, as
--- all that is not called by clients: it keeps its plans.)
-CREATE OR REPLACE FUNCTION place_lanes(_lanes integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
+-- Move lanes to where they belong after their hosts changed. The caller has locked both. (Helpers are in plpgsql because
+-- it caches plans.)
+CREATE FUNCTION place_lanes(_lanes integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE lane SET place = s.place, due = due_of(s.place, s.due_at, _now)
@@ -52,10 +51,10 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for a place on these hosts: of each host the few that were not looked at for the longest time.
--- Whoever frees a place puts them where they belong. They are few, since thousands of runs may wait for one host; whichever
--- is passed over is looked at by the next lease of its run that comes after its due time.
-CREATE OR REPLACE FUNCTION full_lanes(_hosts integer[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+-- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. Who frees a host
+-- checks them. They are few, since thousands of runs may wait for one host; the next lease of its run after its due time
+-- checks any other lane.
+CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
@@ -65,20 +64,20 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION lock_hosts(_hosts integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION lock_hosts(_hosts integer[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM host WHERE id = ANY(_hosts) ORDER BY id FOR NO KEY UPDATE;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION lock_lanes(_lanes integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION lock_lanes(_lanes integer[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM lane WHERE id = ANY(_lanes) ORDER BY id FOR NO KEY UPDATE;
 END
 $$;
 
--- Leases ended on these hosts, one for each entry (-1: none). The caller has locked them.
-CREATE OR REPLACE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
+-- Count ended leases of these hosts, one for each entry (-1: none). The caller has locked the hosts.
+CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -101,8 +100,8 @@ BEGIN
 END
 $$;
 
--- Requests are ready in these lanes, new or once more. The caller has locked them. A lane that was empty is opened.
-CREATE OR REPLACE FUNCTION fill_lanes(_lanes integer[], _ranks double precision[], _ids bigint[])
+-- Count ready requests in these lanes, and open lanes that were empty. The caller has locked the lanes.
+CREATE FUNCTION fill_lanes(_lanes integer[], _ranks double precision[], _ids bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE

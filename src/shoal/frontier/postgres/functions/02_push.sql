@@ -1,7 +1,7 @@
--- What enters the queue.
+-- Adding requests to the queue.
 
--- The lanes of these hosts, in their order; those that the run has not met before are made.
-CREATE OR REPLACE FUNCTION lanes_of(_run integer, _names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+-- The lanes of these hosts, in the same order. Missing ones are created.
+CREATE FUNCTION lanes_of(_run integer, _names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE
     _lanes integer[];
 BEGIN
@@ -28,9 +28,9 @@ BEGIN
 END
 $$;
 
--- Record what is new and make it ready, but for the lanes, which the caller fills. Each request has an owner among
--- _parents: the number of a request, 0 for none, -1 when what it has is not wanted.
-CREATE OR REPLACE FUNCTION enqueue(
+-- Store new requests and make them ready. The caller updates the lanes. _owner: the index in _parents of the request that
+-- each one came from; there 0 means none, -1 means that its children are ignored.
+CREATE FUNCTION enqueue(
     _run integer, _at double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
     _host integer[], _rank double precision[], _payload bytea[],
     OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[]
@@ -51,7 +51,7 @@ BEGIN
             LEFT JOIN LATERAL (
                 SELECT true AS known FROM request q WHERE q.run = _run AND q.fingerprint = o.fingerprint LIMIT 1
             ) q ON true
-            WHERE q.known IS NULL ORDER BY o.fingerprint  -- in this order nobody waits for each other for ever
+            WHERE q.known IS NULL ORDER BY o.fingerprint  -- in one order, to avoid deadlocks
             ON CONFLICT (run, fingerprint) DO NOTHING
             RETURNING request.id, request.lane, request.rank, request.parent
     ), queued AS (
@@ -62,9 +62,9 @@ BEGIN
 END
 $$;
 
--- Lock a role. False when it is not the token's. SH004 when its cursor is neither the one that the client knows nor the
--- one that it moves to.
-CREATE OR REPLACE FUNCTION lock_role(_run integer, _role text, _token bigint, _known bytea, _cursor bytea)
+-- Lock a role. False if it is not held under this token. SH004 if its cursor is neither the one that the client knows nor
+-- the new one.
+CREATE FUNCTION lock_role(_run integer, _role text, _token bigint, _known bytea, _cursor bytea)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _stored bytea;
@@ -74,16 +74,16 @@ BEGIN
         RETURN false;
     END IF;
     IF _stored NOT IN (_known, _cursor) THEN
-        PERFORM rewound(format('the cursor of %s is not where it was left', _role));
+        PERFORM rewound(format('the cursor of %s has changed', _role));
     END IF;
     RETURN true;
 END
 $$;
 
--- Returns how many were new; null when the seed role was lost. SH002 when it would be more than _most.
-CREATE OR REPLACE FUNCTION push(
+-- Returns how many were new; null if the seed role was lost. SH002 if the queue would have more than _max requests.
+CREATE FUNCTION push(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
-    _most bigint, _role text, _token bigint, _known bytea, _cursor bytea,
+    _max bigint, _role text, _token bigint, _known bytea, _cursor bytea,
     _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -95,14 +95,14 @@ BEGIN
     IF _role IS NOT NULL AND NOT lock_role(_run, _role, _token, _known, _cursor) THEN
         RETURN NULL;
     END IF;
-    IF _most IS NOT NULL THEN  -- a look first, so that what is refused again and again costs little
+    IF _max IS NOT NULL THEN  -- check first, so that repeated refusals cost little
         SELECT g.ready + g.waiting INTO _queued FROM ledger g WHERE g.run = _run;
         SELECT count(DISTINCT u.fingerprint) INTO _added FROM unnest(_fingerprint) u(fingerprint)
             LEFT JOIN LATERAL (
                 SELECT 1 AS one FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint LIMIT 1
             ) q ON true
             WHERE q.one IS NULL;
-        IF _added > 0 AND _queued + _added > _most THEN
+        IF _added > 0 AND _queued + _added > _max THEN
             RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
         END IF;
     END IF;
@@ -120,7 +120,7 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
-    IF _added > 0 AND _queued > _most THEN
+    IF _added > 0 AND _queued > _max THEN
         RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
     END IF;
     IF _role IS NOT NULL THEN

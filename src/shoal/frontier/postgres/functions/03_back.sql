@@ -1,9 +1,9 @@
--- What comes back to the queue, and what is kept from it.
+-- Leases that are renewed, reissued, released or lost.
 
--- Leases that ran out or are given back unused, and requests that have waited long enough, are ready again in their old
--- place, or dead. A lease that ran out before it was begun is unused too, and nobody contacted its host. The caller has
--- locked them, their hosts and lanes, and settles the ledgers from what this returns.
-CREATE OR REPLACE FUNCTION give_back(
+-- Return requests to the queue: their lease expired or was released unused, or they have waited for their retry. Requests
+-- without attempts left are dead. An expired lease that was not begun is unused too, and nobody contacted its host. The
+-- caller has locked the requests, their hosts and lanes, and updates the ledgers by the returned counts.
+CREATE FUNCTION requeue(
     _tokens bigint[], _released boolean, _contacted boolean, _now double precision, _at double precision
 ) RETURNS TABLE (run integer, ready bigint, waiting bigint, leased bigint, dead bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -46,8 +46,8 @@ BEGIN
 END
 $$;
 
--- The same of leases of one run, with all that it does to their hosts, lanes and ledger. The caller has locked them.
-CREATE OR REPLACE FUNCTION end_leases(
+-- The same for leases of one run, including their hosts, lanes and ledger. The caller has locked the leases.
+CREATE FUNCTION end_leases(
     _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
     _offset double precision
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -59,14 +59,14 @@ BEGIN
     _lanes := _lanes || full_lanes(_hosts);
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
-    SELECT * INTO _back FROM give_back(_tokens, _released, _contacted, _now, real_clock(_offset));
+    SELECT * INTO _back FROM requeue(_tokens, _released, _contacted, _now, real_clock(_offset));
     PERFORM place_lanes(_lanes, _now);
     UPDATE ledger g SET ready = g.ready + _back.ready, leased = g.leased - _back.leased, dead = g.dead + _back.dead
         WHERE g.run = _back.run;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION renew(
+CREATE FUNCTION renew(
     _run integer, _offset double precision, _token bigint[], _fingerprint bytea[], _ttl double precision
 ) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -87,9 +87,9 @@ BEGIN
 END
 $$;
 
--- Returns which of them were good, counted from 1. Each gets the new token that the client derived from its nonce; one
--- that has it already is good too: the call is repeated. They stay with the slot they were leased under.
-CREATE OR REPLACE FUNCTION reissue(
+-- Give valid leases new tokens, which the client derived from its nonce. A lease that has its new token already is valid
+-- too: the call is a repeat. Leases stay with their slot. Returns the positions of the valid ones, from 1.
+CREATE FUNCTION reissue(
     _run integer, _offset double precision, _token bigint[], _new bigint[], _fingerprint bytea[], _ttl double precision
 ) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -97,15 +97,15 @@ DECLARE
     _now double precision;
 BEGIN
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
-    -- Only now: whoever repeats a step that is still under way has waited for it above. (Two batches in which some were
-    -- reissued and others were not may wait for each other here; then one of them is taken again.)
+    -- Second, as a repeat has waited above for the first call to end. (Two calls for the same leases, some of them reissued
+    -- already, may deadlock here; then one of them is retried.)
     PERFORM 1 FROM held h WHERE h.token = ANY(_new) ORDER BY h.token FOR UPDATE;
     _now := clock(_offset);
     DELETE FROM chunk c WHERE c.token = ANY(_token);
     RETURN QUERY
         UPDATE held SET token = s.new, due = _now + _ttl, begun = true
             FROM (
-                SELECT DISTINCT ON (h.id) h.tid, u.new, u.nth  -- a request once: the second is stale
+                SELECT DISTINCT ON (h.id) h.tid, u.new, u.nth  -- each request once: the second is stale
                 FROM unnest(_token, _new, _fingerprint) WITH ORDINALITY u(token, new, fingerprint, nth)
                 CROSS JOIN LATERAL (
                     SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token
@@ -121,8 +121,8 @@ BEGIN
 END
 $$;
 
--- Returns which of them were given back, counted from 1.
-CREATE OR REPLACE FUNCTION release(
+-- Returns the positions of the released leases, from 1.
+CREATE FUNCTION release(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _contacted boolean
 ) RETURNS TABLE (nth bigint) LANGUAGE plpgsql AS $$

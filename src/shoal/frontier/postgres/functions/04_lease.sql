@@ -1,14 +1,14 @@
--- Who may work on what.
+-- Leasing.
 
--- One lease at a time for each run: a second one would only choose the same lanes, and find them empty.
-CREATE OR REPLACE FUNCTION lock_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
+-- One lease call at a time for each run: a second one would choose the same lanes and find them empty.
+CREATE FUNCTION lock_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock('ledger'::regclass::oid::integer, _run);
 END
 $$;
 
--- Lanes of a run that may be leased from, and some that can't: so many that its best _limit requests are in them.
-CREATE OR REPLACE FUNCTION near_lanes(
+-- Candidate lanes of a run, enough to contain its best _limit requests. Some of them cannot be leased from.
+CREATE FUNCTION near_lanes(
     _run integer, _limit integer, _now double precision, OUT lanes integer[], OUT hosts integer[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -16,7 +16,7 @@ DECLARE
     _fit integer;
     _open integer;
 BEGIN
-    LOOP  -- past those that are open no more, since another run took the last place of their host
+    LOOP  -- until enough are due: another run may have filled the hosts of open lanes
         SELECT array_agg(p.lane), array_agg(p.host), count(*) FILTER (WHERE p.place = 1),
             count(*) FILTER (WHERE p.place = 1 AND p.room > 0 AND p.due_at <= _now)
             INTO lanes, hosts, _open, _fit
@@ -37,15 +37,15 @@ BEGIN
 END
 $$;
 
--- The best _limit requests of lanes, in order, and which lane each is of: the nth. Of each lane not more than its room.
-CREATE OR REPLACE FUNCTION best_requests(
+-- The best _limit requests of these lanes, in order, each with the index of its lane; at most _rooms from each lane.
+CREATE FUNCTION best_requests(
     _limit integer, _lanes integer[], _rooms integer[], _ranks double precision[], _ids bigint[],
     OUT nths integer[], OUT ranks double precision[], OUT ids bigint[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _each integer := 4 + (2 * _limit) / cardinality(_lanes);
 BEGIN
-    LOOP  -- deeper into the lanes, until none could have more of the best
+    LOOP  -- read deeper until no lane can have more of the best
         SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id) INTO nths, ranks, ids
             FROM (
                 SELECT f.nth, q.rank, q.id
@@ -63,8 +63,8 @@ BEGIN
 END
 $$;
 
--- When a lease may have more to give; null when nothing waits for time alone.
-CREATE OR REPLACE FUNCTION next_moment(_run integer, _now double precision)
+-- When a lease call may find more; null if time alone brings nothing.
+CREATE FUNCTION next_moment(_run integer, _now double precision)
 RETURNS double precision LANGUAGE plpgsql AS $$
 BEGIN
     RETURN least(
@@ -74,8 +74,8 @@ BEGIN
 END
 $$;
 
--- Whether a lease of a run without open lanes would find nothing to do: nothing to give, and nothing overdue.
-CREATE OR REPLACE FUNCTION is_idle(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Whether a lease call of a run without open lanes would find nothing to do.
+CREATE FUNCTION is_idle(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now)
         AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now)
@@ -83,9 +83,9 @@ BEGIN
 END
 $$;
 
--- Seconds that a client which got nothing should wait: so many that all of them together ask 100 times a second. They are
--- counted from a sample of one in 16, so that asking in vain writes nothing in most cases.
-CREATE OR REPLACE FUNCTION spread_polls(_now double precision) RETURNS double precision LANGUAGE plpgsql AS $$
+-- Seconds after which an idle client should poll again, so that all idle clients together poll 100 times a second. Polls
+-- are counted from a sample of one in 16, so that most polls write nothing.
+CREATE FUNCTION spread_polls(_now double precision) RETURNS double precision LANGUAGE plpgsql AS $$
 DECLARE
     _state record;
     _span double precision;
@@ -96,7 +96,7 @@ BEGIN
             _span := _now - _state.since;
             IF _span BETWEEN 0 AND 3 THEN
                 UPDATE poll_state p SET polls = p.polls + 16 WHERE p.id = 1;
-            ELSE  -- whoever polls does so every half second, or as seldom as it was told
+            ELSE  -- an idle client polls every half second, or after poll_after
                 UPDATE poll_state p SET since = _now, polls = 0, poll_after = least(
                     (_state.polls + 16) / nullif(_span, 0) * greatest(_state.poll_after, 0.5) / 100, 30)
                     WHERE p.id = 1 AND _span >= 0;
@@ -108,16 +108,17 @@ BEGIN
     IF _state.poll_after < 0.6 OR _now - _state.since > 60 THEN
         RETURN 0;
     END IF;
-    RETURN _state.poll_after * (0.75 + random() / 2);  -- so that they do not come all at once
+    RETURN _state.poll_after * (0.75 + random() / 2);  -- spread, not all at once
 END
 $$;
 
--- Up to _limit requests in order, under tokens that follow _base, and one row more: when there may be more, how many links
--- are in stages, when to ask again if there was nothing; and in place of a learned delay the time here. After _not_after
--- nobody waits for it: then nothing is leased, and its attempt is 1. What is leased is the slot's, if there is one; its
--- attempt counts if it is begun, else when it is reissued. With _repeat the client may have called with this _base before:
--- what it was given then, it is given again, and no more. _used of the tokens are not good for more.
-CREATE OR REPLACE FUNCTION lease(
+-- Lease up to _limit requests, best first, under tokens that follow _base. The first _used tokens are used up.
+-- _not_after: nobody waits for an answer after this time of the server, so nothing is leased.
+-- _slot, _epoch: leases belong to this slot of a cluster. _begun: the attempt counts now, else when the lease is reissued.
+-- _repeat: the client may have called with this _base before; then it gets the same leases again, and no others.
+-- The last row has no token. attempt: 1 if the call was too late. learned_delay: the server's time. wait: seconds until
+-- there may be more. incoming: staged links. poll_after: seconds after which to poll again.
+CREATE FUNCTION lease(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _limit integer, _ttl double precision, _base bigint, _used integer, _repeat boolean, _not_after double precision,
     _slot text, _epoch bigint, _begun boolean
@@ -130,8 +131,8 @@ RETURNS TABLE (
 DECLARE
     _now double precision;
     _at double precision;
-    _ahead double precision;                  -- so much is clock() before the real one
-    _gives boolean;
+    _ahead double precision;                  -- clock() minus real_clock()
+    _may_lease boolean;
     _has_open boolean;
     _knows boolean;
     _restarted boolean;
@@ -140,9 +141,9 @@ DECLARE
     _overdue_hosts integer[];
     _lanes integer[];
     _near record;
-    _back record;                             -- what became of the overdue, by run
-    _from record;                             -- lanes that are leased from
-    _best record;                             -- what is leased, in order
+    _back record;                             -- counts of requeued requests, by run
+    _from record;                             -- lanes to lease from
+    _best record;                             -- requests to lease, in order
     _again bigint[];                          -- tokens of an earlier call with this _base
     _count integer := 0;
     _rows integer;
@@ -150,13 +151,13 @@ DECLARE
     _lanes_taken integer;
     _moment double precision;
 BEGIN
-    -- In one statement, as each one costs more than what it looks up.
+    -- One statement, as a statement costs more than a lookup.
     SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled'),
         EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1),
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3),
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
-        INTO _gives, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
+        INTO _may_lease, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
         PERFORM no_run();
     END IF;
@@ -169,11 +170,11 @@ BEGIN
     _now := clock(_offset);
     _ahead := _now - real_clock(_offset);
     _late := coalesce(real_clock(0) > _not_after, false);
-    IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock: so that many may ask in vain
+    IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
             PERFORM read_fence(_run, _slot, _epoch);
         END IF;
-        _moment := CASE WHEN _gives THEN next_moment(_run, _now) END;
+        _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
         RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
             greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END),
             (SELECT g.incoming FROM ledger g WHERE g.run = _run), spread_polls(_now);
@@ -185,7 +186,7 @@ BEGIN
     END IF;
     _now := real_clock(_offset) + _ahead;
     _late := coalesce(real_clock(0) > _not_after, false);
-    _gives := _gives AND NOT _late;
+    _may_lease := _may_lease AND NOT _late;
 
     IF _repeat AND NOT _late THEN
         _again := ARRAY(
@@ -215,7 +216,7 @@ BEGIN
             ORDER BY h.due LIMIT 500 FOR UPDATE SKIP LOCKED
         ) o;
     SELECT NULL::integer[] AS lanes, NULL::integer[] AS hosts INTO _near;
-    IF _gives THEN
+    IF _may_lease THEN
         SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
     END IF;
 
@@ -234,11 +235,11 @@ BEGIN
     IF _overdue IS NOT NULL THEN
         SELECT array_agg(b.run) AS runs, array_agg(b.ready) AS ready, array_agg(b.waiting) AS waiting,
             array_agg(b.leased) AS leased, array_agg(b.dead) AS dead
-            INTO _back FROM give_back(_overdue, false, true, _now, _at) b;
+            INTO _back FROM requeue(_overdue, false, true, _now, _at) b;
         PERFORM place_lanes(_lanes, _now);
     END IF;
 
-    IF _gives AND _lanes IS NOT NULL THEN
+    IF _may_lease AND _lanes IS NOT NULL THEN
         SELECT array_agg(p.lane) FILTER (WHERE p.fits) AS lanes, array_agg(p.host) FILTER (WHERE p.fits) AS hosts,
             array_agg(p.room) FILTER (WHERE p.fits) AS rooms, array_agg(p.best_rank) FILTER (WHERE p.fits) AS ranks,
             array_agg(p.best_id) FILTER (WHERE p.fits) AS ids,
@@ -320,7 +321,7 @@ BEGIN
         PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
         GET DIAGNOSTICS _rows = ROW_COUNT;
         IF _rows <> (SELECT count(DISTINCT u.run) FROM unnest(_back.runs || _run) u(run)) THEN
-            PERFORM not_locked();             -- one of them is being deleted: once more, without it
+            PERFORM not_locked();             -- a run is being deleted: retry without it
         END IF;
         UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
             leased = g.leased - b.leased, dead = g.dead + b.dead
@@ -335,7 +336,7 @@ BEGIN
         END IF;
     END IF;
 
-    IF _gives THEN
+    IF _may_lease THEN
         _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(_run, _now) END;
     END IF;
     RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, _late::integer, NULL::text, real_clock(0),

@@ -1,19 +1,19 @@
--- Pages with so many links that they would keep others waiting: their links come in chunks, before, and enter the queue in
--- chunks, after.
+-- Links of very large pages. They are uploaded in chunks before the completion, and enter the queue in chunks after it, so
+-- that no call blocks others for long.
 
--- Keep a chunk until its lease ends. False when that was lost. The same chunk again takes the place of the first.
-CREATE OR REPLACE FUNCTION upload(
+-- Store a chunk until its lease ends, or replace it. False if the lease was lost.
+CREATE FUNCTION upload(
     _run integer, _token bigint, _parent bytea, _number integer,
     _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM check_run(_run);
     PERFORM 1 FROM held h WHERE h.token = _token AND h.run = _run AND h.fingerprint = _parent AND h.state = 2
-        FOR SHARE;                            -- whoever ends the lease finds the chunk
+        FOR SHARE;                            -- the call that ends the lease sees the chunk
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF _number = 0 THEN  -- what others uploaded for a lease that ended in another way
+    IF _number = 0 THEN  -- delete chunks of leases that ended without a completion
         DELETE FROM chunk c WHERE c.run = _run
             AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = 2)
             AND NOT EXISTS (SELECT FROM stage s WHERE s.token = c.token);
@@ -27,9 +27,9 @@ BEGIN
 END
 $$;
 
--- Some leases end: what was uploaded for those that are done or dead is registered, all else is removed. Returns how many
--- links are incoming. SH004 if some of it is missing though the lease is good: the store was rewound since the upload.
-CREATE OR REPLACE FUNCTION register_stages(
+-- Register the chunks of leases that end done or dead, and delete all others. Returns the number of registered links.
+-- SH004 if a chunk is missing though the lease is valid: the store was rewound since the upload.
+CREATE FUNCTION register_stages(
     _run integer, _token bigint[], _states integer[], _ids bigint[], _chunks integer[], _staged integer[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,7 +45,7 @@ BEGIN
     LOOP
         SELECT sum(c.size) INTO _found FROM chunk c WHERE c.token = _each.token;
         IF _found IS DISTINCT FROM _each.staged THEN
-            PERFORM rewound('links that were uploaded are not there');
+            PERFORM rewound('uploaded links are missing');
         END IF;
         INSERT INTO stage (token, run, parent, remaining) VALUES (_each.token, _run, _each.id, _each.staged);
         _incoming := _incoming + _each.staged;
@@ -54,10 +54,9 @@ BEGIN
 END
 $$;
 
--- Move a chunk of a registered stage into the queue: of this token's, or of any if it is null. A chunk that somebody else
--- moves at this moment is passed over. Returns how many links that stage still has and how many were new so far; no row
--- when there was nothing to move.
-CREATE OR REPLACE FUNCTION move_chunk(_run integer, _offset double precision, _token bigint)
+-- Move a chunk of this token's stage into the queue, or of any stage if it is null. Skips a chunk that another client is
+-- moving. Returns how many links the stage still has and how many were new so far; no row if there was nothing to move.
+CREATE FUNCTION move_chunk(_run integer, _offset double precision, _token bigint)
 RETURNS TABLE (remaining integer, added integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE

@@ -1,15 +1,16 @@
--- What becomes of leased requests: done, dead, or waiting for the next attempt.
+-- Ending leases: done, dead, or waiting for the next attempt.
 
--- A lease without _kind is done, and its _reason is a note. Each may have items and children; those of a request that
--- waits don't count. So many _chunks of further children were uploaded before, with so many _staged links, if _uploads.
--- Returns the new state of each whose lease was good, counted from 1, how many children were new, its number, how many
--- links of the run are in stages, and how many requests of the run are done: of two calls the later has the higher number.
--- State 5: it was done under this token already.
-CREATE OR REPLACE FUNCTION finish(
+-- A lease without _kind is done, and its _reason is a note. Items and children of a request that waits are ignored.
+-- _chunks, _staged: numbers of uploaded chunks and their links. _uploads: whether there are any.
+-- Returns a row for each valid lease: its position from 1, the new state (5: it was done under this token already), how
+-- many children were new, the request's number, how many links of the run are staged, and how many requests are done.
+-- The last number orders completions: the later of two calls has the higher one.
+CREATE FUNCTION finish(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _duplicates bigint[],
     _kind text[], _reason text[], _retry_in double precision[], _waits text[],
-    _items integer[], _chunks integer[], _staged integer[], _uploads boolean, _item_of integer[], _item_at integer[], _item bytea[],
+    _items integer[], _chunks integer[], _staged integer[], _uploads boolean,
+    _item_of integer[], _item_at integer[], _item bytea[],
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
     _child_payload bytea[]
 ) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint, done bigint)
@@ -20,7 +21,7 @@ DECLARE
     _at double precision := real_clock(_offset);
     _most integer;
     _knows boolean;
-    _h record;                                -- what is held, an entry for each lease; those that were lost have state 0
+    _h record;                                -- an entry for each lease; lost ones have state 0
     _new record;
     _full integer[];
     _added integer[] := array_fill(0, ARRAY[cardinality(_token)]);
@@ -54,7 +55,7 @@ BEGIN
                 ON h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
             ORDER BY u.nth
         ) e;
-    IF 0 = ANY(_h.states) THEN  -- perhaps a repeat, since the answer to the first call was lost
+    IF 0 = ANY(_h.states) THEN  -- perhaps a repeated call whose answer was lost
         FOR _total IN
             SELECT u.nth, o.id FROM unnest(_h.states, _token, _fingerprint, _kind) WITH ORDINALITY
                 u(state, token, fingerprint, kind, nth)
@@ -77,7 +78,7 @@ BEGIN
             _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
     END IF;
     PERFORM lock_hosts(_h.hosts);
-    _full := full_lanes(_h.hosts) || ARRAY(  -- the run's own lanes first of all
+    _full := full_lanes(_h.hosts) || ARRAY(  -- and the lanes of the leases
         SELECT l.id FROM (SELECT DISTINCT u.lane FROM unnest(_h.lanes) u(lane)) u
         CROSS JOIN LATERAL (SELECT l.id, l.place FROM lane l WHERE l.id = u.lane LIMIT 1) l WHERE l.place = 3);
     PERFORM lock_lanes(_new.lanes || _full);
@@ -147,16 +148,16 @@ BEGIN
 END
 $$;
 
--- Make dead requests of these kinds ready; of all but these, if _but. Returns how many.
-CREATE OR REPLACE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _but boolean)
-RETURNS bigint LANGUAGE plpgsql AS $$
+-- Make dead requests of these kinds ready; with _except, of all other kinds. Returns how many.
+CREATE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _except boolean)
+RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _at double precision := real_clock(_offset);
     _new record;
     _count bigint;
 BEGIN
     WITH gone AS (
-        DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _but RETURNING o.*
+        DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _except RETURNING o.*
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
             SELECT q.rank, q.id, _at, q.lane, 0, g.status, g.items FROM gone g

@@ -1,12 +1,12 @@
--- What is known of hosts, by all runs and workers.
+-- Hosts, which all runs share, and facts.
 
--- Change what the flags name. A shorter block does not end a longer one.
-CREATE OR REPLACE FUNCTION update_host(
+-- Change the values whose flag is set. A shorter block does not end a longer one.
+CREATE FUNCTION update_host(
     _run integer, _offset double precision, _name text,
     _set_delay boolean, _delay double precision, _set_concurrency boolean, _concurrency integer,
     _set_crawl_delay boolean, _crawl_delay double precision, _set_learned_delay boolean, _learned_delay double precision,
     _set_block boolean, _block_for double precision, _block_reason text
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _host integer := 0;
     _lanes integer[];
@@ -30,14 +30,13 @@ BEGIN
         WHERE h.id = _host;
     UPDATE host h SET blocked_until = _until, block_reason = CASE WHEN _until > 0 THEN _block_reason ELSE '' END
         WHERE h.id = _host AND _set_block AND (_until = 0 OR _until > h.blocked_until);
-    IF _host = 0 THEN  -- their hosts are not locked: open them all, and whoever leases looks at the host
+    IF _host = 0 THEN  -- other hosts are not locked: open all lanes, and each lease checks the host
         _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.place > 1);
         PERFORM lock_lanes(_lanes);
         UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
         RETURN;
     END IF;
-    -- A host that is only slowed down needs no more than this: whoever leases looks at it. Else nobody may wait longer
-    -- than for the new time.
+    -- If the host only became slower, other lanes may stay: each lease checks the host. Else they may be due earlier.
     SELECT h.* INTO _after FROM host h WHERE h.id = _host;
     _lanes := CASE WHEN _after.blocked_until >= _before.blocked_until
             AND _after.delay IS NOT DISTINCT FROM _before.delay
@@ -50,9 +49,9 @@ BEGIN
 END
 $$;
 
--- Hosts of a run, with most to do first: out of a thousand that are worked on and a thousand others, so that it costs the
--- same however many there are.
-CREATE OR REPLACE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
+-- The busiest hosts of a run, out of a thousand with leases and a thousand others, so that the cost does not grow with the
+-- number of hosts.
+CREATE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
     host text, delay double precision, every_delay double precision, crawl_delay double precision,
     learned_delay double precision, concurrency integer, in_flight integer, ready integer,
@@ -86,10 +85,10 @@ BEGIN
 END
 $$;
 
--- What the workers of a run were told. Its lanes are opened when that is new, as they were placed by something else.
-CREATE OR REPLACE FUNCTION set_options(
+-- Set the options of a run. If they changed, its lanes are opened, as other options have placed them.
+CREATE FUNCTION set_options(
     _run integer, _max_attempts integer, _delay double precision, _concurrency integer
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _lanes integer[];
 BEGIN
@@ -103,8 +102,8 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION remember(_offset double precision, _key bytea, _value bytea, _ttl double precision)
-RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION remember(_offset double precision, _key bytea, _value bytea, _ttl double precision)
+RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
     DELETE FROM note n WHERE n.key IN (
         SELECT o.key FROM note o WHERE o.until <= clock(_offset) AND o.key <> _key LIMIT 20 FOR UPDATE SKIP LOCKED
     );
@@ -112,6 +111,6 @@ RETURNS void LANGUAGE sql AS $$
         ON CONFLICT (key) DO UPDATE SET until = excluded.until, value = excluded.value
 $$;
 
-CREATE OR REPLACE FUNCTION recall(_offset double precision, _key bytea) RETURNS bytea LANGUAGE sql AS $$
+CREATE FUNCTION recall(_offset double precision, _key bytea) RETURNS bytea LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT value FROM note WHERE key = _key AND until > clock(_offset)
 $$;

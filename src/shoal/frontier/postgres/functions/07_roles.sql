@@ -1,8 +1,7 @@
--- Who seeds and who drains, and the item log.
+-- Roles and the item log.
 
--- What is claimed is the slot's, if there is one. Whoever has the role under this token is given it again: the call is
--- repeated.
-CREATE OR REPLACE FUNCTION claim(
+-- Claim a role, under a slot if there is one. A call with the token that holds the role is a repeat and succeeds.
+CREATE FUNCTION claim(
     _run integer, _offset double precision, _role text, _token bigint, _ttl double precision, _slot text, _epoch bigint
 ) RETURNS TABLE (cursor bytea) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -24,9 +23,9 @@ BEGIN
 END
 $$;
 
--- SH004 if the item log ends before the item _seq, or has another one there than the client has read. _item_token 0: it has
--- read none. One that was trimmed is not checked.
-CREATE OR REPLACE FUNCTION check_item(_run integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer)
+-- SH004 if the item log ends before the item _seq, or has another item there than the client has read. _item_token 0: it
+-- has read none. A trimmed item is not checked.
+CREATE FUNCTION check_item(_run integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _found record;
@@ -35,15 +34,16 @@ BEGIN
     IF _item_token <> 0 THEN
         SELECT i.token, i.fingerprint, i.position INTO _found FROM item i WHERE i.run = _run AND i.seq = _seq;
         SELECT g.items INTO _last FROM ledger g WHERE g.run = _run;
-        IF _last < _seq OR (_found.token, _found.fingerprint, _found.position) <> (_item_token, _fingerprint, _position) THEN
-            PERFORM rewound('the item log is not as it was read');
+        IF _last < _seq
+            OR (_found.token, _found.fingerprint, _found.position) <> (_item_token, _fingerprint, _position) THEN
+            PERFORM rewound('the item log has changed');
         END IF;
     END IF;
 END
 $$;
 
--- The item is the last one that the cursor covers.
-CREATE OR REPLACE FUNCTION advance(
+-- Move the cursor of a role. The item is the last one before the new cursor.
+CREATE FUNCTION advance(
     _run integer, _offset double precision, _role text, _token bigint, _known bytea, _cursor bytea,
     _ttl double precision, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -57,8 +57,8 @@ BEGIN
 END
 $$;
 
--- For good if _finished: then its cursor must be the one that the client knows.
-CREATE OR REPLACE FUNCTION relinquish(_run integer, _role text, _token bigint, _known bytea, _finished boolean)
+-- Release a role, for good if _finished: then its cursor must be the one that the client knows.
+CREATE FUNCTION relinquish(_run integer, _role text, _token bigint, _known bytea, _finished boolean)
 RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF _finished AND NOT lock_role(_run, _role, _token, _known, _known) THEN
@@ -70,14 +70,14 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION roles(_run integer, _offset double precision)
-RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE sql AS $$
+CREATE FUNCTION roles(_run integer, _offset double precision)
+RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.role, r.cursor, r.token > 0 AND r.until > clock(_offset), r.finished FROM role r
     WHERE r.run = _run ORDER BY r.role
 $$;
 
--- The last item that the client has read is checked first.
-CREATE OR REPLACE FUNCTION read_items(
+-- Read items, after a check of the last item that the client has read.
+CREATE FUNCTION read_items(
     _run integer, _after bigint, _limit integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer
 ) RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea, token bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -89,9 +89,9 @@ BEGIN
 END
 $$;
 
--- Only if the roles have these cursors: else the client's view is not current.
-CREATE OR REPLACE FUNCTION trim_items(_run integer, _through bigint, _roles text[], _cursors bytea[])
-RETURNS void LANGUAGE sql AS $$
+-- Delete items, only if the roles have these cursors: else the client's view is outdated.
+CREATE FUNCTION trim_items(_run integer, _through bigint, _roles text[], _cursors bytea[])
+RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
     DELETE FROM item i WHERE i.run = _run AND i.seq <= _through AND NOT EXISTS (
         SELECT FROM unnest(_roles, _cursors) u(role, cursor)
         LEFT JOIN role r ON r.run = _run AND r.role = u.role

@@ -1,22 +1,22 @@
--- Looking at a run. None of these change anything.
+-- Inspection of a run. These functions change nothing.
 
-CREATE OR REPLACE FUNCTION stats(_run integer)
+CREATE FUNCTION stats(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
     items bigint, seeding boolean, incoming bigint, rewinds bigint
-) LANGUAGE sql AS $$
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
         NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished),
         g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
     FROM ledger g WHERE g.run = _run
 $$;
 
--- Counted anew from the requests, in one statement: of one moment.
-CREATE OR REPLACE FUNCTION audit(_run integer)
+-- The same, counted from the requests, in one statement: a snapshot.
+CREATE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
     items bigint, seeding boolean, incoming bigint, rewinds bigint
-) LANGUAGE sql AS $$
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT
         (SELECT count(*) FROM request q WHERE q.run = _run),
         (SELECT count(*) FROM lane l JOIN ready r ON r.lane = l.id WHERE l.run = _run),
@@ -29,29 +29,29 @@ RETURNS TABLE (
          FROM outcome WHERE run = _run) o
 $$;
 
-CREATE OR REPLACE FUNCTION find(_run integer, _fingerprint bytea) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION find(_run integer, _fingerprint bytea) RETURNS bigint LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = _fingerprint
 $$;
 
--- The first request of a run with these bytes in it. Reads them all, as only a person asks.
-CREATE OR REPLACE FUNCTION search(_run integer, _bytes bytea) RETURNS bigint LANGUAGE sql AS $$
+-- The first request of a run that contains these bytes. Reads all requests.
+CREATE FUNCTION search(_run integer, _bytes bytea) RETURNS bigint LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT min(q.id) FROM request q WHERE q.run = _run AND position(_bytes IN q.payload) > 0
 $$;
 
--- A link in a stage: it enters the queue soon.
-CREATE OR REPLACE FUNCTION find_staged(_run integer, _fingerprint bytea)
-RETURNS TABLE (payload bytea, parent bytea) LANGUAGE sql AS $$
+-- A staged link, which is not in the queue yet.
+CREATE FUNCTION find_staged(_run integer, _fingerprint bytea)
+RETURNS TABLE (payload bytea, parent bytea) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT c.payloads[array_position(c.fingerprints, _fingerprint)], q.payload
     FROM stage s JOIN chunk c ON c.token = s.token LEFT JOIN request q ON q.id = s.parent
     WHERE s.run = _run AND s.remaining > 0 AND _fingerprint = ANY(c.fingerprints) LIMIT 1
 $$;
 
 -- What became of one request.
-CREATE OR REPLACE FUNCTION history(_id bigint)
+CREATE FUNCTION history(_id bigint)
 RETURNS TABLE (
     id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
     payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
-) LANGUAGE sql AS $$
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT q.id, s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
     FROM request q LEFT JOIN request p ON p.id = q.parent
     CROSS JOIN LATERAL (
@@ -70,11 +70,11 @@ RETURNS TABLE (
 $$;
 
 -- The same of some of the dead, behind this one.
-CREATE OR REPLACE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
+CREATE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
 RETURNS TABLE (
     id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
     payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
-) LANGUAGE sql AS $$
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT q.id, o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, ''), q.payload, p.payload,
         e.at, e.what, e.detail
     FROM outcome o JOIN request q ON q.id = o.id LEFT JOIN request p ON p.id = q.parent
@@ -86,6 +86,6 @@ RETURNS TABLE (
     WHERE o.run = _run AND o.state = 4 AND o.id > _after ORDER BY o.id LIMIT _limit
 $$;
 
-CREATE OR REPLACE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql AS $$
+CREATE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = 4 GROUP BY o.kind
 $$;

@@ -1,9 +1,9 @@
--- The runs of a store.
+-- Runs.
 
--- False when there is one of this name already.
-CREATE OR REPLACE FUNCTION create_run(
+-- False if a run of this name exists.
+CREATE FUNCTION create_run(
     _run_id text, _spider text, _state text, _created_at double precision, _settings bytea
-) RETURNS boolean LANGUAGE sql AS $$
+) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
     WITH made AS (
         INSERT INTO run (run_id, spider, state, created_at, settings)
             VALUES (_run_id, _spider, _state, _created_at, _settings) ON CONFLICT (run_id) DO NOTHING RETURNING id
@@ -13,36 +13,36 @@ CREATE OR REPLACE FUNCTION create_run(
     SELECT EXISTS (SELECT FROM made)
 $$;
 
-CREATE OR REPLACE FUNCTION get_run(_run_id text)
+CREATE FUNCTION get_run(_run_id text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
-LANGUAGE sql AS $$
+LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
 $$;
 
-CREATE OR REPLACE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql AS $$
+CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.state FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
 $$;
 
-CREATE OR REPLACE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql AS $$
+CREATE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.number
 $$;
 
-CREATE OR REPLACE FUNCTION list_runs(_spider text)
+CREATE FUNCTION list_runs(_spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
-LANGUAGE sql AS $$
+LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
     WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.number DESC
 $$;
 
--- False when its state is not what it was taken for.
-CREATE OR REPLACE FUNCTION set_state(_run integer, _from text, _to text) RETURNS boolean LANGUAGE sql AS $$
+-- False if its state is not _from.
+CREATE FUNCTION set_state(_run integer, _from text, _to text) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
     WITH changed AS (UPDATE run r SET state = _to WHERE r.id = _run AND r.state = _from AND NOT r.deleting RETURNING 1)
     SELECT EXISTS (SELECT FROM changed)
 $$;
 
--- Begin to delete a run: its number, or null if there is none. From here on nobody sees it but whoever deletes it. Without
--- its ledger nobody who works on it can commit anything: so what is left only becomes less.
-CREATE OR REPLACE FUNCTION begin_delete(_run_id text) RETURNS integer LANGUAGE plpgsql AS $$
+-- Begin to delete a run. Returns its number, or null if there is none. From now on the run is hidden. Without its ledger no
+-- worker can commit changes to it.
+CREATE FUNCTION begin_delete(_run_id text) RETURNS integer LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _run integer;
 BEGIN
@@ -58,9 +58,9 @@ BEGIN
 END
 $$;
 
--- Delete some of a run, behind this fingerprint. Returns the last fingerprint of this step: null when there are no more
--- requests. Each step is short, and may be the last for now: whoever deletes the run again goes on.
-CREATE OR REPLACE FUNCTION delete_requests(_run integer, _offset double precision, _after bytea, _limit integer)
+-- Delete some requests of a run, behind this fingerprint. Returns the last fingerprint of this step; null if there are no
+-- more requests. If the client dies, deleting the run again continues.
+CREATE FUNCTION delete_requests(_run integer, _offset double precision, _after bytea, _limit integer)
 RETURNS bytea LANGUAGE plpgsql AS $$
 DECLARE
     _gone record;
@@ -95,8 +95,8 @@ BEGIN
 END
 $$;
 
--- The same of its items, behind this one.
-CREATE OR REPLACE FUNCTION delete_items(_run integer, _after bigint, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Delete some items of a run, behind this one. Returns the last one; null if there are no more.
+CREATE FUNCTION delete_items(_run integer, _after bigint, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     _last bigint;
 BEGIN
@@ -107,8 +107,8 @@ BEGIN
 END
 $$;
 
--- The same of its chunks and lanes. False when there are no more.
-CREATE OR REPLACE FUNCTION delete_lanes(_run integer, _limit integer) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Delete some chunks and lanes of a run. False if there are no more.
+CREATE FUNCTION delete_lanes(_run integer, _limit integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _chunks integer;
     _rows integer := 0;
@@ -126,8 +126,8 @@ BEGIN
 END
 $$;
 
--- What is small, and the run itself.
-CREATE OR REPLACE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql AS $$
+-- Delete the rest, and the run itself.
+CREATE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     DELETE FROM role r WHERE r.run = _run;
     DELETE FROM fence f WHERE f.run = _run;

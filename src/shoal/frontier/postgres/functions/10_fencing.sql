@@ -1,28 +1,28 @@
--- Slots of a cluster: what was given to their earlier holders.
+-- Fences: slots of clusters get nothing more under earlier epochs.
 
--- SH003 when the slot was fenced with a later epoch.
-CREATE OR REPLACE FUNCTION read_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- SH003 if the slot was fenced with a later epoch.
+CREATE FUNCTION read_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _latest bigint;
 BEGIN
     SELECT f.epoch INTO _latest FROM fence f WHERE f.run = _run AND f.slot = _slot;
     IF _latest > _epoch THEN
-        RAISE EXCEPTION 'slot % is held under epoch % by now; nothing is given to epoch %', _slot, _latest, _epoch
+        RAISE EXCEPTION 'slot % is now held under epoch %; epoch % gets nothing more', _slot, _latest, _epoch
             USING ERRCODE = 'SH003';
     END IF;
 END
 $$;
 
--- The same; and from here on nobody can fence it, or lease, until the caller commits. This lock comes before all others.
-CREATE OR REPLACE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- The same. Nobody can fence or lease until the caller commits. This lock comes before all others.
+CREATE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM lock_run(_run);
     PERFORM read_fence(_run, _slot, _epoch);
 END
 $$;
 
--- Take from a slot what it has of earlier epochs. Returns how many leases; they are lost as if they had run out.
-CREATE OR REPLACE FUNCTION fence(_run integer, _offset double precision, _slot text, _epoch bigint)
+-- Revoke leases and roles of a slot under earlier epochs. Returns how many leases; they are lost as if expired.
+CREATE FUNCTION fence(_run integer, _offset double precision, _slot text, _epoch bigint)
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _lost record;

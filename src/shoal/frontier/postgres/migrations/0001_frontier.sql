@@ -1,53 +1,44 @@
--- The tables of a frontier, made in a schema of its own.
+-- The tables of a frontier.
 --
--- They are split by how often their rows change. A request is written once, so nothing ever touches the large index over
--- fingerprints again; where it stands is a small row in `ready`, then in `held`, then in `outcome`.
+-- They are split by how often their rows change. A request is written once, so the large index over fingerprints is never
+-- updated. The state of a request is a small row in `ready`, then in `held`, then in `outcome`.
 --
--- Whoever locks rows does it in this order, and within a table by the key, so that nobody waits for each other for ever:
--- role, held, new hosts and lanes by name, fingerprints, host, lane, ledger.
+-- Rows are locked in this order, and within a table by the key, to avoid deadlocks: role, held, new hosts and lanes by
+-- name, fingerprints, host, lane, ledger.
 --
 -- Columns named `at` are seconds since 1970, for people. All other times are those of `clock()`, which never goes back.
 --
--- Tokens of leases and roles are made up by clients at random: they never repeat, also not in a restored backup.
+-- Clients choose the tokens of leases and roles at random, so they never repeat, not even in a restored backup.
 
-CREATE SEQUENCE batch;                        -- of requests; they are numbered by it, and within it
+CREATE SEQUENCE batch;                        -- numbers batches of requests
 
 CREATE TABLE run (
-    -- At random: clients know runs by it, and in a restored backup another run must not get the number of a lost one.
+    -- Random: in a restored backup, a new run must not get the number of a lost one, which clients may still use.
     id integer PRIMARY KEY DEFAULT 1 + floor(random() * 2147483646)::integer,
-    number bigint GENERATED ALWAYS AS IDENTITY,  -- in the order in which they were made
+    number bigint GENERATED ALWAYS AS IDENTITY,  -- order of creation
     run_id text NOT NULL UNIQUE,
     spider text NOT NULL,
     state text NOT NULL,
     created_at double precision NOT NULL,
     settings bytea NOT NULL,                  -- msgpack
-    -- What its workers were told, kept here because other runs give back what they lose, and place their lanes.
+    -- Options of its workers. Other runs need them to requeue its lost leases and to place its lanes.
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,
     concurrency integer NOT NULL DEFAULT 8,
-    deleting boolean NOT NULL DEFAULT false   -- half of it may be gone: only whoever deletes it sees it
+    deleting boolean NOT NULL DEFAULT false   -- hidden, and partly deleted
 );
 
--- What makes the clock steady when that of the server is set back: see clock().
-CREATE TABLE clock_state (
-    id integer PRIMARY KEY,
-    seen double precision NOT NULL,           -- the latest time of the server that was noted
-    skew double precision NOT NULL,           -- the sum of all steps back
-    boot timestamptz                          -- when the server was started that leased last
-) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
-INSERT INTO clock_state (id, seen, skew) VALUES (1, 0, 0);
-
--- How often clients ask for work in vain, from a sample: see spread_polls().
+-- How often idle clients poll, from a sample: see spread_polls().
 CREATE TABLE poll_state (
     id integer PRIMARY KEY,
-    since double precision NOT NULL,          -- begin of the window
+    since double precision NOT NULL,          -- start of the window
     polls double precision NOT NULL,          -- in the window so far
-    poll_after double precision NOT NULL      -- what they are told
+    poll_after double precision NOT NULL      -- the current answer
 ) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 INSERT INTO poll_state (id, since, polls, poll_after) VALUES (1, 0, 0, 0);
 
--- How many requests of a run are in each state. Locked last, and until the commit: so the item log has no gaps that
--- are filled later.
+-- How many requests of a run are in each state. Locked last and until the commit, so that numbers of the item log become
+-- visible in order.
 CREATE TABLE ledger (
     run integer PRIMARY KEY,
     pushed bigint NOT NULL DEFAULT 0,
@@ -57,12 +48,12 @@ CREATE TABLE ledger (
     done bigint NOT NULL DEFAULT 0,
     dead bigint NOT NULL DEFAULT 0,
     duplicates bigint NOT NULL DEFAULT 0,
-    items bigint NOT NULL DEFAULT 0,          -- also the last sequence number of its item log
-    incoming bigint NOT NULL DEFAULT 0        -- links in its stages
+    items bigint NOT NULL DEFAULT 0,          -- also the last number of the item log
+    incoming bigint NOT NULL DEFAULT 0        -- staged links
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0,
         autovacuum_vacuum_cost_delay = 0);
 
--- Politeness belongs to the store: all runs in it share it.
+-- All runs of a store share the politeness to hosts.
 CREATE TABLE host (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,
@@ -73,23 +64,23 @@ CREATE TABLE host (
     blocked_until double precision NOT NULL DEFAULT 0,
     block_reason text NOT NULL DEFAULT '',
     in_flight integer NOT NULL DEFAULT 0,
-    ended_at double precision NOT NULL DEFAULT 0   -- the last fetch; of host 0: the last rewind of the store
+    ended_at double precision NOT NULL DEFAULT 0   -- end of the last fetch; of host 0: the last rewind of the store
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- What holds for hosts without a value of their own.
+-- Defaults for all hosts.
 INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE VALUES (0, '*');
 
--- One run's queue for one host. It is in one of four places; in which, is decided under the lock of its host, except
--- that anyone may open it: whoever leases from it looks at the host once more.
+-- The queue of one run for one host. Its place changes only under the lock of the host, except that anyone may open it: a
+-- lease checks the host again.
 CREATE TABLE lane (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run integer NOT NULL,
     host integer NOT NULL,
-    place smallint NOT NULL DEFAULT 0,        -- 0 empty, 1 open, 2 waits for a time, 3 its host is full
+    place smallint NOT NULL DEFAULT 0,        -- 0 empty, 1 open, 2 waits until `due`, 3 its host is full
     ready integer NOT NULL DEFAULT 0,
     best_rank double precision,               -- of its best ready request
     best_id bigint,
-    due double precision,                     -- in place 2: open from then on; in place 3: looked at again then
+    due double precision,                     -- when to open it (2) or to check it again (3)
     UNIQUE (host, run)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lane_open ON lane (run, best_rank, best_id) WHERE place = 1;
@@ -99,7 +90,7 @@ CREATE INDEX lane_again ON lane (run, due) WHERE place = 3;
 CREATE INDEX lane_empty ON lane (run) WHERE place = 0;
 
 CREATE TABLE request (
-    id bigint PRIMARY KEY,                    -- ascending over all runs: first in, first out
+    id bigint PRIMARY KEY,                    -- ascending, so first in, first out
     parent bigint,
     rank double precision NOT NULL,           -- the negative of its priority
     run integer NOT NULL,
@@ -124,7 +115,7 @@ CREATE TABLE held (
     token bigint PRIMARY KEY,
     id bigint NOT NULL,
     rank double precision NOT NULL,
-    due double precision NOT NULL,            -- leased: lost then; waiting: ready again then
+    due double precision NOT NULL,            -- when it is lost (leased) or ready again (waiting)
     at double precision NOT NULL,
     run integer NOT NULL,
     lane integer NOT NULL,
@@ -133,9 +124,9 @@ CREATE TABLE held (
     status integer NOT NULL,
     items integer NOT NULL,
     state smallint NOT NULL,                  -- 1 waiting, 2 leased
-    begun boolean NOT NULL,                   -- else the last of its attempts does not count yet
+    begun boolean NOT NULL,                   -- else its last attempt does not count yet
     epoch bigint,
-    slot text,                                -- of a cluster, if whoever leased it works under one
+    slot text,                                -- of a cluster, if it was leased under one
     fingerprint bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX held_due ON held (run, due);
@@ -144,14 +135,14 @@ CREATE INDEX held_slot ON held (run, slot) WHERE state = 2 AND slot IS NOT NULL;
 
 CREATE TABLE outcome (
     id bigint PRIMARY KEY,
-    token bigint NOT NULL,                    -- of the lease under which it came to this
+    token bigint NOT NULL,                    -- of the lease that ended so
     at double precision NOT NULL,
     run integer NOT NULL,
     status integer NOT NULL,
     items integer NOT NULL,
     attempts smallint NOT NULL,
     state smallint NOT NULL,                  -- 3 done, 4 dead
-    kind text,                                -- dead: of what
+    kind text,                                -- why it is dead
     reason text
 );
 CREATE INDEX outcome_dead ON outcome (run, id) WHERE state = 4;
@@ -160,13 +151,13 @@ CREATE TABLE item (
     run integer NOT NULL,
     position integer NOT NULL,
     seq bigint NOT NULL,
-    token bigint NOT NULL,                    -- of the lease under which its page was completed
+    token bigint NOT NULL,                    -- of the lease of its page
     fingerprint bytea NOT NULL,
     payload bytea NOT NULL,
     PRIMARY KEY (run, seq)
 );
 
--- What is out of the ordinary in a request's life: failed attempts, lost leases, notes.
+-- Unusual events of a request: failed attempts, lost leases, notes.
 CREATE TABLE event (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request bigint NOT NULL,
@@ -179,7 +170,7 @@ CREATE INDEX event_request ON event (request);
 CREATE TABLE role (
     run integer NOT NULL,
     role text NOT NULL,
-    token bigint NOT NULL,                    -- 0: nobody's
+    token bigint NOT NULL,                    -- 0: not held
     until double precision NOT NULL,
     cursor bytea NOT NULL,
     finished boolean NOT NULL,
@@ -188,7 +179,7 @@ CREATE TABLE role (
     PRIMARY KEY (run, role)
 ) WITH (fillfactor = 50);
 
--- Nothing is given to earlier epochs of these slots.
+-- Earlier epochs of these slots get nothing more.
 CREATE TABLE fence (
     run integer NOT NULL,
     slot text NOT NULL,
@@ -196,14 +187,14 @@ CREATE TABLE fence (
     PRIMARY KEY (run, slot)
 );
 
--- The links of a page that has too many for one short step. They are uploaded in chunks under the token of its lease.
--- When the page is completed its stage is registered; from then on clients move chunk after chunk into the queue.
+-- The links of a very large page. They are uploaded in chunks under the token of its lease. The completion of the page
+-- registers its stage; then clients move chunk after chunk into the queue.
 CREATE TABLE stage (
     token bigint PRIMARY KEY,
     run integer NOT NULL,
     parent bigint NOT NULL,
-    remaining integer NOT NULL,               -- links that are not moved yet
-    added integer NOT NULL DEFAULT 0          -- of those that are: how many were new
+    remaining integer NOT NULL,               -- links that are not in the queue yet
+    added integer NOT NULL DEFAULT 0          -- new links that are in the queue
 );
 CREATE INDEX stage_open ON stage (run, token) WHERE remaining > 0;
 
@@ -221,7 +212,7 @@ CREATE TABLE chunk (
 );
 CREATE INDEX chunk_run ON chunk (run);
 
--- How often the store went back in time, as clients of a run noticed it.
+-- Rewinds of the store that clients of a run noticed.
 CREATE TABLE rewind (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run integer NOT NULL,
@@ -231,7 +222,7 @@ CREATE TABLE rewind (
 );
 CREATE INDEX rewind_run ON rewind (run, id);
 
--- Small facts for all runs and workers.
+-- Small facts that all runs share.
 CREATE TABLE note (
     key bytea PRIMARY KEY,
     until double precision NOT NULL,

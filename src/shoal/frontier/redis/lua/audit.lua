@@ -1,5 +1,4 @@
--- Count requests by their states. ARGV: where to go on, how many to look at. Returns where to go on ('0' at the end),
--- and how many are in each state.
+-- Count requests by state. ARGV: cursor, how many to read. Returns the next cursor ('0' at the end), and the counts.
 
 local key, cursor, budget = own.key .. ':req', ARGV[5], tonumber(ARGV[6])
 local counts = {[READY] = 0, [WAITING] = 0, [LEASED] = 0, [DONE] = 0, [DEAD] = 0}

@@ -1,26 +1,25 @@
--- In front of every script, with hosts.lua, requests.lua and slots.lua: the store's clock, its runs, and how a step
--- ends.
+-- Prepended to every script, with hosts.lua, requests.lua, slots.lua and stages.lua: the store's clock and its runs.
 --
--- A script is one atomic step, but an error in its middle would leave half of it. So it reads first, collects what is
--- to be changed, and changes it at its end, mostly in `finish`. Redis itself refuses (for want of memory or disk, or
--- because it is a replica) the first change of a script or none.
+-- Redis runs a script atomically, but does not undo it after an error. So a script reads first, collects its changes, and
+-- writes them at its end, mostly in `finish`. If Redis refuses writes (no memory, no disk, a replica), it refuses the first
+-- one.
 --
--- Scripts make up the names of keys. All keys of a store begin with the same hash tag, so on a cluster they are in one
--- slot, that of KEYS[1].
+-- Scripts build the names of keys. All keys of a store have the same hash tag, so Redis Cluster keeps them in one slot,
+-- that of KEYS[1].
 --
--- ARGV: prefix, seconds that the clock is ahead (in tests), number and name of the run or '', its options and perhaps a
--- receipt; then what the script itself is given.
+-- ARGV: prefix, seconds to add to the clock (for tests), number and name of the run or '', its options and perhaps a
+-- receipt; then the arguments of the script.
 --
--- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, the lowest first.
+-- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, lowest byte first.
 
 local call, pack, read, sub = redis.call, struct.pack, struct.unpack, string.sub
 local PREFIX, OPTIONS, RECEIPT = ARGV[1], sub(ARGV[4], 1, 16), sub(ARGV[4], 17)
 local READY, WAITING, LEASED, DONE, DEAD = 0, 1, 2, 3, 4
 local NO_TOKEN = string.rep('\0', 8)
-local MOST = 4000 -- arguments of one call; the stack of Lua ends at 8000
+local MAX_ARGUMENTS = 4000 -- of one call; the stack of Lua ends at 8000
 
--- What all runs share. The server's clock may be set back, but `now` never goes back: it is ahead of the clock by all
--- such steps, and only what people see is `real`. That takes the last time that was seen, which is written seldom.
+-- All runs share the clock. `real` is the server's clock, for times that people read. `now` never goes back: it adds all
+-- steps back of the server's clock. For that, scripts save the last time that they have seen, at most every 0.1 seconds.
 local SEEN_EVERY = 0.1
 local clock = call('TIME')
 local shared = call('HMGET', PREFIX .. 'store', 'seen', 'skew', 'freed')
@@ -37,20 +36,20 @@ local function save_state()
   state.is_changed = false
 end
 
--- A command on one key with any number of arguments.
+-- Call a command on one key with any number of arguments.
 local function many(command, key, arguments)
-  for first = 1, #arguments, MOST do
-    call(command, key, unpack(arguments, first, math.min(first + MOST - 1, #arguments)))
+  for first = 1, #arguments, MAX_ARGUMENTS do
+    call(command, key, unpack(arguments, first, math.min(first + MAX_ARGUMENTS - 1, #arguments)))
   end
 end
 
--- Any number of fields of a hash; false for each that is not there.
+-- Read any number of fields of a hash; false for a missing one.
 local function fetch(key, fields)
   if #fields == 0 then return {} end
-  if #fields <= MOST then return call('HMGET', key, unpack(fields)) end
+  if #fields <= MAX_ARGUMENTS then return call('HMGET', key, unpack(fields)) end
   local found = {}
-  for first = 1, #fields, MOST do
-    local some = call('HMGET', key, unpack(fields, first, math.min(first + MOST - 1, #fields)))
+  for first = 1, #fields, MAX_ARGUMENTS do
+    local some = call('HMGET', key, unpack(fields, first, math.min(first + MAX_ARGUMENTS - 1, #fields)))
     for i = 1, #some do found[first + i - 1] = some[i] end
   end
   return found
@@ -58,23 +57,25 @@ end
 
 -- -- runs
 
-local COUNTERS = {'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed', 'incoming'}
+local COUNTERS = {
+  'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed', 'incoming',
+}
 local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
 local runs, own = {}, nil
 
--- Begin to collect what a step does to a run.
+-- Start to collect the changes of a run.
 local function collect(run)
-  run.is_changed = false -- its counters
+  run.is_changed = false -- whether its counters changed
   run.records = {} -- requests to write: fingerprint, record, ...
-  run.queues = {} -- by host: what becomes ready, as rank, member, ...
-  run.taken = {} -- by host: how many of the best stop being ready
-  run.next_ones = {} -- by host: which one is the best then, if that is known
+  run.queues = {} -- by host: requests that become ready, as rank, member, ...
+  run.taken = {} -- by host: how many of the best requests are leased
+  run.next_ones = {} -- by host: the best request after that, if it is known
   run.touched, run.touched_list = {}, {} -- hosts whose lane may have to move
   run.notes, run.noted = {}, {} -- events by fingerprint
-  run.causes, run.kinds = {}, {} -- deaths: fingerprint, cause, ...; how many more there are of each kind
+  run.causes, run.kinds = {}, {} -- dead requests: fingerprint, cause, ...; changes of the counts by kind
 end
 
--- A run by its number, as it is before this step; nil when it was deleted.
+-- A run by its number, as before this script; nil if it was deleted.
 local function run_of(number)
   local run = runs[number]
   if run == nil then
@@ -94,7 +95,7 @@ end
 
 -- -- events
 
--- Remember something out of the ordinary about a request.
+-- Add an event to the history of a request.
 local function note(run, fingerprint, what, detail)
   if not run.notes[fingerprint] then
     run.notes[fingerprint] = ''
@@ -136,7 +137,7 @@ local function save_ledger(run)
   call('HSET', run.key, unpack(fields))
 end
 
-local REWOUND = 'REWOUND the store does not know a change that it had acknowledged'
+local REWOUND = 'REWOUND a change that the store had acknowledged is missing'
 
 -- Whether the request of a receipt (fingerprint and token) is done under that token.
 local function is_done(receipt)
@@ -147,7 +148,7 @@ end
 if ARGV[3] ~= '' then
   local number, name = string.match(ARGV[3], '^(%d+) ?(.*)$')
   own = run_of(tonumber(number))
-  -- A store that was rewound may give the number of a run that it has lost to another one.
-  if not own or (name ~= '' and name ~= own.name) then return redis.error_reply('NORUN there is no such run') end
+  -- A rewound store may give the number of a lost run to another run.
+  if not own or (name ~= '' and name ~= own.name) then return redis.error_reply('NORUN no such run') end
   if RECEIPT ~= '' and not is_done(RECEIPT) then return redis.error_reply(REWOUND) end
 end

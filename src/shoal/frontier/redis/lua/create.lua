@@ -1,8 +1,7 @@
--- A new run. ARGV: the format of the store, run_id, then its other fields and their values. Returns 0 if there is one
--- of that name.
+-- Create a run. ARGV: the format of the store, run_id, then its other fields and values. Returns 0 if it exists.
 
 if call('HEXISTS', PREFIX .. 'runs', ARGV[6]) == 1 then return 0 end
--- A small sorted set is a list that is read from its beginning; with one long member it is a tree from the start.
+-- Redis stores a small sorted set as a list, which is slow to search. One long member makes it a tree from the start.
 call('ZADD', LEASES, 'inf', string.rep('\0', 65))
 local number = call('HINCRBY', PREFIX .. 'store', 'run', 1)
 call('HSET', PREFIX .. 'store', 'format', ARGV[5])

@@ -1,5 +1,4 @@
--- Some of the dead requests. ARGV: where to go on, about how many. Returns where to go on ('0' at the end), and their
--- fingerprints.
+-- A page of dead requests. ARGV: cursor, about how many. Returns the next cursor ('0' at the end), and fingerprints.
 
 local page, found = call('HSCAN', own.key .. ':dead', ARGV[5], 'COUNT', ARGV[6]), {}
 for i = 1, #page[2], 2 do found[#found + 1] = page[2][i] end

@@ -1,5 +1,5 @@
--- Forget a run: its name and most of its keys. What may be many is left to sweep.lua, for which the run is remembered
--- until that is done.
+-- Delete a run: its name and most of its keys. Leases and queues may be many; sweep.lua deletes them in steps. Until then
+-- the run is listed in `deleted`.
 
 call('HSET', PREFIX .. 'deleted', own.number, own.name)
 call('HDEL', PREFIX .. 'runs', own.name)

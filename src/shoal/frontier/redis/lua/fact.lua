@@ -1,5 +1,4 @@
--- Small facts for all runs. ARGV: key, and to remember it: its value, for how many seconds. Redis itself forgets it
--- too.
+-- Read or write a fact that all runs share. ARGV: key; to write also value and seconds to keep it.
 
 local key = PREFIX .. 'fact:' .. ARGV[5]
 if ARGV[6] then

@@ -1,5 +1,5 @@
--- Take from a slot what it was given under earlier epochs. ARGV: the slot, the epoch from which on it is given anything.
--- Returns how many leases it was.
+-- Fence a slot: revoke its leases and roles under earlier epochs. ARGV: the slot, the first epoch that stays valid.
+-- Returns how many leases were revoked.
 
 local slot, epoch = ARGV[5], tonumber(ARGV[6])
 local refusal = fenced(slot, epoch)
@@ -7,7 +7,7 @@ if refusal then return refusal end
 
 -- -- reading
 
--- What the slot was given under earlier epochs, and the tokens.
+-- The entries of the slot under earlier epochs: their names and tokens.
 local function given(key)
   local names, tokens, entries = {}, {}, call('HGETALL', key)
   for i = 1, #entries, 2 do
@@ -49,7 +49,7 @@ local leases = {}
 for i, each in ipairs(lost) do
   leases[i] = lease_member(own, each.request.host, each.fingerprint)
   local contacted = lose(own, each.fingerprint, each.request, each.unbegun)
-  returned(own, hosts[each.request.host], contacted)
+  end_lease(own, hosts[each.request.host], contacted)
 end
 call('HSET', own.key .. ':fence', slot, ARGV[6])
 finish()

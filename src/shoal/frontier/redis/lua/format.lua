@@ -1,3 +1,3 @@
--- The format of what is stored, if anything is.
+-- The format of the stored data, if there is any.
 
 return call('HGET', PREFIX .. 'store', 'format')

@@ -1,7 +1,7 @@
--- Change how a host is treated. ARGV: its name, what to change, why it is blocked if it is. Returns its number if lanes of
--- other runs may be due sooner than they stand (0 for the host "*"), else -1.
+-- Change the politeness of a host. ARGV: its name, the changes, the reason of a block. Returns its number if lanes of other
+-- runs may be due earlier now (0 for the host "*"), else -1.
 
--- Delay, crawl delay, learned delay, concurrency, block; in front of each 0 leave it, 1 set it, 2 back to the default.
+-- Delay, crawl delay, learned delay, concurrency, block; before each one 0: keep, 1: set, 2: reset to the default.
 local UPDATE = '<BdBdBdBdBd'
 local name, update, reason = ARGV[5], ARGV[6], ARGV[7]
 local number = 0
@@ -15,7 +15,7 @@ local function changed(old, none)
   if values[at - 1] == 0 then return old end
   return values[at - 1] == 1 and values[at] or none
 end
--- A delay that is set may be less than what is in force where none is set, if it stands in the place of that.
+-- A delay that replaces the default may be shorter than the default.
 local function changed_delay(old, replaces)
   local new = changed(old, NONE)
   local was_set, is_set = old == old, new == new

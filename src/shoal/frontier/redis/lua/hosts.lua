@@ -1,18 +1,17 @@
--- Hosts, which all runs of the store share, and lanes: one run's queue for one host.
+-- Hosts, which all runs of the store share, and lanes. A lane is the queue of one run for one host.
 --
--- Of each run, `open` has the lanes that may be leased from now, by their best request; `later` those that must wait
--- for a time, by that time; `full` those whose host has no room. Lanes with nothing ready are in none. A lane may stand in
--- `open` though its host is no longer due or has no room: that is looked at again when it is taken. It never stands too
--- far back.
+-- Each run has three sorted sets of lanes: `open` lanes may be leased from, by their best request; `later` lanes wait, by
+-- due time; `full` lanes have a host with too many requests in flight. Empty lanes are in none. A lane may be in `open`
+-- although its host is not due: a lease checks the host again. It is never in `later` or `full` for too long.
 --
--- When a place on a host comes free, only the lane of the run that had it is looked at: there may be thousands of runs.
--- The others look for themselves when they lease. So that they look only when there is something to see, places that
--- came free are counted, in all (`freed` of the store) and by run: the difference is what others did. A lane in `full`
--- stands there by that difference when it was last looked at, and those with the least are looked at first: none starves.
+-- When a request on a host ends, only the lane of the same run is moved, as there may be thousands of runs. Other runs
+-- check their `full` lanes when they lease. To check only when something changed, ended requests are counted for the
+-- store (`freed`) and for each run; the difference is what other runs freed. A lane in `full` has that difference at its
+-- last check as score. Lanes with the lowest score are checked first, so none starves.
 
 local HOST = '<dddddi4i4I4c0I4c0'
 local HOSTS = PREFIX .. 'host'
-local NONE = 0 / 0 -- "not set", for a number; it equals nothing, not even itself
+local NONE = 0 / 0 -- NaN for "not set"; it is not equal to itself
 local hosts, changed_hosts = {}, {}
 
 local function new_host(
@@ -22,7 +21,7 @@ local function new_host(
     number = number, name = name, delay = delay or NONE, crawl_delay = crawl_delay or NONE,
     learned_delay = learned_delay or NONE, blocked_until = blocked_until or 0, ended_at = ended_at or 0,
     concurrency = concurrency or -1, in_flight = in_flight or 0, block_reason = block_reason or '',
-    is_changed = false, -- by this step
+    is_changed = false,
   }
 end
 
@@ -42,7 +41,7 @@ local function save_host(host)
   )
 end
 
--- Make `hosts` have these. Number 0 is the host "*": the delay and concurrency of those without their own.
+-- Load these hosts into `hosts`. Number 0 is the host "*": the defaults of all hosts.
 local function load_hosts(numbers)
   local missing = {}
   if not hosts[0] then
@@ -59,7 +58,7 @@ local function load_hosts(numbers)
   for i, number in ipairs(missing) do hosts[number] = read_host(number, records[i]) end
 end
 
--- It is to be written at the end.
+-- Mark a host to be written at the end.
 local function change(host)
   if not host.is_changed then
     host.is_changed = true
@@ -67,14 +66,14 @@ local function change(host)
   end
 end
 
--- The lane of a host may have to move: if it stands nowhere or is full, or wherever it stands when it is `stale`.
+-- Mark a lane that may have to move: if it is empty or full, or wherever it is if `stale`.
 local function touch(run, number, stale)
   if not run.touched[number] then run.touched_list[#run.touched_list + 1] = number end
   run.touched[number] = stale or run.touched[number] or 'freed'
 end
 
--- A lease of a run, or of one that was deleted, is over.
-local function returned(run, host, contacted)
+-- Count an ended lease of a run; nil: of a deleted run.
+local function end_lease(run, host, contacted)
   host.in_flight = math.max(0, host.in_flight - 1)
   if contacted then host.ended_at = now end
   change(host)
@@ -85,7 +84,7 @@ local function returned(run, host, contacted)
   end
 end
 
--- The delay in force for a run, and how many requests may be in flight.
+-- The delay in force for a run, and the maximum of requests in flight.
 local function policy(run, host)
   local all = hosts[0]
   local delay = host.delay
@@ -99,8 +98,8 @@ local function policy(run, host)
   return 0, run.concurrency
 end
 
--- From when on a host may be fetched from. The end of a fetch on host 0 is when the store was last found rewound: since
--- then, nobody knows when the others were fetched from.
+-- When a host is due. `ended_at` of host 0 is the time of the last rewind of the store: nobody knows when other hosts were
+-- contacted before it.
 local function due_at(host, delay)
   if delay <= 0 then return host.blocked_until end
   return math.max(host.blocked_until, math.max(host.ended_at, hosts[0].ended_at) + delay)
@@ -108,7 +107,7 @@ end
 
 local function queue_key(run, number) return run.key .. ':q:' .. number end
 
--- A request is ready, and stands in the queue of its host when the step is over.
+-- Add a ready request to the queue of its host at the end of the script.
 local function enqueue(run, number, rank, sequence, fingerprint)
   local queue = run.queues[number]
   if not queue then
@@ -127,11 +126,11 @@ local function save_queues(run)
   for number, count in pairs(run.taken) do call('ZREMRANGEBYRANK', queue_key(run, number), 0, count - 1) end
 end
 
--- The key of a lane's best request: rank and sequence number, or nothing. `stood` is where the lane stood, or false.
+-- Rank and sequence number of a lane's best request, or nothing. `stood` is the old place of the lane, or false.
 local function best_of(run, number, stood)
   local queue, next_one = run.queues[number], run.next_ones[number]
   if next_one then return next_one.rank, next_one.sequence end
-  if queue and not stood then return queue.rank, queue.sequence end -- the first of this lane
+  if queue and not stood then return queue.rank, queue.sequence end -- the lane is new
   if queue and not run.taken[number] and sub(stood, 1, 1) == 'o' then
     local sequence, rank = read('>I8d', stood, 2)
     if rank < queue.rank or (rank == queue.rank and sequence < queue.sequence) then return rank, sequence end
@@ -141,10 +140,11 @@ local function best_of(run, number, stood)
   if best[1] then return tonumber(best[2]), (read('>I8', best[1])) end
 end
 
--- How many places came free by others.
+-- How many requests of other runs ended.
 local function freed_by_others(run) return state.freed - run.freed end
 
--- Where a lane belongs: '' for nowhere, 'f', 'l' and when, or 'o' and its best request. Its queue is as it will be.
+-- The place of a lane: '' for empty, 'f' full, 'l' later, 'o' open with its best request; and its score there. Its queue
+-- is up to date.
 local function belongs(run, host, stood)
   local delay, limit = policy(run, host)
   local due = due_at(host, delay)
@@ -160,7 +160,7 @@ end
 
 local function open_member(place, number) return sub(place, 2, 9) .. pack('>I4', number) end
 
--- Put the touched lanes of a run where they belong.
+-- Move the touched lanes of a run to where they belong.
 local function place(run)
   if #run.touched_list == 0 then return end
   local key, missing = run.key .. ':lane', {}
@@ -221,7 +221,7 @@ local function save_hosts()
   changed_hosts = {}
 end
 
--- Change what was collected.
+-- Write the collected changes.
 local function finish()
   for _, run in pairs(runs) do
     if run then

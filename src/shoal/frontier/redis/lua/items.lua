@@ -1,7 +1,7 @@
--- The item log. ARGV: 'read', after which number, how many to return at most, and what is known of that item (see
--- `is_replaced`); or 'trim', through which number to forget, and roles with the cursors that they must have.
--- Returns after which number it really was, and entries: the number of the last item, the request's fingerprint with the
--- index of its first item and the token, the items. The first entry may begin too early, and the last one end too late.
+-- The item log. ARGV: 'read', the number to read after, the limit, and the known item at that number (see `is_replaced`);
+-- or 'trim', the last number to delete, and roles with the cursors that they must have.
+-- 'read' returns the number after which it really reads, and entries: number of the last item; fingerprint, index of the
+-- first item and token; the items. The first entry may begin too early, the last one may end too late.
 
 local key, number = own.key .. ':items', tonumber(ARGV[6])
 local trimmed = tonumber(call('HGET', own.key, 'trimmed')) or 0

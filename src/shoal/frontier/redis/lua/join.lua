@@ -1,5 +1,4 @@
--- A worker begins: the run is treated by its options from now on. Returns 1 if its lanes have to move because the options
--- were others before.
+-- Set the options of a run when a worker starts. Returns 1 if they changed, so that its lanes have to move.
 
 local before = own.options
 if before == OPTIONS then return 0 end

@@ -1,22 +1,23 @@
--- Hand out the best requests whose host is due. ARGV: how many, for how many seconds, the time after which nobody waits
--- for it ('' if that is not known), 1 if they are begun and 0 if they are to be sent, the last 6 bytes of their tokens,
--- the client if it may repeat this call or '', which call it is and the how-manieth part of it, and if it is under a slot
--- of a cluster: which one, and its epoch. The first 2 bytes of a token are the number of its lease in this call.
--- Returns the seconds until there may be more ('' if time alone brings nothing; 'late' and nothing else when nobody
--- waits), the server's time, the learned delays of hosts, the fingerprints of the requests, their records, how many had
--- none, and after how many seconds to ask again at the earliest.
+-- Lease the best requests whose host is due. ARGV:
+--   limit; ttl; time after which the client does not wait any more, or ''; 1 if the leases are begun, 0 if they are sent
+--   last 6 bytes of the tokens (the first 2 are the number of the lease in this call)
+--   client id if it may repeat this call, or ''; nonce of the call; part of the call
+--   if under a slot of a cluster: slot and epoch
+-- Returns the seconds until there may be more ('' if time alone brings nothing), the server's time, learned delays of
+-- hosts, fingerprints, records, how many records were missing, and after how many seconds to poll again. Returns only
+-- 'late' and the time if the client does not wait any more.
 
 local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
 local slot, epoch = ARGV[13], tonumber(ARGV[14])
 local FULL_AT_ONCE = 200
-local AT_ONCE = 1000 -- of what has become due, so that no call keeps the server for long; the next one goes on
+local AT_ONCE = 1000 -- due leases, requests or lanes; the next call continues
 
--- -- what time has brought
+-- -- due leases, requests and lanes
 
--- A record that can't be read is dead: it must not be lost in silence, nor stop anyone.
+-- A request whose record cannot be read is dead, so that it is reported and blocks nobody.
 local function bury(run, fingerprint, state, sequence, host, rank)
-  local reason = 'its record in Redis is cut short or gone: something else changed it'
+  local reason = 'its record in Redis is missing or incomplete: another program changed it'
   local rest = pack('<d', rank) .. string.rep('\0', 16)
   local request = {
     state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, rest = rest
@@ -27,8 +28,8 @@ local function bury(run, fingerprint, state, sequence, host, rank)
   save_record(run, fingerprint, request)
 end
 
--- Give back the leases that ran out, of all runs: what another one lost must not keep a host from this one.
-local function give_back()
+-- Requeue expired leases of all runs: leases of another run must not block a host for this one.
+local function requeue_expired()
   local members = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, AT_ONCE)
   if #members == 0 then return false end
   local by_run, numbers = {}, {}
@@ -53,7 +54,7 @@ local function give_back()
         request.host = host.number
         contacted = lose(run, fingerprint, request, is_unbegun(request, sent[i]))
       end
-      returned(run, host, contacted)
+      end_lease(run, host, contacted)
     end
     if run then forget(run, lost.fingerprints) end
   end
@@ -61,7 +62,7 @@ local function give_back()
   return true
 end
 
--- Make ready what has waited long enough.
+-- Make requests ready that have waited for their retry.
 local function wake()
   local key = own.key .. ':waiting'
   local fingerprints = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
@@ -85,7 +86,7 @@ local function wake()
   return true
 end
 
--- Look at the lanes whose time has come.
+-- Check `later` lanes that are due.
 local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for i, number in ipairs(due) do
@@ -97,8 +98,8 @@ local function open_lanes()
   return #due > 0
 end
 
--- Look again at lanes whose host had no room when others had not yet freed what they have freed by now.
-local function look_at_full()
+-- Check `full` lanes if other runs have freed hosts since their last check.
+local function check_full()
   local key, others = own.key .. ':full', freed_by_others(own)
   local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
   for i, number in ipairs(numbers) do
@@ -109,7 +110,7 @@ local function look_at_full()
   return #numbers > 0
 end
 
--- -- choosing: the lanes in play are a heap, by the key of the next request of each
+-- -- choosing: a heap of lanes, by their next request
 
 local heap, size, in_play = {}, 0, {}
 
@@ -150,7 +151,7 @@ local function leave()
   if size > 0 then sink() end
 end
 
--- Let a lane show its next request; false when it has no room or nothing more. It reads ahead, the further the more.
+-- Advance a lane to its next request; false if its host is full or it has no more. It reads ahead in growing steps.
 local function advance(lane)
   if lane.count >= lane.room then return false end
   if lane.at > #lane.ahead then
@@ -167,9 +168,9 @@ end
 
 local NOTHING = {}
 local listed, listed_at, listed_to, portion = {}, 0, 0, 8
-local share = 2 -- how many requests a lane is likely to give
+local share = 2 -- requests expected from a lane
 
--- The next lane of `open` by its best request, or nil. They are read in growing portions, with their hosts.
+-- The next lane of `open`, or nil. Lanes and their hosts are read in growing portions.
 local function next_open()
   if listed_at == #listed and portion then
     local members = call('ZRANGE', own.key .. ':open', listed_to, listed_to + portion - 1, 'WITHSCORES')
@@ -190,7 +191,7 @@ local function next_open()
   return listed[listed_at]
 end
 
--- A lane of `open` comes into play, unless its host is no longer due or has no room: another run may have been there.
+-- Add a lane to the heap, unless its host is not due any more or is full: another run may have leased from it.
 local function try(lane)
   if in_play[lane.number] then return end
   in_play[lane.number] = true
@@ -204,7 +205,7 @@ local function try(lane)
   end
 end
 
--- The best requests, with where they stand: fingerprints, hosts, sequence numbers and ranks.
+-- The best requests: fingerprints, hosts, sequence numbers and ranks.
 local function choose()
   local fingerprints, numbers, sequences, ranks, n = {}, {}, {}, {}, 0
   local lanes = call('ZCARD', own.key .. ':open')
@@ -235,7 +236,7 @@ local buried = 0
 
 local function token_of(i) return pack('<I2', i) .. base end
 
--- What is known of these leases beside their records.
+-- Store an entry for each of these leases.
 local function remember(key, fingerprints, entry_of)
   local entries = {}
   for i, fingerprint in ipairs(fingerprints) do
@@ -244,9 +245,9 @@ local function remember(key, fingerprints, entry_of)
   many('HSET', own.key .. key, entries)
 end
 
--- -- calls that are repeated: the last grant of each client is kept as long as its leases are good
+-- -- repeated calls: the last grant of each client is kept until its leases expire
 
-local GRANT = '<I2I2c0c6' -- which part of which call, the last bytes of its tokens; then the fingerprints
+local GRANT = '<I2I2c0c6' -- part and nonce of the call, last bytes of its tokens; then the fingerprints
 local grant_key = PREFIX .. 'grant:' .. client
 
 local function save_grant(fingerprints)
@@ -254,7 +255,7 @@ local function save_grant(fingerprints)
   call('SET', grant_key, grant, 'PX', string.format('%.0f', math.max(1, math.ceil(ttl * 1000))))
 end
 
--- What this call has leased already, as far as it is still held; nil if it was not taken before.
+-- The leases of this call that are still held, if it is a repeat; else nil.
 local function granted()
   local grant = client ~= '' and call('GET', grant_key)
   if not grant then return nil end
@@ -280,7 +281,7 @@ local function granted()
   return leased, answer
 end
 
--- Lease what was chosen. Returns the fingerprints and the records.
+-- Lease the chosen requests. Returns fingerprints and records.
 local function take(fingerprints, numbers, sequences, ranks)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
   local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
@@ -293,7 +294,7 @@ local function take(fingerprints, numbers, sequences, ranks)
   end
   for i, fingerprint in ipairs(fingerprints) do
     local number, record = numbers[i], found[i]
-    if not record or #record < SHORTEST then
+    if not record or #record < MIN_SIZE then
       hosts[number].in_flight = hosts[number].in_flight - 1
       bury(own, fingerprint, READY, sequences[i], number, ranks[i])
       buried = buried + 1
@@ -320,21 +321,21 @@ local function take(fingerprints, numbers, sequences, ranks)
   return leased, answer
 end
 
--- -- callers who got nothing: each is given the next free moment, so that together they ask so often at most
+-- -- idle clients: each one gets the next free moment to poll, so that all together poll at most this often
 
-local POLLS_PER_SECOND, LONGEST_PAUSE, NO_PAUSE = 300, 10, 0.05
+local POLLS_PER_SECOND, MAX_PAUSE, MIN_PAUSE = 300, 10, 0.05
 
 local function pause()
   if limit == 0 then return '0' end
   local key = PREFIX .. 'polls'
-  local moment = math.min(math.max(now, tonumber(call('GET', key)) or 0), now + LONGEST_PAUSE)
-  call('SET', key, string.format('%.6f', moment + 1 / POLLS_PER_SECOND), 'PX', 2000 * LONGEST_PAUSE)
-  return moment - now < NO_PAUSE and '0' or string.format('%.3f', moment - now)
+  local moment = math.min(math.max(now, tonumber(call('GET', key)) or 0), now + MAX_PAUSE)
+  call('SET', key, string.format('%.6f', moment + 1 / POLLS_PER_SECOND), 'PX', 2000 * MAX_PAUSE)
+  return moment - now < MIN_PAUSE and '0' or string.format('%.3f', moment - now)
 end
 
--- -- the step
+-- -- the call
 
--- Nobody waits for this call any more: what it took would be nobody's.
+-- The client does not wait any more: nobody would work on the leases.
 local server_time = real - tonumber(ARGV[2])
 if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string.format('%.6f', server_time)} end
 
@@ -344,9 +345,9 @@ if refusal then return refusal end
 move_staged()
 local leased, answer = granted()
 if not leased then
-  local gave, woke = give_back(), wake()
-  local opened, looked = open_lanes(), look_at_full()
-  if gave or woke or opened or looked then finish() end
+  local requeued, woke = requeue_expired(), wake()
+  local opened, checked = open_lanes(), check_full()
+  if requeued or woke or opened or checked then finish() end
   if own.state == 'paused' or own.state == 'cancelled' then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end

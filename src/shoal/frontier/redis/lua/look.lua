@@ -1,5 +1,5 @@
--- What became of requests. ARGV: their fingerprints. Returns of each its record, its parent's, its events, why it is
--- dead, and 1 if it is leased and not begun, else 0; nothing for one that the run does not have.
+-- Histories of requests. ARGV: fingerprints. Returns for each: record, parent's record, events, cause of death, and 1 if
+-- it is leased and not begun, else 0; an empty list for an unknown request.
 
 local fingerprints, answer = arguments_from(5), {}
 local records = fetch(own.key .. ':req', fingerprints)
@@ -9,7 +9,7 @@ local sent = fetch(own.key .. ':sent', fingerprints)
 for i in ipairs(fingerprints) do
   local record = records[i]
   if record then
-    local parent = #record >= SHORTEST and call('HGET', own.key .. ':req', sub(record, 46, 61))
+    local parent = #record >= MIN_SIZE and call('HGET', own.key .. ':req', sub(record, 46, 61))
     local unbegun = is_unbegun(read_record(record), sent[i]) and 1 or 0
     answer[i] = {record, parent or '', events[i] or '', causes[i] or '', unbegun}
   else

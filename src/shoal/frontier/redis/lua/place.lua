@@ -1,5 +1,4 @@
--- Put some lanes of the run where they belong: what they go by has changed. ARGV: where to go on. Returns where to go on
--- ('0' at the end).
+-- Move some lanes of the run to where they belong after a change. ARGV: cursor. Returns the next cursor ('0' at the end).
 
 local page, numbers = call('HSCAN', own.key .. ':lane', ARGV[5], 'COUNT', 500), {}
 for i = 1, #page[2], 2 do

@@ -1,4 +1,4 @@
--- Put the lanes of a host where they belong: what they go by has changed. ARGV: its number, the numbers of runs.
+-- Move the lanes of a host to where they belong after a change. ARGV: its number, numbers of runs.
 
 local number = tonumber(ARGV[5])
 load_hosts({number})

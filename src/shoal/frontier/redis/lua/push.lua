@@ -1,8 +1,8 @@
--- Add what is new. ARGV: token of the seed role or '', the cursor that is stored, the new one, most that may be queued or
--- '', the requests, then the names of their hosts. Returns how many were new and how many known, or nothing when there is
--- no room for them.
+-- Add new requests. ARGV: token of the seed role or '', its known cursor, its new cursor, maximum of queued requests or '',
+-- the requests, then the names of their hosts. Returns how many were new and how many known, or nothing if the queue is
+-- full.
 
-local token, before, cursor, most, blob = ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
+local token, before, cursor, max, blob = ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
 local names, offers, at = arguments_from(10), {}, 1
 local role
 if token ~= '' then
@@ -14,7 +14,7 @@ while at <= #blob do
   offers[#offers + 1], at = read_offer(blob, at)
 end
 local count = find_new()
-if most and count > 0 and own.ready + own.waiting + count > most then return {} end
+if max and count > 0 and own.ready + own.waiting + count > max then return {} end
 add(offers, blob, names)
 finish()
 if role then call('HSET', own.key .. ':role', 'seed', sub(role, 1, 17) .. cursor) end

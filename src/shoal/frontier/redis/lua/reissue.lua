@@ -1,13 +1,12 @@
--- Keep leases under new tokens: whoever has the old ones has lost them. ARGV: for how many seconds from now, their
--- fingerprints and tokens, the new tokens. Returns 1 for each that has its new token now, also if it got it before in the
--- same call, and 0 where the lease was lost.
+-- Give leases new tokens, so that the old ones are lost. ARGV: ttl, fingerprints and tokens, the new tokens. Returns 1 for
+-- each lease that has its new token, also if this call is a repeat, and 0 if it was lost.
 
 local until_when, new_tokens = now + tonumber(ARGV[5]), ARGV[7]
 local fingerprints, tokens, requests = read_leases(ARGV[6])
 local slot_entries = fetch(own.key .. ':slot', fingerprints)
 local members, slots, begun, reissued, answer = {}, {}, {}, {}, {}
 
--- What was leased under a slot stays that slot's.
+-- A lease stays with its slot.
 local function keep_slot(fingerprint, entry, old_token, token)
   local held_under, epoch, at = read(SLOT, entry)
   if held_under == old_token then

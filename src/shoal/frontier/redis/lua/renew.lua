@@ -1,5 +1,4 @@
--- Keep leases. ARGV: for how many seconds from now, their fingerprints and tokens. Returns 1 for each that is kept,
--- else 0.
+-- Renew leases. ARGV: ttl, fingerprints and tokens. Returns 1 for each renewed lease, 0 if it was lost.
 
 local until_when = now + tonumber(ARGV[5])
 local fingerprints, tokens, requests = read_leases(ARGV[6])

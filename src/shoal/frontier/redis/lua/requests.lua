@@ -1,18 +1,18 @@
--- Requests. A record is a head, which changes with the request's state (one that is done keeps the token under which it
--- became so, and has the number of its completion where the others have their host); what stays with it for ever: its rank (the
--- negative of its priority) and its parent; and its payload, the msgpack of the Request.
+-- Requests. A record has three parts: a head, which changes with the state; rank (the negative priority) and parent, which
+-- never change; and the payload, the msgpack of the Request. The head of a done request keeps its last token, and has the
+-- number of its completion in place of the host.
 
 local HEAD = '<BI2I2I4dI8I4c8' -- state, attempts, status, items, at, sequence, host, token
 local HEAD_AND_RANK = HEAD .. 'd'
-local FIXED = 38 -- where the rest begins
-local SHORTEST = 61
+local FIXED = 38 -- offset of the parts that never change
+local MIN_SIZE = 61
 local UNREADABLE = 'unreadable'
 local LEASES = PREFIX .. 'lease'
 local STATE_NAMES = {[READY] = 'ready', [WAITING] = 'waiting', [LEASED] = 'leased', [DONE] = 'done', [DEAD] = 'dead'}
 
--- A record's values, or nil if something else wrote it.
+-- The values of a record, or nil if another program wrote it.
 local function read_record(record)
-  if not record or #record < SHORTEST then return nil end
+  if not record or #record < MIN_SIZE then return nil end
   local state, attempts, status, items, at, sequence, host, token, rank = read(HEAD_AND_RANK, record)
   return {
     state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
@@ -29,7 +29,7 @@ local function save_record(run, fingerprint, request)
   ) .. request.rest
 end
 
--- A request is in another state now.
+-- Change the state of a request.
 local function move(run, fingerprint, request, state)
   local from, to = STATE_NAMES[request.state], STATE_NAMES[state]
   if from then run[from] = run[from] - 1 end
@@ -46,8 +46,8 @@ local function die(run, fingerprint, kind, reason)
   run.kinds[kind] = (run.kinds[kind] or 0) + 1
 end
 
--- The worker of a leased request is gone. If there was none yet, it is given back unused; else its host may have been
--- contacted, which this returns.
+-- A lease expired or was fenced. If it was not begun, its attempt does not count. Returns whether the host may have been
+-- contacted.
 local function lose(run, fingerprint, request, unbegun)
   if unbegun then
     move(run, fingerprint, request, READY)
@@ -71,8 +71,8 @@ end
 
 local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
 
--- Leases that were packed as fingerprints and tokens: both, and the request of each, or false if it is not leased. Only
--- if it is under that token, the lease is good.
+-- Read packed leases: fingerprints, tokens, and the request of each, or false if it is not leased. A lease is valid only if
+-- its request has the same token.
 local function read_leases(blob)
   local fingerprints, tokens, at = {}, {}, 1
   while at <= #blob do
@@ -88,10 +88,10 @@ end
 
 -- -- adding
 
-local offered, offered_list = {}, {} -- requests of this step: true for those that are new and not added yet
-local OFFER = '<I4c16I4d' -- size of what is stored, fingerprint, which of the host names, rank
+local offered, offered_list = {}, {} -- requests of this call: true if new and not added yet
+local OFFER = '<I4c16I4d' -- size of rank, parent and payload; fingerprint; index of the host name; rank
 
--- Read an offered request at a place of the blob, and where the next one is.
+-- Read an offered request at this offset of the blob. Returns it and the offset of the next one.
 local function read_offer(blob, at)
   local size, fingerprint, name, rank = read(OFFER, blob, at)
   local from = at + 24
@@ -102,7 +102,7 @@ local function read_offer(blob, at)
   return {fingerprint = fingerprint, name = name, rank = rank, from = from, to = from + size - 1}, from + size
 end
 
--- Find out which of the offered ones the run does not have yet: `offered` is true for them.
+-- Set `offered` to true for requests that the run does not have yet. Returns how many.
 local function find_new()
   local known, count = fetch(own.key .. ':req', offered_list), 0
   for i, fingerprint in ipairs(offered_list) do
@@ -114,7 +114,7 @@ local function find_new()
   return count
 end
 
--- The numbers of hosts by their names; those that are new get one. Changes things.
+-- The numbers of hosts by name. New hosts get one, which writes to the store.
 local function number_hosts(names)
   local key, numbers, new, fields = PREFIX .. 'name', fetch(PREFIX .. 'name', names), {}, {}
   for i = 1, #names do
@@ -137,7 +137,7 @@ local function number_hosts(names)
   return numbers
 end
 
--- Add what is new of the offers, each only once, also when it is offered again in this step. `names` are of hosts.
+-- Add new requests of the offers, each only once. `names`: of hosts.
 local function add(offers, blob, names)
   local new, wanted, indexes = {}, {}, {}
   for _, offer in ipairs(offers) do
@@ -168,7 +168,7 @@ local function add(offers, blob, names)
   own.is_changed = true
 end
 
--- The arguments from one on.
+-- The arguments of the script from this index.
 local function arguments_from(first)
   local rest = {}
   for i = first, #ARGV do rest[i - first + 1] = ARGV[i] end

@@ -1,6 +1,6 @@
--- The server does not know the lease script of this store: it was restarted or another one took over, and it may have
--- lost its last moments. Nobody can tell when each host was fetched from, so all of them wait one delay from now.
--- In a store that has never leased there is nothing to wait for. Returns whether there was.
+-- Called when the server does not know the lease script of this store: it was restarted, or a replica took over, and may
+-- have lost its last changes. Nobody knows when hosts were last contacted, so each waits one delay from now; not if the
+-- store has never leased. Returns 1 if hosts wait.
 
 if call('HSETNX', PREFIX .. 'store', 'leased', 1) == 1 then return 0 end
 load_hosts({})

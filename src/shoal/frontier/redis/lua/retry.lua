@@ -1,5 +1,5 @@
--- Make dead requests ready again. ARGV: where to go on, how many to look at, 1 if the kinds that follow are meant and
--- 0 if all others are, the kinds. Returns where to go on ('0' at the end), and how many it was.
+-- Make dead requests ready again. ARGV: cursor, how many to read, 1 for these kinds or 0 for all others, the kinds.
+-- Returns the next cursor ('0' at the end), and how many were retried.
 
 local cursor, budget, meant = ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
 local key, kinds, chosen, kind_of, numbers, requests = own.key .. ':dead', {}, {}, {}, {}, {}
@@ -27,7 +27,7 @@ load_hosts(numbers)
 local retried = {}
 for i, fingerprint in ipairs(chosen) do
   local request, kind = requests[i], kind_of[fingerprint]
-  if request and request.state == DEAD and request.host > 0 then -- else nothing is left of it
+  if request and request.state == DEAD and request.host > 0 then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
     note(own, fingerprint, 'retried', 'made ready again with all its attempts')

@@ -1,3 +1,3 @@
--- The rewinds that clients of the run noticed, oldest first, as recover.lua packs them.
+-- Rewinds that clients of the run noticed, oldest first, packed as in recover.lua.
 
 return call('LRANGE', own.key .. ':rewinds', 0, -1)

@@ -1,8 +1,8 @@
 -- Roles of a run. ARGV: what to do, the role, then for
---   claim: token, seconds, slot and epoch if any -> the cursor, or nothing
---   advance: token, stored cursor, seconds, cursor, the last item that it covers -> 1, or 0 when it was lost
---   relinquish: token, stored cursor, 1 if finished -> 1, or 0 when it was lost
---   list                                  -> name, 1 if held, 1 if finished, cursor, ...
+--   claim: token, ttl, slot and epoch if any -> the cursor, or nothing
+--   advance: token, known cursor, ttl, new cursor, the last item before it -> 1, or 0 if the role was lost
+--   relinquish: token, known cursor, 1 if finished -> 1, or 0 if the role was lost
+--   list -> name, 1 if held, 1 if finished, cursor, ...
 
 local act, name, key = ARGV[5], ARGV[6], own.key .. ':role'
 

@@ -1,4 +1,4 @@
--- The states of all runs of a spider. ARGV: its name. Returns run_id, state, ... oldest first.
+-- States of the runs of a spider. ARGV: its name. Returns run_id, state, ... oldest first.
 
 local numbers, answer = call('HVALS', PREFIX .. 'runs'), {}
 for i, number in ipairs(numbers) do numbers[i] = tonumber(number) end

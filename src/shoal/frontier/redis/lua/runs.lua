@@ -1,5 +1,5 @@
--- One run, or all of them, newest first. ARGV: run_id, or nothing. Returns of each its number, run_id, spider, state,
--- when it was created, and settings.
+-- One run, or all runs, newest first. ARGV: run_id, or nothing. Returns for each: number, run_id, spider, state, time of
+-- creation, settings.
 
 local numbers, answer = {}, {}
 if ARGV[5] then

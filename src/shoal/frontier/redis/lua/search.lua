@@ -1,5 +1,5 @@
--- Look through a run's requests for some bytes. ARGV: where to go on, how many to look at, the bytes. Returns where to
--- go on ('0' at the end), then the fingerprints and records that have them.
+-- Search requests for some bytes. ARGV: cursor, how many to read, the bytes. Returns the next cursor ('0' at the end), then
+-- fingerprint, record, ... of matches.
 
 local cursor, budget, needle = ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local answer = {''}
@@ -7,7 +7,7 @@ repeat
   local page = call('HSCAN', own.key .. ':req', cursor, 'COUNT', 1000)
   cursor = page[1]
   for i = 2, #page[2], 2 do
-    if string.find(page[2][i], needle, SHORTEST + 1, true) then
+    if string.find(page[2][i], needle, MIN_SIZE + 1, true) then
       answer[#answer + 1] = page[2][i - 1]
       answer[#answer + 1] = page[2][i]
     end

@@ -1,8 +1,8 @@
--- End leases: done, failed, or given back. ARGV: the endings, then the names of the children's hosts. Children are in the
--- ending, or in a stage of so many chunks and links.
--- Returns for each the state that its request is in now, how many of its children were new and known, and the number of
--- the completion; -1 where the lease was lost, and then nothing was changed. A completion that was made already is told
--- again, without its children. Returns nothing, and changes nothing, if a stage is not there any more.
+-- End leases: done, failed, or released. ARGV: the endings, then the names of the children's hosts. The children of an
+-- ending follow it, or are in a stage.
+-- Returns for each ending the new state (-1 if the lease was lost), how many children were new and known, and the number of
+-- the completion. A repeated completion is acknowledged again, without its children. Returns nothing, and changes nothing,
+-- if a stage has expired.
 
 local ENDING = '<c16c8BBI2I4dI4I4I4I4I4c0I4c0'
 local blob, names = ARGV[5], arguments_from(6)
@@ -26,7 +26,8 @@ local function read_ending()
   return {
     fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
     duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
-    kind = kind, text = text, chunks = chunks, links = links, added = 0, request = false, state = -1, order = 0, is_again = false,
+    kind = kind, text = text, chunks = chunks, links = links, added = 0, request = false, state = -1, order = 0,
+    is_again = false,
   }
 end
 
@@ -38,8 +39,8 @@ while at <= #blob do
   fingerprints[n] = endings[n].fingerprint
 end
 
--- What a lease's end makes of its request.
-local function fate(ending, request)
+-- The new state of a request.
+local function new_state(ending, request)
   if ending.outcome ~= WAITING then return ending.outcome end
   return request.attempts < own.max_attempts and WAITING or DEAD
 end
@@ -60,7 +61,7 @@ for i, ending in ipairs(endings) do
   if request and request.state == LEASED and request.token == ending.token and not ended[ending.fingerprint] then
     ended[ending.fingerprint] = true
     ending.request = request
-    ending.state = fate(ending, request)
+    ending.state = new_state(ending, request)
     numbers[#numbers + 1] = request.host
     if ending.state == DONE or ending.state == DEAD then read_children(ending) end
     if ending.chunks > 0 and call('HLEN', stage_key(ending.token)) ~= ending.chunks then return {} end
@@ -73,8 +74,8 @@ find_new()
 
 -- -- changing
 
--- First, as it alone can be refused: when something else wrote to the log. The items of a page are one entry there,
--- named by the number of the last of them.
+-- Called first, as it can fail: if another program wrote to the item log. The items of a page are one entry, whose id is
+-- the number of its last item.
 local function log_items(ending)
   local request, at_once = ending.request, 1000
   for first = 1, #ending.items, at_once do
@@ -90,7 +91,7 @@ local function log_items(ending)
   end
 end
 
-local function retell(ending)
+local function add_event(ending)
   local text = ending.text
   if ending.state == DONE then
     if text ~= '' then note(own, ending.fingerprint, 'note', text) end
@@ -112,7 +113,7 @@ for i, ending in ipairs(endings) do
   local request, fingerprint = ending.request, ending.fingerprint
   if request then
     leases[#leases + 1], over[#over + 1] = lease_member(own, request.host, fingerprint), fingerprint
-    retell(ending)
+    add_event(ending)
     move(own, fingerprint, request, ending.state)
     request.at = real
     if ending.state == READY then
@@ -124,7 +125,7 @@ for i, ending in ipairs(endings) do
       waiting[#waiting + 1] = now + ending.retry_in
       waiting[#waiting + 1] = fingerprint
     end
-    returned(own, hosts[request.host], ending.contacted)
+    end_lease(own, hosts[request.host], ending.contacted)
     if ending.state == DONE then
       ending.order = own.done
       request.host = own.done

@@ -1,7 +1,7 @@
 -- A stage of links. ARGV: what to do, then for
---   put: fingerprint and token of the lease, which chunk, the chunk -> 1, or 0 if the lease is not held
+--   put: fingerprint and token of the lease, number of the chunk, the chunk -> 1, or 0 if the lease was lost
 --   move: token -> how many of its chunks are left, how many links were added and known so far
---   find: fingerprint, which stage, which chunk to begin with -> where to go on (-1 at the end), the record, its parent's
+--   find: fingerprint, stage and chunk to start with -> stage and chunk to continue with (-1 at the end), record, parent
 
 local act = ARGV[5]
 

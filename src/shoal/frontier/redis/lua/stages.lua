@@ -1,11 +1,11 @@
--- Links of pages that have so many that one step would keep the server for too long.
+-- Links of very large pages, which would block the server for too long in one script.
 --
--- They are uploaded in chunks to a stage: a hash, `stage:TOKEN`, that goes by itself if nothing comes of it. The step that
--- ends the lease puts the stage into the list `stages`. From then on each step that leases or ends leases first moves one
--- chunk into the queue. `incoming` counts the links of stages in the list.
+-- They are uploaded in chunks to a stage: a hash, `stage:TOKEN`, that expires if it is not used. The script that ends the
+-- lease adds the stage to the list `stages`. Then each script that leases or ends leases first moves one chunk into the
+-- queue. `incoming` counts the links of stages in the list.
 --
--- A chunk is the number of its links, the names of their hosts, and the offers. Beside its chunks a stage has the `next`
--- one to move, and how many links were `added` and `known`.
+-- A chunk has the number of its links, the names of their hosts, and the offers. A stage also has the number of the `next`
+-- chunk to move, and how many links were `added` and `known`.
 
 local STAGE = '<c8I4I4' -- token, chunks, links that are left
 local STAGES = own and own.key .. ':stages'
@@ -20,7 +20,7 @@ local function read_chunk(chunk)
   return count, names, at
 end
 
--- A stage that has nothing more to move, or is not there because something else deleted it.
+-- Remove a stage that has no more chunks, also if another program deleted it.
 local function close_stage(key, left)
   own.incoming, own.is_changed = math.max(0, own.incoming - left), true
   finish()

@@ -1,5 +1,5 @@
--- How hosts are treated. Returns the time, the host "*", the run's options, then for each host its record and how many
--- requests of the run are ready there: of all its hosts, or of those that are likely to have most to do if there are many.
+-- Politeness of hosts. Returns the time, the host "*", the run's options, then for each host its record and how many
+-- requests of the run are ready. If there are very many hosts, it returns those that are likely to be busiest.
 
 local ALL, SOME = 1000, 300
 local numbers, is_listed = {}, {}

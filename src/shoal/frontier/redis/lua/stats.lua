@@ -1,5 +1,4 @@
--- The ledger of a run. Returns its counters, how often it was found rewound, its links that are staged, and 1 when it is
--- seeded.
+-- Counters of a run. Returns them, the number of rewinds, the number of staged links, and 1 if seeding is finished.
 
 local answer = {}
 for i = 1, 8 do answer[i] = own[COUNTERS[i]] end

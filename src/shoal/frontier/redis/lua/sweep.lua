@@ -1,5 +1,5 @@
--- Forget what a deleted run has left, some at a time. ARGV: its number, where to go on among the leases ('' when they are
--- done). Returns where to go on, '' for the lanes, and nothing when all is done.
+-- Delete leases and queues of a deleted run, in steps. ARGV: its number, cursor of the leases ('' when they are done).
+-- Returns the next cursor, '' to continue with the queues, and nothing at the end.
 
 local number, cursor = tonumber(ARGV[5]), ARGV[6]
 local key, mine = PREFIX .. 'run:' .. number, pack('>I4', number)
@@ -14,7 +14,7 @@ if cursor ~= '' then
     end
   end
   load_hosts(numbers)
-  for _, each in ipairs(numbers) do returned(nil, hosts[each], true) end
+  for _, each in ipairs(numbers) do end_lease(nil, hosts[each], true) end
   finish()
   many('ZREM', LEASES, members)
   return page[1] ~= '0' and page[1] or ''
@@ -26,7 +26,7 @@ for i = 1, #page[2], 2 do
   queues[#queues + 1] = key .. ':q:' .. page[2][i]
 end
 many('HDEL', key .. ':lane', numbers)
-for first = 1, #queues, MOST do call('UNLINK', unpack(queues, first, math.min(first + MOST - 1, #queues))) end
+for _, queue in ipairs(queues) do call('UNLINK', queue) end
 if call('EXISTS', key .. ':lane') == 1 then return '' end
 call('HDEL', PREFIX .. 'deleted', number)
 return false

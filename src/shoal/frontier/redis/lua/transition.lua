@@ -1,4 +1,4 @@
--- Bring a run from one state to another. ARGV: the state it has to be in, the new one. Returns 0 if it is in another.
+-- Change the state of a run. ARGV: the expected state, the new one. Returns 0 if it is in another state.
 
 if own.state ~= ARGV[5] then return 0 end
 call('HSET', own.key, 'state', ARGV[6])

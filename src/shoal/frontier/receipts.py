@@ -1,0 +1,125 @@
+"""Detects that a store on a server went back in time.
+
+A completion that the store acknowledged is a receipt: its request stays done, under its token. A store in which that is
+not so has lost the completion: it was restored from a backup, a replica lagged, or the power failed. All changes of a
+store have one order, so the newest receipt speaks for all earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, NamedTuple, TypeVar
+
+from shoal import clock
+from shoal.errors import StoreRewoundError
+
+_INTERVAL = 0.1  # seconds between two of the older receipts
+_MAX_OLDER = 600
+
+Proof = TypeVar("Proof")
+
+
+class Receipt(NamedTuple, Generic[Proof]):
+    """A completion that the store acknowledged."""
+
+    order: int
+    """Of two completions of a run, the later one has the higher number."""
+    sent: float
+    """When the client made the call: never later than the completion."""
+    proof: Proof
+    """Identifies the request and its token. The client presents it to the store."""
+
+
+class Call(NamedTuple):
+    """A call that a client began."""
+
+    epoch: int
+    sent: float
+
+
+class Notice(NamedTuple):
+    """A rewind, as the client noticed it."""
+
+    at: float
+    age: float | None
+    """Seconds since the newest lost change was acknowledged; None: not known."""
+
+
+class Receipts(Generic[Proof]):
+    """What one frontier object remembers of the store's acknowledgements.
+
+    After a rewind was noticed, all calls raise StoreRewoundError until `clear`.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Receipt[Proof] | None = None
+        self._older: deque[Receipt[Proof]] = deque(maxlen=_MAX_OLDER)
+        self._confirmed: dict[str, float] = {}
+        self._epoch = 0
+        """How often it was cleared. The answer to a call of an earlier epoch proves nothing."""
+        self.notice: Notice | None = None
+
+    @property
+    def proof(self) -> Proof | None:
+        """What the client presents to the store."""
+        return None if self._newest is None else self._newest.proof
+
+    def check(self) -> None:
+        """StoreRewoundError after a rewind was noticed, until `clear`."""
+        if self.notice is not None:
+            raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
+
+    def begin(self) -> Call:
+        """Begin a call. StoreRewoundError as `check`."""
+        self.check()
+        return Call(self._epoch, clock.now())
+
+    @contextmanager
+    def watch(self, what: str = "", *, proven: bool = False) -> Iterator[Call]:
+        """Around a call in which the store may turn out to be rewound. ``what``: the role or log that it continues.
+        ``proven``: it presents the newest receipt."""
+        call = self.begin()
+        try:
+            yield call
+        except StoreRewoundError:
+            self._note_rewind(call, what, proven=proven)
+            raise
+
+    def _note_rewind(self, call: Call, what: str, *, proven: bool) -> None:
+        if self.notice is not None or call.epoch != self._epoch:
+            return
+        now, known = clock.now(), []
+        if what in self._confirmed:
+            known.append(self._confirmed[what])
+        if proven and self._newest is not None:
+            known.append(self._newest.sent)
+        self.notice = Notice(now, now - min(known) if known else None)
+
+    def completed(self, call: Call, order: int, proof: Proof) -> None:
+        """The store acknowledged a completion. Answers may overtake each other, so the order is the store's."""
+        if call.epoch != self._epoch or (self._newest is not None and order <= self._newest.order):
+            return
+        self._newest = Receipt(order, call.sent, proof)
+        if not self._older or call.sent - self._older[-1].sent >= _INTERVAL:
+            self._older.append(self._newest)
+
+    def confirmed(self, call: Call, what: str) -> None:
+        """The store has this role or log as the client knows it."""
+        if call.epoch == self._epoch:
+            self._confirmed[what] = call.sent
+
+    def ages(self) -> list[tuple[float, Proof]]:
+        """For each receipt, newest first: how many seconds old it was when the rewind was noticed, and its proof."""
+        if self.notice is None:
+            return []
+        known = dict.fromkeys(filter(None, (self._newest, *reversed(self._older))))
+        return [(self.notice.at - each.sent, each.proof) for each in known]
+
+    def clear(self) -> None:
+        """Forget everything: the client continues with the store as it is."""
+        self._newest = self.notice = None
+        self._older.clear()
+        self._confirmed.clear()
+        self._epoch += 1

@@ -1,0 +1,191 @@
+"""Reads a run on Redis: counters, items, hosts, dead requests, the history of a URL.
+
+Long answers are read in pages, so that no call blocks the server for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+import msgspec
+
+from shoal.frontier.redis.records import (
+    NO_HOST,
+    RecordHead,
+    UnreadableError,
+    host_state,
+    known_item,
+    read_cause,
+    read_events,
+    read_head,
+    read_host,
+    read_record,
+    read_rewind,
+)
+from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
+from shoal.http import Request
+from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
+from shoal.stores.redis.client import storable_bytes
+
+AUDIT_LIMIT = 200_000
+"""Requests that one call counts, so that the count is exact while others work. It takes about a tenth of a second."""
+_AUDIT_STEP = 20_000
+_SEARCH_STEP = 10_000
+_RETRY_STEP = 10_000
+_PAGE = 200
+_ITEMS = "item log"
+_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds", "incoming")
+
+
+class RunInspection:
+    """Reads a run. ``run`` runs one of its scripts, ``run_continued`` one that continues reading the item log."""
+
+    def __init__(self, run: Callable[..., Awaitable[Any]], run_continued: Callable[..., Awaitable[Any]]) -> None:
+        self._run = run
+        self._run_continued = run_continued
+
+    # -- counters
+
+    async def stats(self) -> Stats:
+        *counters, seeded = await self._run("stats")
+        return Stats(**dict(zip(_COUNTERS, counters, strict=True)), seeding=not seeded)
+
+    async def audit(self) -> Stats:
+        stats = await self.stats()
+        step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _AUDIT_STEP
+        counts, cursor = [0] * len(STATE_NAMES), b"0"
+        while True:
+            cursor, *some = await self._run("audit", cursor, step)
+            counts = [before + more for before, more in zip(counts, some, strict=True)]
+            if cursor == b"0":
+                break
+        return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
+
+    async def rewinds(self) -> list[Rewind]:
+        return [read_rewind(each) for each in await self._run("rewinds")]
+
+    # -- items
+
+    async def read_items(self, after: int, limit: int, last: LoggedItem | None) -> list[LoggedItem]:
+        words = (after, max(0, limit), *known_item(last))
+        begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
+        return [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
+
+    async def trim_items(self, through: int, cursors: Mapping[str, bytes]) -> None:
+        seen = [word for role, cursor in cursors.items() for word in (storable_bytes(role), cursor)]
+        await self._run_continued(_ITEMS, "items", "trim", through, *seen)
+
+    # -- hosts
+
+    async def host_states(self, limit: int) -> list[HostState]:
+        now, every, options, *rest = await self._run("states")
+        others = read_host(every) if every else NO_HOST
+        states = [
+            host_state(read_host(record), others, options, ready, float(now))
+            for record, ready in zip(rest[::2], rest[1::2], strict=True)
+        ]
+        return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
+
+    # -- histories
+
+    async def find(self, request: Request) -> History | None:
+        fingerprint = request.fingerprint()
+        (found,) = await self._histories([fingerprint])
+        if found is None and (other := await self._search(request.url)) is not None:
+            (found,) = await self._histories([other])
+        return found or await self._staged(fingerprint)
+
+    async def _staged(self, fingerprint: bytes) -> History | None:
+        """The history of a link that is not in the queue yet."""
+        stage, chunk = 0, 0
+        while stage >= 0:
+            stage, chunk, record, parent = await self._run("stage", "find", fingerprint, stage, chunk)
+            if record:
+                return _history(fingerprint, record, parent, b"", b"", 0)
+        return None
+
+    async def _search(self, url: str) -> bytes | None:
+        """Find a request whose fingerprint differs: it was not filtered, or is not a GET. Reads all requests."""
+        cursor, needle = b"0", url.encode()
+        found: list[tuple[int, bytes]] = []
+        while True:
+            cursor, *some = await self._run("search", cursor, _SEARCH_STEP, needle)
+            for fingerprint, record in zip(some[::2], some[1::2], strict=True):
+                head, request = _readable(record)
+                if request is not None and request.url == url:
+                    found.append((head.sequence, fingerprint))
+            if cursor == b"0":
+                return min(found)[1] if found else None
+
+    async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
+        answer = await self._run("look", *fingerprints)
+        return [
+            _history(fingerprint, *parts) if parts else None
+            for fingerprint, parts in zip(fingerprints, answer, strict=True)
+        ]
+
+    # -- the dead
+
+    async def dead_kinds(self) -> dict[str, int]:
+        pairs = await self._run("kinds")
+        return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
+
+    async def dead(self) -> AsyncIterator[History]:
+        cursor, seen = b"0", set()
+        while True:
+            cursor, fields = await self._run("dead", cursor, _PAGE)
+            fresh = [each for each in dict.fromkeys(fields) if each not in seen]
+            seen.update(fresh)
+            for history in await self._histories(fresh) if fresh else ():
+                if history is not None and history.state == STATE_NAMES[DEAD]:
+                    yield history
+            if cursor == b"0":
+                return
+
+    async def retry_dead(self, kinds: Sequence[str] | None) -> int:
+        """One call for every ten thousand requests."""
+        chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
+        retried: int = 0
+        cursor = b"0"
+        while True:
+            cursor, count = await self._run(
+                "retry", cursor, _RETRY_STEP, 0 if kinds is None else 1, *map(storable_bytes, chosen)
+            )
+            retried += count
+            if cursor == b"0":
+                return retried
+
+
+def _items(last: int, _: bytes, key: bytes, *fields: bytes) -> Iterator[LoggedItem]:
+    """The items of one entry of the item log."""
+    payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:20], "little")
+    first, token = last - len(payloads) + 1, int.from_bytes(key[20:], "little")
+    for place, payload in enumerate(payloads):
+        yield LoggedItem(first + place, fingerprint, index + place, payload, token)
+
+
+def _readable(record: bytes) -> tuple[RecordHead, Request | None]:
+    try:
+        return read_record(record)
+    except UnreadableError:
+        return read_head(record.ljust(61, b"\0")), None
+
+
+def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int) -> History:
+    head, request = _readable(record)
+    above = _readable(parent)[1] if parent else None
+    state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
+    return History(
+        url=request.url if request else f"unreadable:{fingerprint.hex()}",
+        state=state,
+        depth=request.depth if request else 0,
+        priority=request.priority if request else 0.0 - head.rank,
+        attempts=head.attempts - unbegun,
+        status=head.status,
+        items=head.items,
+        parent=above.url if above else None,
+        reason=read_cause(cause)[1],
+        events=(*read_events(events), Event(head.at, state)),
+    )

@@ -1,0 +1,30 @@
+"""Runs the frontier's Lua scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.stores.redis.client import RedisClient, ScriptFolder
+
+SCRIPTS = ScriptFolder("shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"))
+
+
+class FrontierScripts:
+    """The scripts of the frontiers of one store. ``offset``: seconds to add to the server's clock, for tests."""
+
+    def __init__(self, client: RedisClient, offset: Callable[[], float] = lambda: 0.0) -> None:
+        self.client = client
+        self._offset = offset
+
+    async def run(self, name: str, run: bytes, options: bytes, *arguments: Any) -> Any:
+        """Run a script. ``run``: the number of a run, perhaps with its name, or nothing."""
+        words = (repr(self._offset()), run, options, *arguments)
+        if name != "lease":
+            return await self.client.run_script(SCRIPTS, name, *words)
+        address = self.client.address
+        return await self.client.run_script(
+            SCRIPTS, name, *words,
+            store=f"{address.db} {address.prefix!r}",
+            before_loading=lambda: self.run("restarted", b"", options),
+        )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Creates and upgrades Shoal's tables and functions in a database.
+
+The tables are in the schema that the URL names. They are made by the migrations of the components that use the
+database: the clock that all share, the frontier, the cluster. The functions of a component are in a schema of their
+own for each version of Shoal. So workers of several versions can use the same tables at the same time, and no version
+replaces the functions of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import asyncpg
+
+from shoal.errors import StoreError
+from shoal.stores.postgres.address import PostgresAddress
+from shoal.stores.postgres.client import Connection
+
+log = logging.getLogger("shoal.frontier")
+
+VERSION = 1
+"""Version of the functions. Raise it with every release that changes them. Migrations have numbers of their own."""
+_LOCK = 0x53686F616C
+"""The number of an advisory lock ("Shoal"): one process at a time changes a schema."""
+_RISKS = {
+    "fsync": "a crash of its machine can destroy the whole database",
+    "full_page_writes": "a crash of its machine can destroy the whole database",
+    "synchronous_commit": "a crash of the server loses its last changes: pages are fetched twice, delays are forgotten",
+}
+_REGISTRY = """
+    CREATE TABLE IF NOT EXISTS migration (
+        component text NOT NULL, number integer NOT NULL, name text NOT NULL, at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (component, number));
+    CREATE TABLE IF NOT EXISTS functions (
+        name text PRIMARY KEY, component text NOT NULL, version integer NOT NULL, at timestamptz NOT NULL DEFAULT now())
+"""
+
+_warned: set[str] = set()
+
+
+class Component(NamedTuple):
+    """A package with SQL files in its folders ``migrations`` and ``functions``."""
+
+    name: str
+    package: str
+
+
+CLOCK = Component("clock", "shoal.stores.postgres")
+"""Every component needs it."""
+
+
+@cache
+def _folder(component: Component, name: str) -> dict[str, str]:
+    found = (each for each in files(component.package).joinpath(name).iterdir() if each.name.endswith(".sql"))
+    return {each.name: each.read_text("utf-8") for each in sorted(found, key=lambda each: each.name)}
+
+
+@cache
+def migrations(component: Component) -> dict[int, tuple[str, str]]:
+    """Name and statements of each migration, by number."""
+    return {int(name.partition("_")[0]): (name, text) for name, text in _folder(component, "migrations").items()}
+
+
+@cache
+def functions(component: Component) -> str:
+    """The statements that create the functions of a component."""
+    return "\n".join((*_folder(CLOCK, "functions").values(), *_folder(component, "functions").values()))
+
+
+def functions_schema(address: PostgresAddress, component: Component) -> str:
+    """The name of the schema with the functions of this version of Shoal. No other version has the same name."""
+    digest = hashlib.sha256(f"{address.schema}\n{functions(component)}".encode()).hexdigest()[:10]
+    return f"{address.schema[:40]}_{component.name}{VERSION}_{digest}"
+
+
+async def install(link: Connection, address: PostgresAddress, component: Component) -> str:
+    """Create or upgrade tables and functions, if needed. Returns the schema of the functions.
+
+    Any number of processes may do this at the same time. StoreError if a newer Shoal has changed the tables.
+    """
+    name = functions_schema(address, component)
+    async with link.transaction():
+        await _warn(link, address)
+        if await _is_current(link, address, component, name):
+            return name
+    async with link.transaction():
+        await link.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        if await _is_current(link, address, component, name):
+            return name
+        await link.execute("SET LOCAL client_min_messages = warning")
+        tables = f'"{address.schema}"'
+        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", tables):
+            await link.execute(f"CREATE SCHEMA {tables}")
+        await link.execute(f"SET LOCAL search_path = {tables}, pg_temp")
+        await link.execute(_REGISTRY)
+        for each in (CLOCK, component):
+            await _migrate(link, address, each)
+        if await link.fetchval("SELECT to_regnamespace($1) IS NULL", f'"{name}"'):
+            await _create_functions(link, component, name, tables)
+    return name
+
+
+async def _warn(link: Connection, address: PostgresAddress) -> None:
+    """Warn about settings with which the server may lose data. Once per process."""
+    if address.place not in _warned:
+        _warned.add(address.place)
+        for setting, risk in _RISKS.items():
+            if await link.fetchval("SELECT current_setting($1)", setting) == "off":
+                log.warning("%s has %s off: %s", address.place, setting, risk)
+
+
+async def _is_current(link: Connection, address: PostgresAddress, component: Component, name: str) -> bool:
+    table = f'"{address.schema}".migration'
+    if await link.fetchval("SELECT to_regclass($1) IS NULL", table):
+        return False
+    for each in (CLOCK, component):
+        known = max(migrations(each))
+        applied = await link.fetchval(f"SELECT max(number) FROM {table} WHERE component = $1", each.name)
+        if applied is not None and applied > known:
+            raise StoreError(
+                f"the schema {address.schema} of {address.place} was made by a newer Shoal ({each.name} format "
+                f"{applied}, this one knows {known}); upgrade"
+            )
+        if applied != known:
+            return False
+    exists: bool = await link.fetchval("SELECT to_regnamespace($1) IS NOT NULL", f'"{name}"')
+    return exists
+
+
+async def _migrate(link: Connection, address: PostgresAddress, component: Component) -> None:
+    rows = await link.fetch("SELECT number FROM migration WHERE component = $1", component.name)
+    applied = {row[0] for row in rows}
+    missing = {number: each for number, each in migrations(component).items() if number not in applied}
+    if missing:  # functions of other versions do not know these tables: drop them before they do harm
+        old = "DELETE FROM functions WHERE component = $1 OR $1 = $2 RETURNING name"
+        for row in await link.fetch(old, component.name, CLOCK.name):
+            await link.execute(f'DROP SCHEMA IF EXISTS "{row[0]}" CASCADE')
+    try:
+        for number, (name, text) in missing.items():
+            await link.execute(text)
+            await link.execute(
+                "INSERT INTO migration (component, number, name) VALUES ($1, $2, $3)", component.name, number, name
+            )
+    except asyncpg.DuplicateTableError as exc:
+        raise StoreError(
+            f"the schema {address.schema} of {address.place} has tables of another program ({exc});"
+            " use another ?schema=name"
+        ) from exc
+
+
+async def _create_functions(link: Connection, component: Component, name: str, tables: str) -> None:
+    await link.execute(f'CREATE SCHEMA "{name}"')
+    # They run with the caller's permissions, so everybody may call them.
+    await link.execute(f'GRANT USAGE ON SCHEMA "{name}" TO PUBLIC')
+    await link.execute(f'SET LOCAL search_path = "{name}", {tables}, pg_temp')
+    await link.execute(functions(component))
+    await link.execute(
+        "INSERT INTO functions (name, component, version) VALUES ($1, $2, $3)", name, component.name, VERSION
+    )

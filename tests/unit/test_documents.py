@@ -1,0 +1,72 @@
+"""The documentation is complete and loads nothing from elsewhere: pages of the site, commands, pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from shoal.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+GENERATED = {"index.md", "changelog.md", "contributing.md", "bench.md"}
+"""Pages that scripts/docs_hooks.py makes from documents outside docs/."""
+
+
+def pages(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str) and nav.endswith("/"):
+        yield from (nav + path.name for path in (DOCS / nav).glob("*.md"))
+    elif isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages(entry)
+
+
+def test_every_page_has_one_place_on_the_site() -> None:
+    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | GENERATED
+    assert sorted(pages(SITE["nav"])) == sorted(written)
+
+
+def test_tutorial_guides_explanation_and_reference_are_apart() -> None:
+    assert [next(iter(section)) for section in SITE["nav"]] == [
+        "Home", "Tutorial", "How-to guides", "Explanation", "Reference",
+    ]  # fmt: skip
+
+
+def test_the_site_needs_no_network() -> None:
+    assert SITE["theme"]["font"] is False
+    assert SITE["use_directory_urls"] is False
+    assert "offline" in SITE["plugins"]
+    for address in (*SITE["extra"]["polyfills"], *SITE["extra_css"]):
+        assert (DOCS / address).is_file()
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "figures").glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_loads_nothing(picture: Path) -> None:
+    assert not re.findall(r"url\(\"?https?:|@import|@font-face|(?:href|src)=", picture.read_text())
+
+
+def commands(group: Any, name: str) -> Iterator[str]:
+    with group.make_context(name, [], resilient_parsing=True) as context:
+        for each in group.list_commands(context):
+            command = group.get_command(context, each)
+            if hasattr(command, "list_commands"):
+                yield from commands(command, f"{name} {each}")
+            else:
+                yield f"{name} {each}"
+
+
+def test_every_command_is_listed() -> None:
+    text = (DOCS / "commands.md").read_text()
+    listed = {match.strip() for match in re.findall(r"`(shoal [a-z -]+?)(?: [A-Z\[-][^`]*)?`", text)}
+    real = set(commands(typer.main.get_command(app), "shoal"))
+    assert real <= listed
+    assert listed <= real | {"shoal hosts"}, "no such command"
