@@ -25,7 +25,7 @@ from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.errors import ConfigError
 from shoal.frontier.memory import MemoryStore
 from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_sessions, of_vitals, render
-from shoal.metrics.serving import Address, ailment, listen, parse_address
+from shoal.metrics.serving import Address, health_problem, listen, parse_address
 from shoal.ports import Frontier, FrontierOptions, HostState, Run, Stats
 from tests.scraping import ROOT, Scrape, promtool
 
@@ -173,11 +173,11 @@ async def test_a_process_is_well_while_its_loop_goes_round_and_the_frontier_answ
     await store.create_run(Run(run_id="monday", spider="books", state="running", created_at=0.0))
     frontier: Frontier = await store.frontier("monday", FrontierOptions())
     now = time.monotonic()
-    assert ailment(vitals(frontier=frontier), up=True, now=now) is None
-    assert ailment(vitals(frontier=frontier, looped_at=None), up=True, now=now) is None
-    assert "has not gone round for 95 s" in str(ailment(vitals(frontier=frontier), up=True, now=now + 90))
-    assert "frontier" in str(ailment(vitals(frontier=frontier), up=False, now=now))
-    assert "not begun" in str(ailment(vitals(), up=False, now=now))
+    assert health_problem(vitals(frontier=frontier), up=True, now=now) is None
+    assert health_problem(vitals(frontier=frontier, looped_at=None), up=True, now=now) is None
+    assert "no heartbeat for 95 s" in str(health_problem(vitals(frontier=frontier), up=True, now=now + 90))
+    assert "frontier" in str(health_problem(vitals(frontier=frontier), up=False, now=now))
+    assert "not started" in str(health_problem(vitals(), up=False, now=now))
 
 
 class Patient(Spider):
@@ -236,7 +236,7 @@ def taken() -> Iterator[int]:
 def test_of_several_ports_the_first_free_one_is_taken(taken: int) -> None:
     with listen(Address("127.0.0.1", range(taken, taken + 20))) as found:
         assert taken < found.getsockname()[1] < taken + 20
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{taken}: it is taken"):
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{taken}: already in use"):
         listen(Address("127.0.0.1", range(taken, taken + 1)))
     with pytest.raises(ConfigError, match=r"can't listen on 192\.0\.2\.1:9100"):
         listen(Address("192.0.2.1", range(9100, 9101)))

@@ -54,7 +54,7 @@ def make_onion(
     ]
     onion = Onion(wrap(_guarded(fetcher.fetch, may_work), [layer for layer in layers if layer is not None]))
     if throttle is not None:
-        onion = onion._replace(on_lease=throttle.heard)
+        onion = onion._replace(on_lease=throttle.adopt)
     return onion if robots is None else onion._replace(forget=robots.forget)
 
 

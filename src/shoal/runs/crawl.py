@@ -20,7 +20,7 @@ from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
-from shoal.fetch.resolving import look_up_many_names
+from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
 from shoal.runs.lifecycle import Plan, RunLifecycle
@@ -85,7 +85,7 @@ def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
                 beside.cancel()
                 await asyncio.gather(beside, return_exceptions=True)
 
-    look_up_many_names()
+    allow_many_lookups()
     uvloop.run(main())
     return made
 

@@ -28,7 +28,7 @@ from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
-from shoal.fetch.resolving import look_up_many_names
+from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.ports import Lease, Store
 from shoal.tasks.messages import check_belongs, read_task
@@ -57,7 +57,7 @@ class PageWorker:
     def __init__(self, config: Config | None = None, *, in_background: bool) -> None:
         self._config = config or load_config(file=find_config_file(os.environ), environ=os.environ).config
         self._store_name = store_name(distributed_frontier(self._config))
-        look_up_many_names()
+        allow_many_lookups()
         self._loop = uvloop.new_event_loop()
         self._runner: _TaskRunner | None = None
         self._in_background = in_background

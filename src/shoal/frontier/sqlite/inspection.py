@@ -45,7 +45,7 @@ class SQLiteInspection:
         return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
 
     async def recover(self) -> Rewind | None:
-        """None: only one process has the file, so nobody rewinds it meanwhile."""
+        """None: only one process has the file, so nobody can rewind it."""
         return None
 
     async def rewinds(self) -> list[Rewind]:
