@@ -172,7 +172,7 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
     if state == "running":
         await server.jobs.resume(run)
     else:
-        await server.jobs.look(run_id)
+        await server.jobs.poll_state(run_id)
     return json_response(await _describe(server, run))
 
 
