@@ -35,7 +35,7 @@ class MemoryHarness(Harness):
 
 
 class SQLiteHarness(Harness):
-    """The frontier in a file, whose process is the only one."""
+    """The frontier in a file, which one process uses."""
 
     durable = True
     keeps_leases = False
@@ -51,7 +51,7 @@ class SQLiteHarness(Harness):
         return await SQLiteStore.open(self._path, clock=self._clock)
 
     async def revive_store(self) -> Store:
-        """Another process sees what is in the files at this moment: a copy of them, made while the store is open."""
+        """Copy the files while the store is open: that is what another process sees after a kill."""
         old, self._path = self._path, self._next_path()
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):

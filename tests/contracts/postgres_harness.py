@@ -1,4 +1,4 @@
-"""The frontier in PostgreSQL, on the one server that the tests share."""
+"""The frontier in PostgreSQL, on the server that the tests share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELETE FROM {SCHEMA}.event; DELETE FROM {SCHEMA}.role; DELETE FROM {SCHEMA}.note
 
 
 class PostgresHarness(Harness):
-    """Each test has the schema for itself: one is made, and emptied for the next."""
+    """All tests use one schema, which is emptied for each of them."""
 
     durable = True
     drift = 0.99
@@ -44,7 +44,7 @@ class PostgresHarness(Harness):
         return await PostgresStore.open(self._url, offset=lambda: self._offset)
 
     async def revive_store(self) -> Store:
-        """Another process: it has connections of its own, and nothing else."""
+        """Another process has only its own connections."""
         await self.store.close()
         return await self._open()
 

@@ -15,8 +15,7 @@ _numbers = count(1)
 
 
 class RedisHarness(Harness):
-    """Each store has a prefix of its own on the server that the tests share. Time is the server's, and what was added
-    to it."""
+    """Each store has its own prefix on the server that the tests share. Its time is the server's plus an offset."""
 
     durable = True
     keeps_leases = True
@@ -32,7 +31,7 @@ class RedisHarness(Harness):
         return await self._open()
 
     async def revive_store(self) -> Store:
-        """What another process finds: the server knows nothing of the one that is gone."""
+        """Another process has only its own connections."""
         await self.store.close()
         return await self._open()
 

@@ -15,7 +15,7 @@ class TestFrontier(FrontierContract):
     """On the backends of the ``harness`` fixture."""
 
 
-@pytest.mark.timeout(600)  # a failure is told after its shortest story was looked for
+@pytest.mark.timeout(600)  # after a failure, hypothesis searches for the shortest sequence of steps
 @pytest.mark.parametrize("make_harness", list(BACKENDS.values()), ids=list(BACKENDS))
 def test_random_steps_agree_with_the_model(make_harness: Callable[[], Harness]) -> None:
     check_machine(make_harness)

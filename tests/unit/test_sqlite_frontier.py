@@ -1,4 +1,4 @@
-"""What is particular to the frontier in a SQLite file; what it has in common with the others is in the contracts."""
+"""The frontier in a SQLite file: what the contracts do not cover."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def check_books(frontier: Frontier) -> None:
 
 
 def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Another process, which says what it does on its standard output."""
+    """Start a process that reports on its standard output."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -116,7 +116,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 @pytest.mark.parametrize("most", [20, sqlite_seen._MAX_IN_MEMORY], ids=["indexed", "not indexed"])
-async def test_a_crawl_that_is_killed_again_and_again_is_done_once(
+async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"from shoal.frontier.sqlite import seen; seen._MAX_IN_MEMORY = {most}\n" + CRAWL
@@ -162,7 +162,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_a_file_whose_making_was_killed_can_be_used(tmp_path: Path) -> None:
+async def test_a_file_whose_creation_was_killed_can_be_used(tmp_path: Path) -> None:
     for attempt in range(5):
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -207,7 +207,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_second_process_is_told_who_has_the_file(path: Path) -> None:
+async def test_the_error_for_a_second_process_names_the_first(path: Path) -> None:
     process = spawn(HOLD, path)
     read_lines(process, 1)
     with pytest.raises(StoreBusyError, match=rf"\(pid {process.pid}\)"):
@@ -218,7 +218,7 @@ async def test_a_second_process_is_told_who_has_the_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-async def test_a_second_store_in_the_same_process_is_refused_too(store: SQLiteStore, path: Path) -> None:
+async def test_a_second_store_in_the_same_process_is_refused(store: SQLiteStore, path: Path) -> None:
     with pytest.raises(StoreBusyError):
         await SQLiteStore.open(path)
     link = path.with_name("link.db")
@@ -227,7 +227,7 @@ async def test_a_second_store_in_the_same_process_is_refused_too(store: SQLiteSt
         await SQLiteStore.open(link)
 
 
-async def test_a_file_is_looked_at_while_another_works_on_it(
+async def test_a_file_can_be_inspected_while_another_process_works_on_it(
     store: SQLiteStore, frontier: Frontier, path: Path
 ) -> None:
     looking = await open_store(f"sqlite:///{path}", readonly=True)
@@ -250,11 +250,11 @@ async def test_a_file_is_looked_at_while_another_works_on_it(
     assert history is not None
     assert history.parent == one.request.url
     assert await looking.list_runs() == await store.list_runs() == [RUN]
-    assert not await seen.is_finished()
+    assert not (await seen.stats()).finished
     await looking.close()
 
 
-async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
+async def test_a_readonly_store_cannot_be_changed(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
     await frontier.push([page(1)])
     (lease,) = await lease_all(frontier)
     looking = await SQLiteStore.open(path, readonly=True)
@@ -281,10 +281,10 @@ async def test_what_is_looked_at_is_not_changed(store: SQLiteStore, frontier: Fr
     assert (await frontier.stats()).leased == 1
 
 
-# -- files that are not for us
+# -- files that cannot be used
 
 
-async def test_a_file_that_does_not_exist_is_not_made_by_looking(path: Path) -> None:
+async def test_opening_readonly_creates_no_file(path: Path) -> None:
     with pytest.raises(StoreError, match="there is no file"):
         await SQLiteStore.open(path, readonly=True)
     path.touch()
@@ -293,7 +293,7 @@ async def test_a_file_that_does_not_exist_is_not_made_by_looking(path: Path) -> 
     assert os.listdir(path.parent) == [path.name]
 
 
-async def test_a_folder_is_not_made(path: Path) -> None:
+async def test_opening_creates_no_folder(path: Path) -> None:
     with pytest.raises(StoreError, match="there is no folder"):
         await SQLiteStore.open(path / "sub.db")
     with pytest.raises(StoreError, match="Is a directory"):
@@ -302,7 +302,7 @@ async def test_a_folder_is_not_made(path: Path) -> None:
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-async def test_files_of_others_are_left_alone(path: Path, readonly: bool) -> None:
+async def test_files_of_other_programs_are_not_changed(path: Path, readonly: bool) -> None:
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE run (number)")
     other.close()
@@ -314,7 +314,7 @@ async def test_files_of_others_are_left_alone(path: Path, readonly: bool) -> Non
         assert os.listdir(path.parent) == [path.name]
 
 
-async def test_an_empty_file_is_taken(path: Path) -> None:
+async def test_an_empty_file_can_be_used(path: Path) -> None:
     path.touch()
     store = await SQLiteStore.open(path)
     assert await store.list_runs() == []
@@ -335,7 +335,7 @@ async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message
         await SQLiteStore.open(path, readonly=readonly)
 
 
-async def test_a_damaged_file_is_not_worked_on(path: Path) -> None:
+async def test_a_damaged_file_is_refused(path: Path) -> None:
     store = await SQLiteStore.open(path)
     await store.create_run(RUN)
     frontier = await store.frontier("r", OPTIONS)
@@ -354,7 +354,7 @@ async def test_a_damaged_file_is_not_worked_on(path: Path) -> None:
         await (await SQLiteStore.open(path.with_name("broken.db"))).frontier("r", OPTIONS)
 
 
-async def test_a_closed_store_says_so(store: SQLiteStore, frontier: Frontier) -> None:
+async def test_a_closed_store_refuses_calls(store: SQLiteStore, frontier: Frontier) -> None:
     await store.close()
     await store.close()
     with pytest.raises(StoreError, match="is closed"):
@@ -367,7 +367,7 @@ async def test_a_closed_store_says_so(store: SQLiteStore, frontier: Frontier) ->
 
 
 async def set_room(store: SQLiteStore, pages: int | None) -> None:
-    """Let the file grow by so many pages, or without limit."""
+    """Let the file grow by this many pages, or without limit."""
 
     def limit() -> None:
         db = store._file.db
@@ -378,7 +378,7 @@ async def set_room(store: SQLiteStore, pages: int | None) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 3, 6])
-async def test_without_room_nothing_changes_and_with_room_it_goes_on(
+async def test_a_full_disk_changes_nothing_and_work_resumes_when_there_is_room(
     store: SQLiteStore, frontier: Frontier, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", 50)
@@ -412,7 +412,7 @@ async def test_without_room_nothing_changes_and_with_room_it_goes_on(
     await check_books(frontier)
 
 
-async def test_after_a_full_disk_it_is_still_known_which_slot_has_what(store: SQLiteStore, frontier: Frontier) -> None:
+async def test_slots_keep_their_leases_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(3)])
     held_by = await store.frontier("r", OPTIONS, Holder("c/0", 1))
     leases = await lease_all(held_by, 2)
@@ -426,7 +426,7 @@ async def test_after_a_full_disk_it_is_still_known_which_slot_has_what(store: SQ
     await check_books(frontier)
 
 
-async def test_after_a_full_disk_it_is_still_known_what_was_sent(store: SQLiteStore, frontier: Frontier) -> None:
+async def test_leases_that_are_not_begun_stay_so_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(3)])
     first, second, third = (await frontier.lease(3, 60, begun=False)).leases
     (begun,) = await frontier.reissue([second], 60, nonce=b"one-receiver")
@@ -489,7 +489,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_disk_that_is_really_full(path: Path) -> None:
+async def test_a_process_on_a_really_full_disk_loses_nothing(path: Path) -> None:
     output, errors = spawn(FULL, path).communicate()
     assert errors == ""
     assert output.count("nothing was changed") == 5
@@ -513,7 +513,7 @@ async def test_a_run_has_one_frontier(store: SQLiteStore) -> None:
         await store.create_run(RUN)
 
 
-async def test_a_refusal_leaves_everything_as_it_was(store: SQLiteStore) -> None:
+async def test_a_refused_push_changes_nothing(store: SQLiteStore) -> None:
     frontier = await store.frontier("r", FrontierOptions(max_queue_size=3))
     await frontier.push([page(1), page(2)])
     with pytest.raises(QueueFullError):
@@ -524,7 +524,7 @@ async def test_a_refusal_leaves_everything_as_it_was(store: SQLiteStore) -> None
     await check_books(frontier)
 
 
-async def test_a_lease_that_nobody_waits_for_is_given_back(store: SQLiteStore, frontier: Frontier) -> None:
+async def test_a_cancelled_lease_is_released(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(10)])
     waiting = asyncio.create_task(frontier.lease(5, 60))
     await asyncio.sleep(0)
@@ -565,7 +565,7 @@ async def test_urls_are_known_whether_indexed_or_not(path: Path, monkeypatch: py
     await store.close()
 
 
-async def test_text_that_cant_be_stored_does_not_stop_the_crawl(frontier: Frontier) -> None:
+async def test_text_that_is_not_utf8_is_stored_with_replacements(frontier: Frontier) -> None:
     await frontier.push([page(1)])
     (lease,) = await lease_all(frontier)
     assert await frontier.fail([Failure(lease=lease, kind="odd", reason="sent \udcff and \0")]) == ["dead"]
@@ -574,7 +574,7 @@ async def test_text_that_cant_be_stored_does_not_stop_the_crawl(frontier: Fronti
     assert history.reason == "sent ? and \0"
 
 
-async def test_many_dead_are_told_and_retried(frontier: Frontier) -> None:
+async def test_many_dead_requests_are_listed_and_retried(frontier: Frontier) -> None:
     await frontier.push([page(number, priority=number % 3) for number in range(250)])
     while leases := await lease_all(frontier):
         await frontier.fail([Failure(lease=lease, kind="dns", reason="no such host") for lease in leases])
@@ -637,7 +637,7 @@ async def test_two_runs_share_a_host(path: Path) -> None:
     assert [state.delay for state in await two.host_states()] == [10.0]
     await store.close()
 
-    # The leases of both are of a process that is gone, and each run ends its own.
+    # The process that held the leases of both runs is gone. Each run ends its own.
     clock.advance(1.0)
     store = await SQLiteStore.open(path, clock=clock)
     one = await store.frontier("one", OPTIONS)

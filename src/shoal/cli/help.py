@@ -16,7 +16,7 @@ from typer.main import get_group
 
 from shoal.cli.terminal import raw_stdout
 
-# Typer before 0.20 uses Click, later versions have their own copy of it. This is the right class in both.
+# Older versions of Typer use Click, newer ones have their own copy of it. This is the right class in both.
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 _F = TypeVar("_F", bound=Callable[..., Any])

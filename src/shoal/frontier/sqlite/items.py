@@ -11,8 +11,8 @@ from shoal.ports import LoggedItem
 class SQLiteItemLog:
     """Items in the order in which their pages were completed. See `shoal.ports.Frontier`.
 
-    Only one process has the file, so nobody rewinds it meanwhile: the proofs that a server checks (``last``,
-    ``cursors``) are ignored.
+    Only one process has the file, so nobody can rewind it. It ignores the proofs that a server checks (``last``,
+    ``cursors``).
     """
 
     def __init__(self, run: RunFile) -> None:

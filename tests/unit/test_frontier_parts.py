@@ -1,0 +1,200 @@
+"""The parts of the frontiers that live in one process, each alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import FencedError, QueueFullError, StoreRewoundError
+from shoal.frontier.memory.items import MemoryItemLog
+from shoal.frontier.memory.records import NO_PARENT, decode_request
+from shoal.frontier.memory.requests import Requests
+from shoal.frontier.memory.roles import Fences, MemoryRoles
+from shoal.frontier.politeness import OpenRuns, effective_concurrency, effective_delay
+from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
+from shoal.frontier.sqlite.file import SQLiteFile
+from shoal.frontier.sqlite.items import SQLiteItemLog
+from shoal.frontier.sqlite.roles import SQLiteRoles
+from shoal.frontier.sqlite.run_file import RunFile
+from shoal.http import Request
+from shoal.ports import FrontierOptions, Holder, Stats
+from shoal.testing import FakeClock
+
+# -- rules
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "configured", "crawl", "learned", "expected"),
+    [
+        (None, None, 0.0, None, None, (0.0, "no delay")),
+        (None, None, 1.0, None, None, (1.0, "download_delay")),
+        (None, 2.0, 1.0, None, None, (2.0, "set for all hosts")),
+        (0.0, 2.0, 1.0, None, None, (0.0, "no delay")),
+        (0.5, 2.0, 1.0, None, None, (0.5, "set for this host")),
+        (0.5, 2.0, 1.0, 3.0, 2.5, (3.0, "robots.txt Crawl-delay")),
+        (0.5, 2.0, 1.0, 3.0, 4.0, (4.0, "learned from its answers")),
+        (3.0, None, 1.0, 3.0, 3.0, (3.0, "set for this host")),
+    ],
+)
+def test_the_largest_delay_is_in_force(
+    own: float | None,
+    default: float | None,
+    configured: float,
+    crawl: float | None,
+    learned: float | None,
+    expected: tuple[float, str],
+) -> None:
+    assert effective_delay(own, default, configured, crawl, learned) == expected
+
+
+def test_the_most_specific_concurrency_is_in_force_unless_there_is_a_delay() -> None:
+    assert effective_concurrency(0.0, None, None, 8) == 8
+    assert effective_concurrency(0.0, None, 4, 8) == 4
+    assert effective_concurrency(0.0, 16, 4, 8) == 16
+    assert effective_concurrency(0.1, 16, 4, 8) == 1
+
+
+def test_a_queue_is_full_only_for_new_requests() -> None:
+    check_queue_size(None, 10**9, 1)
+    check_queue_size(5, 4, 1)
+    check_queue_size(5, 9, 0)
+    with pytest.raises(QueueFullError, match="maximum of 5 requests"):
+        check_queue_size(5, 4, 2)
+
+
+def test_robots_and_scope_are_retried_only_when_named() -> None:
+    assert is_retried("timeout", None)
+    assert not is_retried("robots", None)
+    assert is_retried("robots", ["robots"])
+    assert not is_retried("timeout", ["robots"])
+
+
+def test_a_run_is_finished_when_nothing_remains_and_seeding_is_complete() -> None:
+    assert Stats(pushed=2, done=1, dead=1).finished
+    assert not Stats(seeding=True).finished
+    for state in ("ready", "waiting", "leased", "incoming"):
+        assert not Stats(**{state: 1}).finished
+
+
+class _Run:
+    def __init__(self) -> None:
+        self.checks: list[float] = []
+
+    def expire_leases(self, now: float) -> None:
+        self.checks.append(now)
+
+
+def test_leases_of_other_runs_are_checked_once_in_a_while() -> None:
+    runs: OpenRuns[_Run] = OpenRuns(one=_Run(), two=_Run())
+    for now in (10.0, 10.01, 10.04, 10.06):
+        runs.expire_others(runs["one"], now)
+    assert (runs["one"].checks, runs["two"].checks) == ([], [10.0, 10.06])
+
+
+# -- requests in memory
+
+
+def _requests(*urls: str, in_memory: int = 100) -> Requests:
+    requests = Requests(FrontierOptions(in_memory=in_memory), {})
+    new = requests.select_new((request.fingerprint(), request) for request in map(Request, urls))
+    requests.add(new, NO_PARENT, len(urls), 0.0)
+    return requests
+
+
+def test_requests_are_added_once_and_counted() -> None:
+    requests = _requests("http://a.example/1", "http://a.example/1", "http://b.example/2")
+    assert (requests.pushed, requests.duplicates, requests.counts[READY]) == (2, 1, 2)
+    assert sorted(requests.lanes.by_name) == ["a.example", "b.example"]
+
+
+@pytest.mark.parametrize("in_memory", [100, 2])
+def test_requests_leave_in_order_from_memory_and_disk(in_memory: int) -> None:
+    urls = [f"http://a.example/{number}" for number in range(6)]
+    requests = _requests(*urls, in_memory=in_memory)
+    lane = requests.lane("a.example")
+    assert [decode_request(requests.take(lane, 1.0).payload).url for _ in urls] == urls
+    assert requests.counts[LEASED] == 6
+    assert lane.best is None
+    requests.close()
+
+
+# -- roles and item logs, in memory and in a file
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def run_file(tmp_path: Path, clock: FakeClock) -> AsyncIterator[RunFile]:
+    file = SQLiteFile(tmp_path / "f.db", readonly=False)
+    await file.open()
+    run = "INSERT INTO run (number, run_id, spider, state, created_at, settings) VALUES (1, 'r', 's', 'running', 0, '')"
+    await file.write(lambda: file.db.execute(run))
+    yield RunFile(file, 1, clock)
+    await file.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def roles(request: pytest.FixtureRequest, run_file: RunFile, clock: FakeClock) -> MemoryRoles | SQLiteRoles:
+    return MemoryRoles(clock, Fences()) if request.param == "memory" else SQLiteRoles(run_file)
+
+
+async def test_a_role_is_free_again_when_it_expires(roles: MemoryRoles | SQLiteRoles, clock: FakeClock) -> None:
+    first = await roles.claim("drain", 5.0)
+    assert first is not None
+    assert await roles.advance(first, b"1", 5.0)
+    assert await roles.claim("drain", 5.0) is None
+    clock.advance(5.0)
+    second = await roles.claim("drain", 5.0)
+    assert second is not None
+    assert second.cursor == b"1"
+    assert not await roles.advance(first, b"2", 5.0)
+    with pytest.raises(StoreRewoundError, match="drain"):
+        await roles.advance(second.moved_to(b"7"), b"8", 5.0)
+    assert await roles.relinquish(second, finished=True)
+    assert [(state.held, state.finished) for state in await roles.roles()] == [(False, True)]
+
+
+def test_a_fence_refuses_earlier_epochs() -> None:
+    fences = Fences()
+    fences.raise_to("cluster/0", 3)
+    fences.check(None)
+    fences.check(Holder("cluster/0", 3))
+    fences.check(Holder("cluster/1", 1))
+    with pytest.raises(FencedError, match="epoch 3"):
+        fences.check(Holder("cluster/0", 2))
+    with pytest.raises(FencedError):
+        fences.raise_to("cluster/0", 2)
+
+
+async def test_an_item_log_is_read_and_trimmed_in_memory() -> None:
+    log = MemoryItemLog()
+    assert log.append(b"a", [b"1", b"2"], 0) == 2
+    assert log.append(b"a", [b"3"], 2) == 3
+    await _check_log(log)
+    assert log.count == 3
+
+
+async def test_an_item_log_is_read_and_trimmed_in_a_file(run_file: RunFile) -> None:
+    log = SQLiteItemLog(run_file)
+    pages = [(b"a", 0, [b"1", b"2"]), (b"a", 2, [b"3"])]
+    await run_file.change(lambda ledger, _: log.append(pages, ledger))
+    await _check_log(log)
+    assert await run_file.read(lambda: run_file.ledger().items) == 3
+
+
+async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
+    items = await log.read_items(0, 9)
+    assert [(item.seq, item.index, item.payload) for item in items] == [(1, 0, b"1"), (2, 1, b"2"), (3, 2, b"3")]
+    assert await log.read_items(1, 1) == items[1:2]
+    await log.trim_items(2)
+    assert await log.read_items(0, 9) == items[2:]
+
+
+def test_states_have_fixed_numbers() -> None:
+    """They are stored in files and on servers."""
+    assert (READY, LEASED, DONE) == (0, 2, 3)
