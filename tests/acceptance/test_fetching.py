@@ -368,7 +368,7 @@ async def test_a_certificate_that_nobody_vouches_for(
     assert items == []
     assert summary.dead_kinds == {"tls": 1}
     assert summary.counters.retried == 0
-    assert "can't be trusted" in caplog.text
+    assert "is not trusted" in caplog.text
     assert "self-signed" in caplog.text
     assert "(http.verify_tls)" in caplog.text
     assert secure.requests == []

@@ -79,7 +79,7 @@ async def refusal(url: str, *allowed: str) -> str:
 @pytest.mark.parametrize("host", SPELLINGS)
 async def test_loopback_is_refused_in_every_spelling(server: MisbehavingServer, host: str) -> None:
     message = await refusal(f"http://{host}:{server.url.rpartition(':')[2]}/leaf/1")
-    assert message.endswith(" is a loopback address, which is not to be contacted from here (serve.allow)")
+    assert message.endswith(" is a loopback address, which may not be contacted (serve.allow)")
     assert server.connections == 0
 
 
@@ -91,7 +91,7 @@ async def test_loopback_is_served_in_every_spelling_when_it_is_listed(server: Mi
 
 
 async def test_the_refusal_names_the_address(server: MisbehavingServer) -> None:
-    said = "127.0.0.1 is a loopback address, which is not to be contacted from here (serve.allow)"
+    said = "127.0.0.1 is a loopback address, which may not be contacted (serve.allow)"
     assert await refusal(server.url) == said
 
 

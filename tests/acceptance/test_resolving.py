@@ -8,7 +8,7 @@ from tests.acceptance.rebinding import said_apart
 
 LOOK_UP = """
 import asyncio, os, uvloop
-from shoal.fetch.resolving import look_up_many_names
+from shoal.fetch.resolving import allow_many_lookups
 from tests.acceptance.rebinding import NameServer
 
 os.environ.pop("UV_THREADPOOL_SIZE", None)  # another test may have set it
@@ -33,7 +33,7 @@ async def main():
 """
 
 
-@pytest.mark.parametrize(("prepared", "found"), [("look_up_many_names(); ", "8.8.8.8"), ("", "None")])
+@pytest.mark.parametrize(("prepared", "found"), [("allow_many_lookups(); ", "8.8.8.8"), ("", "None")])
 def test_eight_names_that_nobody_answers_for(prepared: str, found: str) -> None:
     """Also without what is tested, so that this could fail."""
     assert said_apart("-c", f"{LOOK_UP}\n{prepared}uvloop.run(main())").strip() == found

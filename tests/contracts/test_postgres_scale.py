@@ -77,7 +77,7 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
             await dying.complete([Completion(lease=lease, children=links(2500), duplicates=3)])
         stats = await check_balance(other)
         assert (stats.done, stats.ready, stats.incoming, stats.remaining, stats.duplicates) == (1, 0, 2500, 2500, 3)
-        assert not await other.is_finished()
+        assert not (await other.stats()).finished
         found = await other.find(links(1, start=2400)[0])
         assert found is not None
         assert (found.state, found.parent) == ("ready", links(1, start=9999)[0].url)

@@ -125,7 +125,7 @@ async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> Non
     await stage(frontier, large, links(3500), items=[b"x"])
     stats = await frontier.stats()
     assert (stats.pushed, stats.done, stats.items, stats.incoming, stats.remaining) == (2, 1, 1, 3500, 3501)
-    assert not await frontier.is_finished()
+    assert not (await frontier.stats()).finished
     await check_balance(frontier)
     found = await history(frontier, page(3499, host="49.example"))
     assert (found.state, found.parent, found.depth) == ("ready", large.request.url, 0)

@@ -89,14 +89,14 @@ LINK_LOCAL, MULTICAST, UNSPECIFIED = "a link-local address", "a multicast addres
         ("192.0.0.192", RESERVED),
         ("168.63.129.16", RESERVED),
         # what a system may read as an address
-        ("127.1", "no IP address"),
-        ("2130706433", "no IP address"),
-        ("0x7f000001", "no IP address"),
-        ("0177.0.0.1", "no IP address"),
-        ("127.0.0.01", "no IP address"),
-        ("[::1]", "no IP address"),
-        ("localhost", "no IP address"),
-        ("", "no IP address"),
+        ("127.1", "not an IP address"),
+        ("2130706433", "not an IP address"),
+        ("0x7f000001", "not an IP address"),
+        ("0177.0.0.1", "not an IP address"),
+        ("127.0.0.01", "not an IP address"),
+        ("[::1]", "not an IP address"),
+        ("localhost", "not an IP address"),
+        ("", "not an IP address"),
     ],
 )
 def test_what_is_refused(address: str, reason: str) -> None:
@@ -162,7 +162,7 @@ def test_what_is_listed(listed: str, address: str, allowed: bool) -> None:
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.*", "127.1", "", "[::1]", "::1/x"])
 def test_what_can_not_be_listed(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf'^"serve.allow" must hold addresses and networks .* not {re.escape(repr(text))}'
+        ConfigError, match=rf'^"serve.allow" must have addresses and networks .* not {re.escape(repr(text))}'
     ):
         AddressGuard(["127.0.0.1", text])
 

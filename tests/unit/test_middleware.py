@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -220,7 +221,7 @@ async def test_a_robots_txt_that_can_not_be_had_now_makes_its_pages_wait(status:
     site = Site({ROBOTS: answer(status, headers={"Retry-After": "7"})})
     fetch = wrap(site, [StatusCheck(retried=[503], handled=handled)])
     layer = robots_layer()
-    with pytest.raises(FetchError, match=r"robots\.txt of http://ex.com can't be had") as caught:
+    with pytest.raises(FetchError, match=r"can't fetch robots\.txt of http://ex.com") as caught:
         await layer(Request(URL), fetch)
     assert (caught.value.kind, caught.value.retryable, caught.value.status) == ("robots unavailable", True, status)
     assert caught.value.retry_after == timedelta(seconds=1 if handled else 7)
@@ -338,7 +339,7 @@ async def test_a_frontier_that_is_away_does_not_stop_robots() -> None:
     told, site = Told(), Site({ROBOTS: "User-agent: *\nDisallow: /private"})
     told.down = True
     layer = robots_layer(told)
-    with pytest.raises(Postponed, match="could not be stored"):
+    with pytest.raises(Postponed, match="can't store robots"):
         await layer(Request(URL), site)
 
 
@@ -406,7 +407,7 @@ async def test_only_the_beginning_of_a_huge_robots_txt_is_read() -> None:
 
 
 async def test_what_is_known_of_robots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robots, "_MOST_KEPT", 10_000)
+    monkeypatch.setattr(robots, "_MAX_CACHED", 10_000)
     site, layer = Site({"*": "User-agent: *\nDisallow: /x"}), robots_layer()
     for number in range(50):
         await learned(layer, site, f"http://h{number}/")
@@ -557,7 +558,7 @@ def test_an_overload_makes_it_longer(settings: config.ThrottleSettings, before: 
     host = Learned(delay=min(before, settings.max_delay))
     after = after_overload(host, settings)
     assert after.delay >= host.delay
-    assert after.delay >= min(throttle._FIRST, settings.max_delay)
+    assert after.delay >= min(throttle._FIRST_DELAY, settings.max_delay)
 
 
 def test_a_host_that_gets_slower_and_slower_is_spared() -> None:
@@ -640,11 +641,11 @@ async def test_a_frontier_that_is_away_does_not_cost_the_page() -> None:
 
 
 async def test_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "_MOST_HOSTS", 5)
+    monkeypatch.setattr(throttle, "_MAX_HOSTS", 5)
     layer, site = throttle_layer(Told()), Site({"*": error(429)})
     for number in range(20):
         await refusal(layer, Request(f"http://h{number}/"), site)
-    assert list(layer._hosts) == list(layer._told) == [f"h{number}" for number in range(15, 20)]
+    assert list(layer._hosts) == list(layer._reported) == [f"h{number}" for number in range(15, 20)]
 
 
 # -- cookies
@@ -730,7 +731,22 @@ async def test_where_a_cookie_goes(line: str, url: str, is_sent: bool) -> None:
         ("shop.co.uk", "co.uk", "bank.co.uk", False),
         ("a.com.au", "com.au", "b.com.au", False),
         ("a.bbc.co.uk", "bbc.co.uk", "b.bbc.co.uk", True),
+        ("evil.github.io", "github.io", "good.github.io", False),
+        ("evil.github.io", "github.io", "github.io", False),
+        ("evil.github.io", "evil.github.io", "www.evil.github.io", True),
+        ("github.io", "github.io", "github.io", True),
+        ("github.io", "github.io", "good.github.io", False),
+        ("evil.s3.amazonaws.com", "s3.amazonaws.com", "good.s3.amazonaws.com", False),
+        ("a.foo.kobe.jp", "foo.kobe.jp", "b.foo.kobe.jp", False),  # the rule is *.kobe.jp
+        ("a.city.kobe.jp", "city.kobe.jp", "b.city.kobe.jp", True),  # and this is its exception
+        ("a.xn--p1ai", "xn--p1ai", "b.xn--p1ai", False),
+        ("a.intern.corp", "intern.corp", "b.intern.corp", True),
+        ("a.corp", "corp", "b.corp", False),
         ("localhost", "localhost", "localhost", True),
+        ("localhost", "localhost", "a.localhost", False),
+        ("a.localhost", "localhost", "b.localhost", False),
+        ("intranet", "intranet", "intranet", True),
+        ("intranet", "", "intranet", True),
         ("127.0.0.1", "0.0.1", "2.0.0.1", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1", True),
         ("[::1]", "", "[::1]", True),
@@ -742,6 +758,16 @@ async def test_nobody_sets_cookies_for_strangers(host: str, domain: str, other: 
     jar = Jar()
     await jar.set(f"a=1; Domain={domain}", url=f"http://{host}/")
     assert (await jar.sent(f"http://{other}/") is not None) is is_sent
+
+
+def test_the_public_suffix_list_is_loaded_only_when_it_is_needed() -> None:
+    code = (
+        "import sys; from shoal.middleware.cookies import read_cookie\n"
+        "for line in ('a=1', 'a=1; Domain=com', 'a=1; Domain=other.com', 'a=1; Domain=ex.com'):\n"
+        "    read_cookie(line, 'http://www.ex.com/', 0.0); print('publicsuffixlist' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False", "True"]
 
 
 @pytest.mark.parametrize(
@@ -804,21 +830,21 @@ async def test_the_nearest_comes_first() -> None:
 
 
 async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cookies, "_MOST_DOMAINS", 3)
+    monkeypatch.setattr(cookies, "_MAX_DOMAINS", 3)
     jar = Jar()
     await jar.set("keep=1", url="http://used/")
     for number in range(200):
         await jar.set(f"c{number}={'x' * 4000}; Path=/")
         await jar.set("a=1", url=f"http://h{number}/")
         assert await jar.sent("http://used/") == "keep=1"
-    assert sum(map(len, jar.layer._domains.values())) <= 3 * cookies._MOST_OF_A_DOMAIN
+    assert sum(map(len, jar.layer._domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
     header = await jar.sent()
     assert header is not None
     assert len(header) <= 8190
 
 
 async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cookies, "_MOST_BYTES", 200_000)
+    monkeypatch.setattr(cookies, "_MAX_BYTES", 200_000)
     jar = Jar()
     wide = "\u00e9" * 2000 + "\U0001f41f"  # each of its characters takes four bytes
     for number in range(40):
@@ -836,7 +862,7 @@ async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() 
     for number in range(30):
         await jar.set(f"c{number}={'x' * 4000}; Path=/{number}")
     host = host_of(URL)
-    assert jar.layer._sizes[host] <= cookies._MOST_BYTES_OF_A_DOMAIN
+    assert jar.layer._sizes[host] <= cookies._MAX_BYTES_PER_DOMAIN
     names = [name for name, _ in jar.layer._domains[host]]
     assert names == [f"c{number}" for number in range(30 - len(names), 30)]
     assert len(names) > 10
@@ -958,16 +984,16 @@ async def test_a_folder_that_can_not_be_used_does_not_cost_the_page(
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
     assert (await cache()(Request(URL), page)).body == b"\0page"
-    assert "could not be cached" in caplog.text
+    assert "can't cache" in caplog.text
 
 
 async def test_a_throttle_goes_on_from_what_the_fleet_has_learned() -> None:
     told, site = Told(), Site({"*": "page"})
     layer = throttle_layer(told)
     lease = Lease(Request(URL), b"", 1, 1, "ex.com", 0.0, 8.0)
-    layer.heard(lease)
+    layer.adopt(lease)
     await layer(Request(URL), site)
     assert [update.learned_delay for _, update in told.updates] == [pytest.approx(6.4)]
-    layer.heard(msgspec.structs.replace(lease, learned_delay=0.0))
+    layer.adopt(msgspec.structs.replace(lease, learned_delay=0.0))
     await layer(Request(URL), site)
     assert len(told.updates) == 1  # nothing to tell: it is as the frontier has it

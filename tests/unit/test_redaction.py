@@ -14,8 +14,8 @@ from shoal.http import Request
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ("10.1.2.3 is a private address, which is not to be contacted from here (serve.allow)", REFUSED_ADDRESS),
-        ("address: ::1 is a loopback address, which is not to be contacted from here (serve.allow)",
+        ("10.1.2.3 is a private address, which may not be contacted (serve.allow)", REFUSED_ADDRESS),
+        ("address: ::1 is a loopback address, which may not be contacted (serve.allow)",
          f"address: {REFUSED_ADDRESS}"),
         ("redis://:***@cache.internal:6379/0 can't be reached", "redis://... can't be reached"),
         ("a fleet can't share \"sqlite:////srv/x.db\"; no", "a fleet can't share \"sqlite://...\"; no"),

@@ -250,7 +250,7 @@ async def test_a_file_can_be_inspected_while_another_process_works_on_it(
     assert history is not None
     assert history.parent == one.request.url
     assert await looking.list_runs() == await store.list_runs() == [RUN]
-    assert not await seen.is_finished()
+    assert not (await seen.stats()).finished
     await looking.close()
 
 

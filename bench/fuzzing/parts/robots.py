@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from shoal.config import RobotsSettings
-from shoal.middleware.robots import _LONGEST, read_rules
+from shoal.middleware.robots import MAX_BYTES, read_rules
 
 SECONDS, MEGABYTES = 2.0, 256.0
 
@@ -41,14 +41,14 @@ def mutate(rng: random.Random, case: Any) -> Any:
 
 
 def run(case: Any) -> str:
-    parts, left = [], _LONGEST
+    parts, left = [], MAX_BYTES
     for unit, times in case["groups"]:
         for number in range(times):
             parts.append(unit.replace("%d", str(number)))
             left -= len(parts[-1])
             if left < 0:
                 break
-    text = "".join(parts).encode("utf-8", "replace")[:_LONGEST].decode("utf-8-sig", "replace")
+    text = "".join(parts).encode("utf-8", "replace")[:MAX_BYTES].decode("utf-8-sig", "replace")
     rules = read_rules(text, _AGENT, RobotsSettings())
     if rules.rules is None:
         return "allows all"

@@ -16,14 +16,15 @@ from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
 from shoal.cluster.slot_work import Holding
 from shoal.config import Config, mask
-from shoal.crawling.assembly import preload
+from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError, StoreError
+from shoal.errors import ConfigError, ShoalError, StoreBusyError, StoreError
 from shoal.frontier import open_store
-from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
+from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
+from shoal.runs.lifecycle import GRACE, last_stats
 from shoal.runs.start import begin_run, find_run
-from shoal.runs.worker import GRACE, Worker, new_worker_id
+from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.cluster")
@@ -141,7 +142,7 @@ class Node:
             spider=self.spider.spider_name(),
             counters=self._counters(),
             in_flight=0 if working is None else working.in_flight,
-            went_round=None if working is None else working.went_round,
+            looped_at=None if working is None else working.looped_at,
             frontier=self._frontier,
             standing=Standing(cluster=self.cluster, role=self.role, happened=self.happened),
         )
@@ -215,10 +216,11 @@ class Node:
             await store.close()
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
-        return Worker(
-            self.spider, self.config, self.run_id, outputs=self._outputs, keep_alive=self._keep_alive,
-            allow_changed=self._allow_changed, grace=self._grace, holder=holder, may_work=may_work,
+        options = WorkerOptions(
+            keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._grace, holder=holder,
+            may_work=may_work,
         )  # fmt: skip
+        return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
     async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
         has_worked = self.happened.keys() & {"elected", "took over"}
@@ -226,11 +228,8 @@ class Node:
             log.warning(
                 "this node was never a Runner, and has written nothing to %s", ", ".join(map(mask, self._outputs))
             )
-        stats, kinds = Stats(seeding=True), {}
-        with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD):
-                stats, kinds = await frontier.stats(), await frontier.dead_kinds()
-        state = "stopped" if stats.remaining or stats.seeding else "finished"
+        stats, kinds = await last_stats(frontier, _LAST_WORD)
+        state = "finished" if stats.finished else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,

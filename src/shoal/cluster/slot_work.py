@@ -23,7 +23,7 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
 )
-from shoal.ports import ClusterView, Coordinator, Frontier, Holder, Slot
+from shoal.ports import ClusterView, Coordinator, Holder, Queue, Slot
 from shoal.runs.worker import Worker
 
 log = logging.getLogger("shoal.cluster")
@@ -41,7 +41,7 @@ class Holding:
         name: str,
         cluster: str,
         coordinator: Coordinator,
-        frontier: Frontier,
+        frontier: Queue,
         watch: FrontierWatch,
         make_worker: MakeWorker,
     ) -> None:

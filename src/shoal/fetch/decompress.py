@@ -1,4 +1,4 @@
-"""Content codings, undone with a limit on what comes out: a small body must not become a huge one."""
+"""Decompresses bodies, with a limit on the result: a small body must not become a huge one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.errors import FetchError
 try:
     import brotli
 
-    if not hasattr(brotli.Decompressor, "can_accept_more_data"):  # before 1.2 it could not be told when to stop
+    if not hasattr(brotli.Decompressor, "can_accept_more_data"):  # before 1.2 it has no limit for its output
         brotli = None
 except ImportError:  # an extra
     brotli = None
@@ -23,27 +23,30 @@ except ImportError:  # an extra
 ACCEPTED = ", ".join(["gzip", "deflate", *(["br"] if brotli else []), *(["zstd"] if zstandard else [])])
 
 _STEP = 1 << 18  # bytes of output at a time
-_FEED = 1 << 14  # bytes of input at a time, so that what is left over need not be copied again and again
-_FEED_ZSTD = 1 << 8  # zstd can't be told when to stop: up to 8 MB come of these
-_MOST_CODINGS = 5
-_MOST_MEMBERS = 10_000
+_FEED = 1 << 14  # bytes of input at a time, so that little unused input has to be copied
+_FEED_ZSTD = 1 << 8  # zstd has no limit for its output: these bytes become 8 MB at most
+_MAX_CODINGS = 5
+_MAX_MEMBERS = 10_000
 
 
 def decompress(body: bytes, coding: str, limit: int) -> bytes:
-    """The body as it was before ``coding`` (a Content-Encoding header), at most ``limit`` bytes of it.
+    """Undo ``coding``, the value of a Content-Encoding header.
 
-    FetchError when it would be more, is broken, or is in a coding that is not known here.
+    FetchError if the result is larger than ``limit`` bytes, if the body is damaged, or if the coding is unknown.
     """
     names = [part.strip().lower() for part in coding.split(",") if part.strip()]
-    if len(names) > _MOST_CODINGS:
-        raise FetchError(f"the body has {len(names)} content codings", kind="bad encoding", retryable=False)
+    if len(names) > _MAX_CODINGS:
+        raise FetchError(
+            f"the body has {len(names)} content codings; at most {_MAX_CODINGS} are allowed",
+            kind="bad encoding", retryable=False,
+        )  # fmt: skip
     for name in reversed(names):
         if name == "identity" or not body:
             continue
         try:
             body = _collect(_chunks(body, name), limit)
         except _ERRORS as exc:
-            raise FetchError(f"the body is no valid {name}: {exc}", kind="bad encoding", retryable=True) from exc
+            raise FetchError(f"the body is not valid {name}: {exc}", kind="bad encoding", retryable=True) from exc
     return body
 
 
@@ -53,8 +56,9 @@ def _collect(chunks: Iterator[bytes], limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             raise FetchError(
-                f"the body unpacks to more than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False
-            )
+                f"the decompressed body is larger than {limit} bytes (http.max_body_bytes)",
+                kind="too large", retryable=False,
+            )  # fmt: skip
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -63,7 +67,8 @@ def _chunks(body: bytes, name: str) -> Iterator[bytes]:
     if name in ("gzip", "x-gzip"):
         return _gzip(body)
     if name == "deflate":
-        # Meant is zlib's format; many send the bare stream. The two first bytes of zlib's are divisible by 31.
+        # The standard means zlib's format, but many servers send the raw stream. zlib's first two bytes, as a number,
+        # are divisible by 31.
         wrapped = len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
         return _inflate(body, 0, zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
     if name == "br" and brotli is not None:
@@ -74,17 +79,17 @@ def _chunks(body: bytes, name: str) -> Iterator[bytes]:
 
 
 def _gzip(body: bytes) -> Iterator[bytes]:
-    """All members, and nothing of what stands behind them: browsers bear that too."""
+    """Decompress all members, and ignore the bytes after them, as browsers do."""
     position = 0
-    for _ in range(_MOST_MEMBERS):
+    for _ in range(_MAX_MEMBERS):
         position = yield from _inflate(body, position, 16 + zlib.MAX_WBITS)
         if not body.startswith(b"\x1f\x8b", position):
             return
-    raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
+    raise zlib.error(f"more than {_MAX_MEMBERS} members")
 
 
 def _inflate(body: bytes, position: int, window: int) -> Generator[bytes, None, int]:
-    """The stream that begins at this position; returns where it ended."""
+    """Decompress the stream that starts at this position, and return the position of its end."""
     engine = zlib.decompressobj(window)
     while not engine.eof and position < len(body):
         data = body[position : position + _FEED]
@@ -93,7 +98,7 @@ def _inflate(body: bytes, position: int, window: int) -> Generator[bytes, None, 
     if not engine.eof:
         rest = engine.flush()
         if not engine.eof:
-            raise zlib.error("it ends too early")
+            raise zlib.error("it is truncated")
         yield rest
     return position
 
@@ -104,29 +109,29 @@ def _brotli(body: bytes) -> Iterator[bytes]:
     while not engine.is_finished():
         chunk = engine.process(b"", output_buffer_limit=_STEP)
         if not chunk:
-            raise brotli.error("it ends too early")
+            raise brotli.error("it is truncated")
         yield chunk
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:
-    """All frames, of which some may be there only to be skipped."""
-    # The window is what a decoder must hold in memory; 8 MB is what the standard asks decoders to bear.
+    """Decompress all frames. Skippable frames have no output."""
+    # A decoder keeps the window in memory. The standard asks decoders to support 8 MB.
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20)
     position = 0
-    for _ in range(_MOST_MEMBERS):
+    for _ in range(_MAX_MEMBERS):
         engine = decompressor.decompressobj()
         while not engine.eof:
             data = body[position : position + _FEED_ZSTD]
             if not data:
-                raise zstandard.ZstdError("it ends too early")
+                raise zstandard.ZstdError("it is truncated")
             yield engine.decompress(data)
             position += len(data) - len(engine.unused_data)
-        if not _begins_frame(body[position : position + 4]):
+        if not _is_frame_start(body[position : position + 4]):
             return
-    raise zstandard.ZstdError(f"it has more than {_MOST_MEMBERS} frames")
+    raise zstandard.ZstdError(f"more than {_MAX_MEMBERS} frames")
 
 
-def _begins_frame(magic: bytes) -> bool:
+def _is_frame_start(magic: bytes) -> bool:
     return magic == b"\x28\xb5\x2f\xfd" or (magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP fetcher: aiohttp, with limits on everything that a stranger's server decides."""
+"""The HTTP fetcher: aiohttp, with limits on everything that a server controls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shoal.urls.normalize import host_of
 
 
 class HttpFetcher:
-    """Fetches pages over kept-open connections. Redirects are not followed: each hop is a request of its own, so that
-    the frontier's politeness, scope and robots.txt hold for it.
+    """Fetches pages over persistent connections. It does not follow redirects: each hop is a separate request, so that
+    politeness, scope and robots.txt apply to it.
 
-    With a guard, an address that it refuses is never connected to. A name that has others too has only those: a public
-    site with a slip in its DNS can be had, and nobody gets anywhere by it.
+    With a guard, it never connects to a refused address. If a name has refused and other addresses, it uses the others:
+    a public site with a wrong DNS entry still works, and nothing private is reached.
     """
 
     def __init__(self, config: HttpSettings, user_agent: str, guard: AddressGuard | None = None) -> None:
         if guard is not None and config.proxy is not None:
-            raise ConfigError('"http.proxy" can\'t be used here: a proxy would contact what must not be (serve.allow)')
+            raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
         if config.proxy is not None and not config.proxy.startswith(("http://", "https://")):
-            raise ConfigError('"http.proxy" must be an http:// or https:// URL; other kinds are not supported yet')
+            raise ConfigError('"http.proxy" must be an http:// or https:// URL; other proxies are not supported')
         self._config = config
         self._user_agent = user_agent
         self._guard = guard
@@ -46,7 +46,7 @@ class HttpFetcher:
         config, guard = self._config, self._guard
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # the engine and the frontier decide how many at once
+                limit=0,  # the engine and the frontier limit the concurrency
                 ttl_dns_cache=int(config.dns_cache_seconds),
                 keepalive_timeout=config.keep_alive_seconds,
                 ssl=True if config.verify_tls else _no_verification(),
@@ -60,19 +60,19 @@ class HttpFetcher:
                 **config.headers,
             },
             timeout=self._timeout,
-            auto_decompress=False,  # done here, with a limit
-            cookie_jar=aiohttp.DummyCookieJar(),  # the cookies middleware has the jar
+            auto_decompress=False,  # `decompress` does it, with a limit
+            cookie_jar=aiohttp.DummyCookieJar(),  # the cookies middleware keeps them
             max_line_size=min(config.max_header_bytes, 65536),
             max_field_size=config.max_header_bytes,
         )
         return self._session
 
     def limited_to(self, max_body_bytes: int) -> Fetcher:
-        """The same connections, for pages of at most this size. They are closed where they were opened."""
+        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
         return _Limited(self, max_body_bytes)
 
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
-        """``max_body_bytes`` instead of the configured ones."""
+        """``max_body_bytes`` replaces the configured limit."""
         limit = self._config.max_body_bytes if max_body_bytes is None else max_body_bytes
         session = self._session or self._open()
         timeout = self._timeout
@@ -83,7 +83,7 @@ class HttpFetcher:
         proxy = request.proxy or self._config.proxy
         if proxy is not None and self._guard is not None:
             raise FetchError(
-                "a proxy can't be used here: it would contact what must not be (serve.allow)",
+                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
         if proxy is not None and not proxy.startswith(("http://", "https://")):
@@ -106,7 +106,7 @@ class HttpFetcher:
             try:
                 body = await self._read(answer, limit)
             finally:
-                answer.release()  # drops the connection unless the body was read to its end
+                answer.release()  # closes the connection unless the whole body was read
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise _explain(exc, request, timeout, proxy) from exc
         coding = answer.headers.get("Content-Encoding")
@@ -117,16 +117,16 @@ class HttpFetcher:
         )
 
     async def _read(self, answer: aiohttp.ClientResponse, limit: int) -> bytes:
-        """The body, unless it is too large: then the download stops."""
+        """Read the body. FetchError as soon as it is too large."""
         content = answer.content
         if answer.content_length is not None and answer.content_length > limit and not content.at_eof():
-            raise _too_large(limit)  # but the answer to HEAD may declare what it likes
+            raise _too_large(limit)  # at_eof: the answer to HEAD has no body, whatever length it declares
         chunk = await content.readany()
         if len(chunk) > limit:
             raise _too_large(limit)
         if content.at_eof():
             return chunk
-        body = bytearray(chunk)  # not a list of parts: a server that sends byte by byte would fill the memory
+        body = bytearray(chunk)  # not a list of chunks: a server that sends single bytes would fill the memory
         while chunk := await content.readany():
             if len(body) + len(chunk) > limit:
                 raise _too_large(limit)
@@ -140,7 +140,7 @@ class HttpFetcher:
 
 
 class _Limited:
-    """A fetcher with another one's connections."""
+    """A fetcher that shares the connections of another."""
 
     def __init__(self, owner: HttpFetcher, max_body_bytes: int) -> None:
         self._owner = owner
@@ -154,16 +154,16 @@ class _Limited:
 
 
 class _RefusedAddressError(OSError):
-    """All of them have the same text: of errors that differ, the library makes a new one that is none of them."""
+    """All have the same text: aiohttp combines different errors into a new one of another class."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")
-        self.message = f"{address} is {reason}, which is not to be contacted from here (serve.allow)"
+        self.message = f"{address} is {reason}, which may not be contacted (serve.allow)"
 
 
 class _GuardedResolver(aiohttp.ThreadedResolver):
-    """Leaves out refused addresses while others are left: of several failures the library tells the last, and that of a
-    site that is down for a moment must not look like a refusal. It refuses nothing itself."""
+    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
+    is briefly down must not look refused. The socket factory does the refusing."""
 
     def __init__(self, guard: AddressGuard) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _GuardedResolver(aiohttp.ThreadedResolver):
 
 
 def _guarded(guard: AddressGuard) -> aiohttp.SocketFactoryType:
-    """Makes the socket for a connection, when all names are resolved: the address is the one that is connected to."""
+    """Return a socket factory. It sees the resolved address that is connected to, so no DNS trick can bypass it."""
 
     def make(target: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, (address, *_) = target
@@ -201,7 +201,7 @@ def _too_large(limit: int) -> FetchError:
 
 
 def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:
-    """What the library said, in one line, with the setting that decided, and whether a retry can help."""
+    """Turn the library's error into one line that names the setting, and say whether a retry can help."""
     host = host_of(request.url)
     detail = _one_line(exc)
     contacted = True
@@ -226,12 +226,10 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
         case aiohttp.ClientConnectorDNSError():
             kind, retryable, contacted = "dns", True, False
-            message = f"the host {host} could not be found"
+            message = f"can't resolve the host {host}"
         case aiohttp.ClientConnectorCertificateError():
             kind, retryable = "tls", False
-            message = (
-                f"the certificate of {host} can't be trusted: {_one_line(exc.certificate_error)} (http.verify_tls)"
-            )
+            message = f"the certificate of {host} is not trusted: {_one_line(exc.certificate_error)} (http.verify_tls)"
         case aiohttp.ClientSSLError():
             kind, retryable = "tls", False
             message = f"no secure connection to {host}: {detail}"
@@ -240,33 +238,33 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"no connection to {host}: {_system(exc.os_error)}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
             kind, retryable = "reset", True
-            message = f"{host} broke the connection: {_system(exc) if isinstance(exc, OSError) else detail}"
+            message = f"{host} closed the connection: {_system(exc) if isinstance(exc, OSError) else detail}"
         case aiohttp.ClientPayloadError():
             kind, retryable = "half body", True
-            message = f"the body broke off: {_one_line(exc.__cause__ or exc)}"
+            message = f"the body is incomplete: {_one_line(exc.__cause__ or exc)}"
         case aiohttp.ClientResponseError() if exc.message.startswith("Got more than"):
             kind, retryable = "protocol", False
             message = f"{host} sent a header that is too long (http.max_header_bytes)"
         case aiohttp.ClientResponseError():
             kind, retryable = "protocol", False
-            message = f"{host} does not keep to HTTP: {detail}"
+            message = f"{host} sent invalid HTTP: {detail}"
         case OSError():
             kind, retryable = "connect", True
             message = f"no connection to {host}: {_system(exc)}"
         case _:
             kind, retryable, contacted = "request", False, False
-            message = f"{request.url} can't be fetched: {detail}"
+            message = f"can't fetch {request.url}: {detail}"
     if proxy is not None and kind != "proxy":
         message += " (through the proxy)"
     return FetchError(message, kind=kind, retryable=retryable, contacted=contacted)
 
 
 def _system(exc: OSError) -> str:
-    """The system's own words; event loops put an address in their place."""
+    """The system's text for an error. Event loops replace it with an address."""
     return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else _one_line(exc)
 
 
 def _one_line(exc: BaseException) -> str:
-    """What an error says, without the pages of bytes that some of them quote."""
+    """The text of an error, cut: some quote pages of bytes."""
     text = " ".join((getattr(exc, "message", "") or str(exc) or type(exc).__name__).split())
     return text if len(text) <= 160 else text[:160] + "..."

@@ -1,11 +1,14 @@
-"""How many names are looked up at a time."""
+"""How many host names are resolved at the same time."""
 
 from __future__ import annotations
 
 import os
 
 
-def look_up_many_names() -> None:
-    """Before the first look-up of a process. uvloop has four threads for them, and some name servers take seconds: a
-    few names that nobody answers for would keep all other hosts waiting."""
+def allow_many_lookups() -> None:
+    """Let uvloop resolve 32 names at once. Call it before the first lookup of the process.
+
+    uvloop uses four threads by default, and some name servers take seconds: a few names without an answer would block
+    all other hosts.
+    """
     os.environ.setdefault("UV_THREADPOOL_SIZE", "32")

@@ -1,6 +1,6 @@
-"""What Prometheus is told: families made of what the crawl counts anyway, at the moment when somebody asks.
+"""Metrics for Prometheus, computed from the counters of a crawl at the time of a scrape.
 
-`serving` answers for one process. Whoever has a server of its own puts the families of several runs together::
+`serving` answers for one process. A server can combine the families of several runs::
 
     Response(render([*of_ledger(stats, {"run": run_id, "spider": spider}), ...]), media_type=CONTENT_TYPE)
 """

@@ -14,7 +14,7 @@ Labels: TypeAlias = Mapping[str, str]
 
 
 class Sample(NamedTuple):
-    """One number. A histogram has several for the same labels, told apart by the end of their name."""
+    """One number. A histogram has several with the same labels and different suffixes."""
 
     labels: Labels
     value: float
@@ -31,8 +31,8 @@ class Family(Struct, frozen=True):
 
 
 def render(families: Iterable[Family]) -> str:
-    """The page that a scrape gets. The format wants each name once: families of the same name are put together, so
-    each of several runs may bring its own."""
+    """The answer to a scrape. Families with the same name are combined, as the format requires: several runs may each
+    have one."""
     together: dict[str, list[Family]] = {}
     for family in families:
         together.setdefault(family.name, []).append(family)
@@ -55,7 +55,7 @@ def _escaped(text: str, *, quotes: bool = False) -> str:
 
 
 def number(value: float) -> str:
-    """As the format writes it."""
+    """A number in the notation of the format."""
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return "NaN" if math.isnan(value) else repr(value)

@@ -1,7 +1,7 @@
-"""`/metrics` and `/health` of one process that crawls.
+"""`/metrics` and `/health` of one crawling process.
 
-A scrape must not disturb the crawl: what the process counts is read where it stands, and the frontier is asked one
-question at a time, for which a scrape waits a second at most.
+A scrape must not disturb the crawl. It reads the counters of the process directly. It sends one query at a time to the
+frontier, and waits for it one second at most.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shoal.crawling.stats import Vitals
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics.exposition import CONTENT_TYPE, Family, render
 from shoal.metrics.families import of_frontier, of_hosts, of_ledger, of_vitals
-from shoal.ports import Frontier, HostState, Stats
+from shoal.ports import HostState, RunView, Stats
 
 log = logging.getLogger("shoal.metrics")
 
-_PATIENCE = 1.0  # seconds that the frontier has for its answer
-_HOSTS = 20  # the busiest; each is a label, of which Prometheus wants few
-_STUCK = 60.0  # seconds after which a loop that has not gone round is taken to hang
-_LAST_WORD = 0.1  # seconds that a scrape has when the process ends
+_FRONTIER_TIMEOUT = 1.0  # seconds
+_MAX_HOSTS = 20  # the busiest; each is a label, and Prometheus needs few
+_HANG_TIMEOUT = 60.0  # seconds without a heartbeat after which a loop counts as hanging
+_SHUTDOWN_TIMEOUT = 0.1  # seconds that a running scrape gets when the process ends
 
 
 class Observed(Protocol):
-    """A crawl, a worker or a node."""
+    """A crawl, a worker, or a node."""
 
     def vitals(self) -> Vitals: ...
 
@@ -41,31 +41,31 @@ class Observed(Protocol):
 
 
 class Address(Struct, frozen=True):
-    """Where the metrics are to be found: the first of the ports that is free. 0 is any."""
+    """Where to serve the metrics: on the first free port of the range. 0 is any free port."""
 
     host: str
     ports: range
 
     def check_room(self, processes: int) -> None:
-        """ConfigError unless each of several processes can have a port of its own."""
+        """ConfigError if the range has fewer ports than processes."""
         first = self.ports[0]
         if first and len(self.ports) < processes:
             raise ConfigError(
-                f"each of {processes} processes needs a port of its own: --metrics-port {first}-{first + processes - 1}"
+                f"{processes} processes need {processes} ports: use --metrics-port {first}-{first + processes - 1}"
             )
 
 
 def parse_address(text: str) -> Address:
-    """``9100``, ``0.0.0.0:9100``, ``[::1]:9100``; ``9100-9109`` for several processes of one machine."""
+    """Parse ``9100``, ``0.0.0.0:9100``, ``[::1]:9100``, or ``9100-9109`` for several processes on one machine."""
     found = re.fullmatch(r"(?:(.+):)?([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
     ports = range(int(found[2]), int(found[3] or found[2]) + 1) if found else range(0)
     if found is None or not ports or ports[-1] > 65535:
-        raise ConfigError(f"--metrics-port {text!r}: write it as 9100, 0.0.0.0:9100 or 9100-9109")
+        raise ConfigError(f"invalid --metrics-port {text!r}: use 9100, 0.0.0.0:9100 or 9100-9109")
     return Address((found[1] or "127.0.0.1").strip("[]"), ports)
 
 
 def listen(address: Address) -> socket.socket:
-    """Take a port. ConfigError if there is none to be had: somebody who asks for metrics wants to see them."""
+    """Listen on the first free port. ConfigError if there is none."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     refused: OSError | None = None
     for port in address.ports:
@@ -75,27 +75,27 @@ def listen(address: Address) -> socket.socket:
             refused = exc
             if exc.errno != errno.EADDRINUSE:
                 break
-    reason = "it is taken" if refused is not None and refused.errno == errno.EADDRINUSE else str(refused)
+    reason = "already in use" if refused is not None and refused.errno == errno.EADDRINUSE else str(refused)
     ports = "-".join(str(port) for port in dict.fromkeys((address.ports[0], address.ports[-1])))
     raise ConfigError(f"--metrics-port: can't listen on {address.host}:{ports}: {reason}")
 
 
-# -- what is answered
+# -- answers
 
 
-class Ledger(NamedTuple):
-    """What the frontier says."""
+class FrontierState(NamedTuple):
+    """The answer of the frontier."""
 
     stats: Stats
     hosts: list[HostState]
 
 
 class Exporter:
-    """Answers for one process."""
+    """Answers requests for one process."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
-        self._asking: asyncio.Task[Ledger | None] | None = None
+        self._query: asyncio.Task[FrontierState | None] | None = None
 
     async def metrics(self, request: web.Request) -> web.Response:
         page = render(await self.families())
@@ -103,62 +103,63 @@ class Exporter:
 
     async def health(self, request: web.Request) -> web.Response:
         vitals = self._observed.vitals()
-        reason = ailment(vitals, up=await self._look(vitals.frontier) is not None, now=time.monotonic())
+        state = await self._frontier_state(vitals.frontier)
+        reason = health_problem(vitals, up=state is not None, now=time.monotonic())
         if reason is None:
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "unhealthy", "reason": reason}, status=503)
 
     async def families(self) -> list[Family]:
-        """The frontier's share is missing while it does not answer."""
-        ledger = await self._look(self._observed.vitals().frontier)
+        """All metrics. Those of the frontier are missing while it does not answer."""
+        state = await self._frontier_state(self._observed.vitals().frontier)
         vitals = self._observed.vitals()
         labels = {"run": vitals.run_id, "spider": vitals.spider}
-        families = [*of_vitals(vitals), *of_frontier(labels, up=ledger is not None)]
-        if ledger is not None:
-            families += [*of_ledger(ledger.stats, labels), *of_hosts(ledger.hosts, labels)]
+        families = [*of_vitals(vitals), *of_frontier(labels, up=state is not None)]
+        if state is not None:
+            families += [*of_ledger(state.stats, labels), *of_hosts(state.hosts, labels)]
         return families
 
-    async def _look(self, frontier: Frontier | None) -> Ledger | None:
-        """None if there is no answer in time. The question goes on then, as cutting it off could cost the crawl a
-        connection, and who asks next waits for the same answer."""
+    async def _frontier_state(self, frontier: RunView | None) -> FrontierState | None:
+        """None if there is no answer in time. The query then continues, because cancelling it could cost the crawl a
+        connection, and the next scrape waits for the same answer."""
         if frontier is None:
             return None
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(_ask(frontier))
-        asking = self._asking
-        await asyncio.wait({asking}, timeout=_PATIENCE)
-        return asking.result() if asking.done() else None
+        if self._query is None or self._query.done():
+            self._query = asyncio.create_task(_query(frontier))
+        query = self._query
+        await asyncio.wait({query}, timeout=_FRONTIER_TIMEOUT)
+        return query.result() if query.done() else None
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._query is not None:
+            self._query.cancel()
 
 
-async def _ask(frontier: Frontier) -> Ledger | None:
+async def _query(frontier: RunView) -> FrontierState | None:
     try:
-        return Ledger(await frontier.stats(), await frontier.host_states(_HOSTS))
+        return FrontierState(await frontier.stats(), await frontier.host_states(_MAX_HOSTS))
     except ShoalError as exc:  # its server is away, or the run was removed
-        log.debug("the frontier could not be asked: %s", exc)
+        log.debug("the frontier did not answer a scrape: %s", exc)
         return None
 
 
-def ailment(vitals: Vitals, *, up: bool, now: float) -> str | None:
-    """What is wrong with a process; None if it is well."""
+def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
+    """Why a process is unhealthy; None if it is healthy."""
     if vitals.frontier is None:
-        return "it has not begun"
+        return "it has not started"
     if not up:
         return "the frontier does not answer"
-    if vitals.went_round is not None and now - vitals.went_round > _STUCK:
-        return f"its loop has not gone round for {now - vitals.went_round:.0f} s"
+    if vitals.looped_at is not None and now - vitals.looped_at > _HANG_TIMEOUT:
+        return f"its loop hangs: no heartbeat for {now - vitals.looped_at:.0f} s"
     return None
 
 
 async def serve(observed: Observed, listener: socket.socket) -> None:
-    """Answer until it is cancelled."""
+    """Answer requests until cancelled."""
     exporter = Exporter(observed)
     app = web.Application()
     app.add_routes([web.get("/metrics", exporter.metrics), web.get("/health", exporter.health)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LAST_WORD)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT)
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()

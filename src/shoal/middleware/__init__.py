@@ -1,4 +1,4 @@
-"""The onion around the fetcher: each layer is a callable ``(request, fetch) -> response`` in a file of its own."""
+"""The onion around the fetcher. Each layer is a callable ``(request, fetch) -> response``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from shoal.ports import Fetch, Middleware
 
 
 class Postponed(Exception):
-    """The request was not fetched yet and goes back to the frontier unused; it will come again in its turn."""
+    """The request was not fetched. The engine releases its lease, and the frontier hands it out again later.
+
+    ``contacted``: the host was contacted for something else, so its delay starts again.
+    """
 
     def __init__(self, reason: str, *, contacted: bool) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""An HTTP cache for development: a page that was fetched once comes from the disk the next time."""
+"""An HTTP cache for development: a page that was fetched once is read from the disk the next time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Entry(msgspec.Struct, array_like=True):
 
 
 class Cache:
-    """One file a page. Only GET and HEAD are kept, only what was answered with 2xx or 3xx, and nothing expires unless
-    ``ttl`` says so: it is meant for writing a spider, not for freshness."""
+    """One file per page. It keeps answers to GET and HEAD with a 2xx or 3xx status. They never expire without a
+    ``ttl``: the cache is for developing a spider, not for fresh pages."""
 
     def __init__(self, config: CacheSettings) -> None:
         self._folder = Path(config.folder)
@@ -50,7 +50,7 @@ class Cache:
             try:
                 await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
             except OSError as error:
-                log.warning("%s could not be cached: %s", response.url, error)
+                log.warning("can't cache %s: %s", response.url, error)
         return response
 
     def _path(self, request: Request) -> Path:
@@ -62,15 +62,15 @@ class Cache:
             entry = msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, msgspec.MsgspecError) as error:  # a broken entry is none
-            log.warning("the cached page %s can't be read: %s", path, error)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.warning("can't read the cached page %s: %s", path, error)
             return None
         expired = self._ttl is not None and entry.stored_at + self._ttl < time.time()
         return None if expired else entry
 
 
 def _encodable(value: str) -> str:
-    """Without the bytes that were no UTF-8."""
+    """The value without bytes that are not UTF-8."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -78,9 +78,9 @@ def _save(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        # For this user alone: pages behind a login are in it, and the cookies that they set.
+        # Only this user may read it: it may be a page behind a login, with cookies.
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
-        part.replace(path)  # whole or not at all
+        part.replace(path)  # atomic
     finally:
         part.unlink(missing_ok=True)

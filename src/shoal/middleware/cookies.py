@@ -1,4 +1,4 @@
-"""Cookies of hosts, kept for the life of the process, within limits that no host can pass."""
+"""Keeps the cookies of hosts in memory, with limits for each host and for all of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -15,23 +17,24 @@ from shoal.http import Request, Response
 from shoal.ports import Fetch
 from shoal.urls.normalize import host_of
 
-_LONGEST = 4096  # of one cookie, as in browsers
-_LONGEST_PATH = 1024
-_LONGEST_HEADER = 8190  # of all that are sent together: servers refuse more
-_MOST_OF_A_DOMAIN = 50
-_MOST_BYTES_OF_A_DOMAIN = 64 * 1024
-_MOST_DOMAINS = 10_000
-_MOST_BYTES = 32 * 1024 * 1024  # of the whole jar
+if TYPE_CHECKING:
+    from publicsuffixlist import PublicSuffixList
+
+_MAX_LENGTH = 4096  # of one cookie, as in browsers
+_MAX_PATH_LENGTH = 1024
+_MAX_HEADER_LENGTH = 8190  # servers refuse longer ones
+_MAX_PER_DOMAIN = 50
+_MAX_BYTES_PER_DOMAIN = 64 * 1024
+_MAX_DOMAINS = 10_000
+_MAX_BYTES = 32 * 1024 * 1024  # of all cookies
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 _PORT = re.compile(r":\d+$")
 _ADDRESS = re.compile(r"[\d.]+|\[.*")
-# Under these, of countries, domains belong to strangers: co.uk, com.au.
-_SHARED = frozenset({"ac", "co", "com", "edu", "gov", "mil", "net", "org"})
 
 
 class Cookie(Struct, frozen=True):
-    """What a host set."""
+    """A cookie without its name. ``host_only``: subdomains do not get it."""
 
     value: str
     domain: str
@@ -42,15 +45,16 @@ class Cookie(Struct, frozen=True):
 
 
 class Cookies:
-    """Sends back what a host set, and a request's own cookies over it. ``keep=False`` sends only the request's own."""
+    """Sends the cookies that a host set. A request's own cookies override them, and are the only ones with
+    ``keep=False``."""
 
     def __init__(self, *, keep: bool = True, clock: Callable[[], float] = time.time) -> None:
         self._keep = keep
         self._clock = clock
         self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
-        """By domain, the one used last at the end; then by name and path, the one set last at the end."""
+        """By domain, in order of use; then by name and path, in order of setting."""
         self._sizes: dict[str, int] = {}
-        """Bytes, by domain."""
+        """Bytes by domain."""
         self._size = 0
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
@@ -68,7 +72,7 @@ class Cookies:
         return response
 
     def _cookies_for(self, url: str) -> dict[str, str]:
-        """By name, those of the nearest path and domain first, up to what fits in a header."""
+        """Values by name, those with the longest path first, up to the maximum length of a header."""
         host, path = _place(url)
         now = self._clock()
         found: list[tuple[int, str, str]] = []
@@ -85,7 +89,7 @@ class Cookies:
         size = 0
         for _, name, value in found:
             size += len(name) + len(value) + 3
-            if size <= _LONGEST_HEADER:
+            if size <= _MAX_HEADER_LENGTH:
                 chosen.setdefault(name, value)
         return chosen
 
@@ -103,11 +107,11 @@ class Cookies:
         if cookie.expires is None or cookie.expires > now:
             bucket[name, cookie.path] = cookie
             self._count(domain, _bytes_of(name, cookie))
-        while len(bucket) > _MOST_OF_A_DOMAIN or self._sizes.get(domain, 0) > _MOST_BYTES_OF_A_DOMAIN:
+        while len(bucket) > _MAX_PER_DOMAIN or self._sizes.get(domain, 0) > _MAX_BYTES_PER_DOMAIN:
             self._drop(domain, next(iter(bucket)))
         if not bucket:
             self._forget(domain)
-        while len(self._domains) > _MOST_DOMAINS or self._size > _MOST_BYTES:
+        while len(self._domains) > _MAX_DOMAINS or self._size > _MAX_BYTES:
             self._forget(next(iter(self._domains)))
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
@@ -125,37 +129,44 @@ class Cookies:
 
 
 def _bytes_of(name: str, cookie: Cookie) -> int:
-    """What it takes in memory, roughly: its texts, and the objects around them."""
+    """Approximate memory: the strings, and the objects around them."""
     return 256 + sum(map(sys.getsizeof, (name, cookie.value, cookie.path)))
 
 
 def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
-    """A Set-Cookie header and the name in it, read as browsers do; None if it is none, or not for this host to set."""
+    """Parse a Set-Cookie header as browsers do. None if it is invalid, or if this host may not set it.
+
+    A host may set a cookie for a parent domain, but not for a public suffix such as ``co.uk`` or ``github.io``. A host
+    that is itself a public suffix may set one for itself; its subdomains do not get it.
+    """
     pair, *rest = line.split(";")
     name, mark, value = pair.partition("=")
     name, value = name.strip(), value.strip()
-    if not mark or not name or len(name) + len(value) > _LONGEST or _UNSAFE.search(name + value):
+    if not mark or not name or len(name) + len(value) > _MAX_LENGTH or _UNSAFE.search(name + value):
         return None
     attributes = {key.strip().lower(): text.strip() for key, _, text in (part.partition("=") for part in rest)}
     host, request_path = _place(url)
     domain = attributes.get("domain", "").lower().removeprefix(".")
-    if domain and domain != host and (_is_shared(domain) or not _belongs(host, domain)):
+    if domain and domain != host and not _is_subdomain(host, domain):
+        return None
+    is_suffix = bool(domain) and _is_public_suffix(domain)
+    if is_suffix and domain != host:
         return None
     path = attributes.get("path", "")
-    if not path.startswith("/") or len(path) > _LONGEST_PATH:
+    if not path.startswith("/") or len(path) > _MAX_PATH_LENGTH:
         path = request_path[: request_path.rindex("/")] or "/"
     return name, Cookie(
         value=value,
         domain=domain or host,
         path=path,
-        host_only=not domain or _is_shared(domain),
+        host_only=not domain or is_suffix,
         secure="secure" in attributes,
         expires=_expires(attributes, now),
     )
 
 
 def _expires(attributes: dict[str, str], now: float) -> float | None:
-    """When it ends; None: with the process."""
+    """When the cookie expires; None: with the process."""
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
@@ -167,7 +178,7 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
 
 
 def _place(url: str) -> tuple[str, str]:
-    """Host without its port, and path, of a URL in normal form."""
+    """Host without port, and path, of a normalized URL."""
     path = url[url.index("/", 8) :].partition("?")[0]
     return _PORT.sub("", host_of(url)), path
 
@@ -178,11 +189,18 @@ def _applies(cookie: Cookie, host: str, path: str, now: float) -> bool:
     return path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/")
 
 
-def _belongs(host: str, domain: str) -> bool:
+def _is_subdomain(host: str, domain: str) -> bool:
     return host.endswith("." + domain) and not _ADDRESS.fullmatch(host)
 
 
-def _is_shared(domain: str) -> bool:
-    """Whether it is no one's own: ``com``, ``co.uk``."""
-    above, _, top = domain.rpartition(".")
-    return not above or (len(top) == 2 and above in _SHARED)
+def _is_public_suffix(domain: str) -> bool:
+    """Whether different owners have domains below it: ``com``, ``co.uk``, ``github.io``. A name without dots is one."""
+    return "." not in domain or bool(_suffixes().is_public(domain))
+
+
+@cache
+def _suffixes() -> PublicSuffixList:
+    """The list that comes with the library. Only few crawls need it, so it is imported and parsed when one does."""
+    from publicsuffixlist import PublicSuffixList
+
+    return PublicSuffixList()

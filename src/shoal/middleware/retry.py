@@ -1,4 +1,4 @@
-"""Which answers are errors, whether another attempt can help, and how long to wait for it."""
+"""Which answers are errors, whether a retry can help, and when to retry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 
-LONGEST_RETRY_AFTER = timedelta(hours=24)
+MAX_RETRY_AFTER = timedelta(hours=24)
 
 
 class StatusCheck:
-    """Turns an answer that is no page into a FetchError. Redirects to somewhere pass: the engine follows them."""
+    """Turns an error status into a FetchError. Redirects with a Location pass: the engine follows them."""
 
     def __init__(self, retried: Collection[int], handled: Collection[int] = ()) -> None:
         self._retried = frozenset(retried)
@@ -38,7 +38,7 @@ class StatusCheck:
 
 
 class RetryPolicy:
-    """How long a failed request waits: what the server asked for, else twice as long each time, with jitter."""
+    """How long a failed request waits: as long as the server asks, else with exponential backoff and jitter."""
 
     def __init__(self, config: RetrySettings, random_fraction: Callable[[], float] = random.random) -> None:
         self._config = config
@@ -55,7 +55,7 @@ class RetryPolicy:
 
 
 def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
-    """The header's seconds or date, never negative and never more than a day; None if it says nothing."""
+    """The wait that a Retry-After header asks for, between zero and a day; None if it is missing or invalid."""
     if not value:
         return None
     value = value.strip()
@@ -69,4 +69,4 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         wait = moment - now
-    return min(max(wait, timedelta(0)), LONGEST_RETRY_AFTER)
+    return min(max(wait, timedelta(0)), MAX_RETRY_AFTER)

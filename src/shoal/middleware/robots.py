@@ -1,4 +1,4 @@
-"""robots.txt: fetched once for each origin by all workers, its word obeyed, its Crawl-delay kept by the frontier."""
+"""Obeys robots.txt. The workers fetch it once per origin and share it, and the frontier keeps its Crawl-delay."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from shoal.config import RobotsSettings
 from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
-from shoal.ports import Fetch, Frontier, HostUpdate
+from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, join_url, origin_of
 
 _AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\w-])(?=\S)")
-_LONGEST = 500 * 1024  # as much as others read of it
-_MOST_KEPT = 64 * 1024 * 1024  # characters of all files together
-_SHORTEST_CACHE = 60.0
-_LONGEST_HOLD = 60.0
-_HOPS = 5
-_RECALLED_FOR = 3600.0  # seconds before what another worker fetched is asked for in the frontier again
+MAX_BYTES = 500 * 1024  # of one file; RFC 9309 asks for this at least
+_MAX_CACHED = 64 * 1024 * 1024  # characters of all files together
+_MIN_CACHE_SECONDS = 60.0
+_MAX_HOLD = 60.0
+_MAX_REDIRECTS = 5
+_RECALL_SECONDS = 3600.0  # how long a file from the frontier is cached
 
 
 class Rules(Struct):
-    """What an origin's robots.txt says until it ``expires``. ``rules`` is None when it forbids nothing.
+    """The robots.txt of an origin, valid until it ``expires``. ``rules`` is None if it allows everything.
 
-    With an ``error`` it could not be had, for the last so many ``failures``.
+    ``error`` is set if it could not be fetched; ``failures`` counts the failed attempts in a row.
     """
 
     rules: Protego | None
@@ -42,17 +42,18 @@ class Rules(Struct):
 
 
 class Robots:
-    """Refuses what robots.txt disallows with a FetchError of the kind ``robots``.
+    """Refuses pages that robots.txt disallows with a FetchError of the kind ``robots``.
 
-    Fetching robots.txt uses up the host's turn: the page itself is Postponed, so the host never sees two requests
-    closer than its delay. While it can't be had, its pages fail and wait; it is not asked for again with each of them.
+    A fetch of robots.txt takes the place of the page, which is Postponed: so two requests to a host are never closer
+    than its delay. If robots.txt can't be fetched, the pages of its origin fail and wait. It is not fetched again for
+    each of them.
     """
 
     def __init__(
         self,
         config: RobotsSettings,
         user_agent: str,
-        frontier: Frontier,
+        frontier: Hosts,
     ) -> None:
         self._config = config
         self._frontier = frontier
@@ -62,7 +63,7 @@ class Robots:
         self._fetching: dict[str, asyncio.Future[None]] = {}
 
     def forget(self) -> None:
-        """Drop what is cached: the store went back in time, and may have lost the Crawl-delay that came with it."""
+        """Clear the cache after a rewind of the store, which may have lost a Crawl-delay."""
         self._rules.clear()
         self._size = 0
 
@@ -81,7 +82,7 @@ class Robots:
         return await fetch(request)
 
     async def _recall(self, origin: str) -> Rules | None:
-        """What another worker, or an earlier process, has fetched."""
+        """The rules that another worker or an earlier process fetched."""
         try:
             text = await self._frontier.recall(f"robots {origin}")
         except FrontierError:
@@ -89,12 +90,12 @@ class Robots:
         if text is None:
             return None
         rules = read_rules(text.decode("utf-8", "replace"), self._user_agent, self._config)
-        rules.expires = min(rules.expires, time.monotonic() + _RECALLED_FOR)
+        rules.expires = min(rules.expires, time.monotonic() + _RECALL_SECONDS)
         self._keep(origin, rules)
         return rules
 
     async def _learn(self, origin: str, fetch: Fetch) -> None:
-        """Fetch it once, however many requests need it: the others are Postponed when it is there."""
+        """Fetch robots.txt once. Other requests that need it wait for this, and are then Postponed."""
         running = self._fetching.get(origin)
         if running is not None:
             await asyncio.wait([running])
@@ -103,7 +104,7 @@ class Robots:
         try:
             text = await _text(origin, fetch)
             rules = read_rules(text, self._user_agent, self._config)
-            await self._tell(origin, rules, text)
+            await self._share(origin, rules, text)
             self._keep(origin, rules)
         except FetchError as error:
             hold = self._keep_failure(origin, error)
@@ -112,57 +113,57 @@ class Robots:
             del self._fetching[origin]
             future.set_result(None)
 
-    async def _tell(self, origin: str, rules: Rules, text: str) -> None:
-        """First the Crawl-delay: whoever recalls the text must already be held back by it."""
+    async def _share(self, origin: str, rules: Rules, text: str) -> None:
+        """Store the Crawl-delay, then the text: the delay must apply before another worker can recall the text."""
         before = self._rules.get(origin)
         try:
             if rules.crawl_delay != (before.crawl_delay if before is not None else None):
                 await self._frontier.update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
-            holds = max(_SHORTEST_CACHE, self._config.cache_seconds)
-            await self._frontier.remember(f"robots {origin}", text.encode("utf-8", "replace"), holds)
+            seconds = max(_MIN_CACHE_SECONDS, self._config.cache_seconds)
+            await self._frontier.remember(f"robots {origin}", text.encode("utf-8", "replace"), seconds)
         except FrontierError as error:
-            raise Postponed(f"robots.txt could not be stored: {error}", contacted=True) from error
+            raise Postponed(f"can't store robots.txt: {error}", contacted=True) from error
 
     def _keep_failure(self, origin: str, error: FetchError) -> float:
-        """Remember it for as long as the host asked, or twice as long each time; how long that is."""
+        """Cache a failure for as long as the host asks, or with exponential backoff. Return the seconds."""
         before = self._rules.get(origin)
         failures = before.failures + 1 if before is not None else 1
-        hold = _LONGEST_HOLD if not _may_better(error) else min(2.0 ** min(failures - 1, 60), _LONGEST_HOLD)
+        hold = _MAX_HOLD if not _is_temporary(error) else min(2.0 ** min(failures - 1, 60), _MAX_HOLD)
         if error.retry_after is not None:
             hold = error.retry_after.total_seconds()
         delay = before.crawl_delay if before is not None else None
-        # A copy: the error itself holds on to all that was on the stack, and that may be a page's body.
+        # A copy: the traceback of the error keeps everything on the stack alive, such as the body of a page.
         kept = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
         self._keep(origin, Rules(None, delay, time.monotonic() + hold, 1000, kept, failures))
         return hold
 
     def _keep(self, origin: str, rules: Rules) -> None:
-        """The longest known are forgotten when there are too many: they can be had again."""
+        """Cache rules. The oldest are dropped when there are too many."""
         if old := self._rules.pop(origin, None):
             self._size -= old.size
         self._rules[origin] = rules
         self._size += rules.size
-        while self._size > _MOST_KEPT and len(self._rules) > 1:
+        while self._size > _MAX_CACHED and len(self._rules) > 1:
             self._size -= self._rules.pop(next(iter(self._rules))).size
 
 
 def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:
-    """What a robots.txt means for us."""
-    parsed = Protego.parse(_for_us(text, user_agent))
+    """The rules in a robots.txt for this user agent."""
+    parsed = Protego.parse(_with_own_group(text, user_agent))
     delay = parsed.crawl_delay(user_agent)
-    forbids = re.search("dia?s", text, re.IGNORECASE) is not None  # the ways to misspell it, too
+    may_disallow = re.search("dia?s", text, re.IGNORECASE) is not None  # includes common misspellings of "disallow"
     return Rules(
-        rules=parsed if forbids else None,
+        rules=parsed if may_disallow else None,
         crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
-        expires=time.monotonic() + max(_SHORTEST_CACHE, config.cache_seconds),
-        size=1000 + (len(text) if forbids else 0),
+        expires=time.monotonic() + max(_MIN_CACHE_SECONDS, config.cache_seconds),
+        size=1000 + (len(text) if may_disallow else 0),
     )
 
 
-def _for_us(text: str, user_agent: str) -> str:
-    """The file with ``*`` for the group that is meant for us, and one name for all the others.
+def _with_own_group(text: str, user_agent: str) -> str:
+    """The file with ``*`` as the name of the group for this user agent, and one name for all others.
 
-    The parser keeps every rule of a group once for each of its robots: thousands of both would fill the memory.
+    The parser stores each rule of a group once for each of its robots: thousands of both would fill the memory.
     """
     name = user_agent.lower()
     starts = [word.start() for word in _WORD.finditer(name)]
@@ -180,16 +181,18 @@ def _for_us(text: str, user_agent: str) -> str:
 
 
 async def _text(origin: str, fetch: Fetch) -> str:
-    """The file's text; empty if there is none. A host that can't say now is asked again later: its pages wait."""
+    """The text of the file; empty if there is none. FetchError if the host can't answer now."""
     url = origin + "/robots.txt"
     try:
-        for _ in range(_HOPS):
+        for _ in range(_MAX_REDIRECTS):
             response = await fetch(Request(url))
             location = response.headers.get("Location")
-            if response.status == 429 or response.status >= 500:  # a spider may ask to get these pages
-                raise FetchError(f"it answered {response.status}", kind="", retryable=True, status=response.status)
+            if response.status == 429 or response.status >= 500:  # a spider may handle these statuses itself
+                raise FetchError(
+                    f"the server answered {response.status}", kind="", retryable=True, status=response.status
+                )
             if not 300 <= response.status < 400 or location is None:
-                return response.body[:_LONGEST].decode("utf-8-sig", "replace") if response.ok else ""
+                return response.body[:MAX_BYTES].decode("utf-8-sig", "replace") if response.ok else ""
             url = join_url(url, location)
     except RequestError:
         return ""
@@ -200,16 +203,16 @@ async def _text(origin: str, fetch: Fetch) -> str:
     return ""
 
 
-def _may_better(error: FetchError) -> bool:
+def _is_temporary(error: FetchError) -> bool:
     return error.retryable or error.status != 0
 
 
 def _unavailable(origin: str, error: FetchError, hold: float, *, contacted: bool) -> FetchError:
-    """For a page whose robots.txt can't be had: it may be asked for again after ``hold`` seconds."""
+    """The error for a page whose robots.txt can't be fetched. It may be retried after ``hold`` seconds."""
     return FetchError(
-        f"robots.txt of {origin} can't be had: {error}",
+        f"can't fetch robots.txt of {origin}: {error}",
         kind=error.kind if error.status == 0 else "robots unavailable",
-        retryable=_may_better(error),
+        retryable=_is_temporary(error),
         status=error.status,
         retry_after=timedelta(seconds=hold),
         contacted=contacted,

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from shoal.config import Config
 from shoal.crawling.garbage import collect_rarely
-from shoal.fetch.resolving import look_up_many_names
+from shoal.fetch.resolving import allow_many_lookups
 from shoal.server.app import create_app
 from shoal.server.slow_requests import protocol_with_timeout
 from shoal.server.state import Server
@@ -30,7 +30,7 @@ def serve(config: Config) -> None:
         app,
     )  # fmt: skip
     collect_rarely()
-    look_up_many_names()
+    allow_many_lookups()
     process.run()
     if not process.started:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Outputs, chosen by how their name ends, or begins."""
+"""Outputs: `open_sink` makes the sink for a file name or a database URL."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
     "parquet": {"max_columns": "max_columns=N"},
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
-"""What can stand behind the name of a file, and how it is written."""
+"""The options of files and SQLite, and how to write them."""
 _MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
-"""So many columns with values of any length fit into a row: 8 KB of pointers, which have 18 and 40 bytes."""
-_POSSIBLE = (
+"""The default limit. A row holds 8 KB of pointers to long values, of 18 and 40 bytes each."""
+_FORMS = (
     "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
     "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
     "or - for standard output"
@@ -64,10 +64,10 @@ class _Target(Struct, frozen=True):
 
 
 def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None) -> Sink:
-    """The sink that a name stands for; nothing is touched before its ``open``. SinkError: there is none.
+    """Make the sink for a file name or a URL. Nothing is read or written before its ``open``. SinkError if invalid.
 
     A new run replaces a file. In a database it adds rows, unless the output has a ``?key=``. ``on_reject`` is called
-    with the number of items that the output can't take; each of them is logged, too.
+    with the number of items that the output can't write; they are also logged.
     """
     target = _parse(spec)
     options = TableOptions(target.table, run_id, target.key, target.max_columns, on_reject)
@@ -105,7 +105,7 @@ def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] |
 
 
 def sink_id(spec: str) -> str:
-    """The same for every way to write the same output; the name of its drainer's role. It may be shown and stored."""
+    """A name for the output, without secrets, equal for every spelling of it. It names the role of its drainer."""
     target = _parse(spec)
     if target.kind == "stdout":
         return "-"
@@ -119,7 +119,7 @@ def sink_id(spec: str) -> str:
 
 
 def is_shared(spec: str) -> bool:
-    """Whether any worker on any machine can write it."""
+    """Whether workers on any machine can write it."""
     return _parse(spec).server is not None
 
 
@@ -132,23 +132,23 @@ def _parse(spec: str) -> _Target:
             return _parse_sqlite(spec, rest)
         if scheme in _SERVERS:
             return _parse_server(spec, scheme)
-        raise SinkError(f"no output for {scheme}://; use {_POSSIBLE}")
+        raise SinkError(f"unknown output {scheme}://; use {_FORMS}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
-        raise SinkError(f"{spec}: one JSON array can't be written piece by piece; use {spec}l, with an object a line")
+        raise SinkError(f"{spec}: can't append to a JSON array; use {spec}l, with one object per line")
     if (kind := _ENDINGS.get(ending)) is not None:
         return _Target(kind, spec)
     path, mark, query = spec.partition("?")
     if mark and (kind := _ENDINGS.get(os.path.splitext(path)[1].lower())) is not None:
         return _with_options(kind, path, spec, query)
-    shown = spec.rpartition("@")[2]  # a password may stand before it, if the scheme was mistyped
-    raise SinkError(f"can't tell from {shown!r} what to write; use {_POSSIBLE}")
+    shown = spec.rpartition("@")[2]  # a URL with a mistyped scheme may have a password before it
+    raise SinkError(f"unknown type of output: {shown!r}; use {_FORMS}")
 
 
 def _parse_sqlite(spec: str, rest: str) -> _Target:
     path, _, query = rest.partition("?")
     if not path.startswith("/") or len(path) == 1:
-        raise SinkError(f"{spec!r} names no file; write sqlite:///file.db, or sqlite:////folder/file.db")
+        raise SinkError(f"{spec!r} has no file name; write sqlite:///file.db, or sqlite:////folder/file.db")
     return _with_options("sqlite", unquote(path[1:]), spec, query)
 
 
@@ -157,24 +157,24 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
     try:
         if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
             raise ValueError
-        table, key, most = _table_options(kind, options)
+        table, key, max_columns = _table_options(kind, options)
     except ValueError:
-        allowed = f"?{'&'.join(known.values())}" if known else "nothing"
-        raise SinkError(f"{spec!r}: all that can stand behind the file is {allowed}") from None
-    return _Target(kind, path, table, key=key, max_columns=most, formulas="formulas" not in options)
+        allowed = f"?{'&'.join(known.values())}" if known else "none"
+        raise SinkError(f"{spec!r}: invalid option after the file name; allowed: {allowed}") from None
+    return _Target(kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options)
 
 
 def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
-    """Table, key and number of columns. ValueError if one of them is invalid."""
+    """Return table, key and limit of columns. ValueError if one of them is invalid."""
     table, key = options.get("table"), tuple(options["key"].split(",")) if "key" in options else ()
-    most = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
-    if table == "" or "\0" in (table or "") or not all(key) or most < 1:
+    max_columns = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
+    if table == "" or "\0" in (table or "") or not all(key) or max_columns < 1:
         raise ValueError
-    return table, key, most
+    return table, key, max_columns
 
 
 def _parse_server(spec: str, scheme: str) -> _Target:
-    """Errors show nothing of the URL: whatever is wrong with it, any part may be of the password."""
+    """Errors do not show the URL: in an invalid one, any part may belong to the password."""
     kind = _SERVERS[scheme]
     form = f"{scheme}://user:password@host:port/database?table=name"
     try:
@@ -185,22 +185,22 @@ def _parse_server(spec: str, scheme: str) -> _Target:
         host = path = "/"
     if not path or any(mark in host + path for mark in "/@") or "#" in spec:
         raise SinkError(
-            f"this {scheme}:// output can't be read; write {form}, "
+            f"invalid {scheme}:// output; write {form}, "
             "with / as %2F, @ as %40, ? as %3F, # as %23 and % as %25 in user and password"
         )
     own: dict[str, str] = {name: options.pop(name) for name in ("table", "key", "max_columns") if name in options}
     schema = options.pop("schema", None) if kind == "postgresql" else None
     try:
         timeout = float(options.pop("timeout", 30.0))
-        table, key, most = _table_options(kind, own)
+        table, key, max_columns = _table_options(kind, own)
         if schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
             raise ValueError
     except ValueError:
         known = [*_FILE_OPTIONS["sqlite"].values(), "timeout=seconds"]
         known += ["schema=name"] if kind == "postgresql" else []
         raise SinkError(
-            f"{scheme}://{host}: what can stand behind the database is ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
+            f"{scheme}://{host}: invalid option; allowed: ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
         ) from None
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     server = Server(kind, host, port, unquote(path), user, password, schema, timeout, options)
-    return _Target(kind, table=table, server=server, key=key, max_columns=most)
+    return _Target(kind, table=table, server=server, key=key, max_columns=max_columns)

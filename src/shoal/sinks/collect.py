@@ -1,4 +1,4 @@
-"""Items for the program that started the crawl."""
+"""Items in a list or a queue, for the program that started the crawl."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ Data: TypeAlias = dict[str, Any]
 class CollectSink:
     """Appends the data of each item to a list, or puts it into a queue.
 
-    A bounded queue makes the drainer wait for its reader. Once handed over, an item counts as written: the program gets
-    it once, however often its page is crawled. What stands in a list behind the state is taken back, unless the
-    program has changed the list.
+    A bounded queue makes the drainer wait for its reader. The program gets each item once, even if its page is crawled
+    again. Opened at an older state, it removes later items from the list, unless the program has changed the list.
     """
 
     def __init__(self, target: list[Data] | asyncio.Queue[Data | None]) -> None:
         self._target = target
         self._seq = 0
         self._seqs = array("q")
-        """The number of each item in the list."""
+        """The sequence number of each item in the list."""
         self._recent = Recent()
-        self._left = False
+        self._is_abandoned = False
 
     async def open(self, state: bytes) -> None:
         try:
             self._seq = int(state or b"0")
         except ValueError as exc:
-            raise SinkError(f"the saved position of collected items can't be read: {state!r}") from exc
+            raise SinkError(f"can't read the saved position of collected items: {state!r}") from exc
         if isinstance(self._target, list) and len(self._target) == len(self._seqs):
-            self._take_back(self._target)
+            self._remove_later(self._target)
 
-    def _take_back(self, target: list[Data]) -> None:
+    def _remove_later(self, target: list[Data]) -> None:
         count = 0
         while self._seqs and self._seqs[-1] > self._seq:
             self._seqs.pop()
@@ -49,7 +48,7 @@ class CollectSink:
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         for item in items:
-            if self._left:
+            if self._is_abandoned:
                 return
             if item in self._recent:
                 continue
@@ -64,8 +63,8 @@ class CollectSink:
             self._seq = max(self._seq, items[-1].seq)
 
     def leave(self) -> None:
-        """No one reads the queue any more: what is in it and what still comes is dropped, and nothing waits."""
-        self._left = True
+        """The program stopped reading the queue: drop its items and all further ones, and never wait."""
+        self._is_abandoned = True
         while isinstance(self._target, asyncio.Queue) and not self._target.empty():
             self._target.get_nowait()
 
@@ -73,4 +72,4 @@ class CollectSink:
         return b"%d" % self._seq
 
     async def close(self, *, finished: bool) -> None:
-        """The end of the queue is told by whoever made it."""
+        """Nothing to do: the owner of the queue marks its end."""

@@ -1,4 +1,4 @@
-"""Items as a CSV file. See `shoal.sinks.files` for how a file is opened again."""
+"""Items as a CSV file. See `shoal.sinks.files` for how a file is reopened."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class CsvSink:
-    r"""A header and a line for each item, UTF-8, ended by ``\n``.
+    r"""A header and a line for each item, in UTF-8, each ended by ``\n``.
 
-    Nested values are JSON text, None is empty. A field that was not seen before is added as the last column: the file
-    is then rewritten with one more comma in each row. So wherever a flush had been in the narrow file, that place can
-    be calculated in the wide one, and no crash between the two does harm.
+    Nested values are JSON text, None is empty. A new field becomes the last column: the file is rewritten with one more
+    comma in each row. So the offset of an earlier flush can be computed in the wider file, and a crash between the two
+    does no harm.
 
-    Unless ``formulas`` are allowed, text that a spreadsheet would take for one gets a ``'`` in front. Numbers stay.
+    Unless ``formulas`` are allowed, text that a spreadsheet reads as a formula gets a ``'`` in front. Numbers stay.
     """
 
     def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = True) -> None:
         options = options or TableOptions()
         self._file = GrowingFile(path, options.run_id)
-        self._most = options.max_columns
+        self._max_columns = options.max_columns
         self._formulas = formulas
         self._rejects = Rejects(self._file.path, options.on_reject)
         self._fields: list[str] = []
-        """The header: names as they stand in the file."""
+        """The header: the names as they are in the file."""
         self._rows = 0
         self._seq = 0
 
@@ -47,25 +47,25 @@ class CsvSink:
     def _open(self, saved: Saved | None) -> None:
         self._file.open(saved.offset if saved is not None else 0, fresh=saved is None)
         try:
-            fields, offset = self._find_place(saved) if saved is not None and saved.rows else ([], 0)
-            self._file.cut(offset)
+            fields, offset = self._locate(saved) if saved is not None and saved.rows else ([], 0)
+            self._file.truncate(offset)
         except BaseException:
             self._file.close()
             raise
         self._fields, self._rows, self._seq = fields, saved.rows if saved is not None else 0, 0
 
-    def _find_place(self, saved: Saved) -> tuple[list[str], int]:
-        """The header that the file has now, and where what was saved ends in it."""
+    def _locate(self, saved: Saved) -> tuple[list[str], int]:
+        """The current header of the file, and the offset at which the saved content ends."""
         fields = self._read_header()
         if fields[: len(saved.fields)] != saved.fields:
-            raise self._file.changed("has another header")
+            raise self._file.changed("has a different header")
         commas = (len(fields) - len(saved.fields)) * saved.rows
         offset = saved.offset + len(_lines([fields])) - len(_lines([saved.fields])) + commas
         if self._file.size < offset:
-            raise self._file.changed(f"has {self._file.size} bytes, and had {offset}")
+            raise self._file.changed(f"has {self._file.size} bytes, but had {offset}")
         tail = self._file.tail(offset) if fields == saved.fields else self._narrow_tail(saved.fields, fields, offset)
         if checksum(tail) != saved.check:
-            raise self._file.changed(f"has other bytes before offset {offset} than before")
+            raise self._file.changed(f"has different content before offset {offset}")
         return fields, offset
 
     def _read_header(self) -> list[str]:
@@ -74,19 +74,19 @@ class CsvSink:
             with storage_errors(path), open(path, encoding="utf-8", newline="") as file:
                 return next(csv.reader(file), [])
         except (UnicodeDecodeError, csv.Error):
-            raise self._file.changed("has another header") from None
+            raise self._file.changed("has a different header") from None
 
     def _narrow_tail(self, saved: Sequence[str], fields: Sequence[str], offset: int) -> bytes:
-        """The last block before an offset, as it was before the file became wider."""
+        """The last block before an offset, as it was before the file got more columns."""
         padding = b"," * (len(fields) - len(saved))
         tail = _lines([saved])
         with storage_errors(self._file.path), open(self._file.path, "rb") as file:
-            place = file.seek(len(_lines([fields])))
-            for line, ends in _row_ends(file):
-                place += len(line)
-                if place > offset:
+            position = file.seek(len(_lines([fields])))
+            for line, is_row_end in _row_ends(file):
+                position += len(line)
+                if position > offset:
                     break
-                if ends:
+                if is_row_end:
                     line = line[:-1].removesuffix(padding) + b"\n"
                 tail = (tail + line)[-BLOCK:]
         return tail
@@ -98,7 +98,7 @@ class CsvSink:
         if not items:
             return
         fields, rows, rejects = self._fit(items)
-        if rows and fields:  # empty items alone have nothing to put into a row
+        if rows and fields:  # without any field there is no header to write
             escape = None if self._formulas else _escape
             lines = _lines(_cells(row, fields, escape) for row in rows)
             if len(lines) < LARGE and (not self._rows or len(fields) == len(self._fields)):
@@ -118,8 +118,8 @@ class CsvSink:
             if not self._formulas:
                 row = {_escape_name(name): value for name, value in row.items()}
             if not row.keys() <= fields.keys():
-                if len(row) > self._most or len(fields | row) > self._most:
-                    rejects.append(Reject(item, too_many_columns(self._most)))
+                if len(row) > self._max_columns or len(fields | row) > self._max_columns:
+                    rejects.append(Reject(item, too_many_columns(self._max_columns)))
                     continue
                 fields.update(dict.fromkeys(row))
             rows.append(row)
@@ -133,7 +133,7 @@ class CsvSink:
         self._file.append(lines)
         self._fields = fields
         self._rows += count
-        self._seq = seq  # here, as whoever waits for the thread may be cancelled
+        self._seq = seq  # here, because the caller may be cancelled while the thread works
 
     def _widen(self, fields: list[str]) -> None:
         padding = b"," * (len(fields) - len(self._fields))
@@ -141,8 +141,8 @@ class CsvSink:
         def rewrite(old: BinaryIO, new: BinaryIO) -> None:
             old.seek(len(_lines([self._fields])))
             new.write(_lines([fields]))
-            for line, ends in _row_ends(old):
-                new.write(line[:-1] + padding + b"\n" if ends else line)
+            for line, is_row_end in _row_ends(old):
+                new.write(line[:-1] + padding + b"\n" if is_row_end else line)
 
         self._file.replace(rewrite)
         self._fields = fields
@@ -166,27 +166,27 @@ class CsvSink:
 
 # -- cells
 
-_AS_IT_IS = frozenset({str, int, float, type(None)})
+_NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
 def _cells(row: dict[str, Any], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[Any]:
     values = map(row.get, fields)
-    cells = [value if type(value) in _AS_IT_IS else as_text(value) for value in values]
+    cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]
 
 
 def _escape(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
+    """Text that no spreadsheet reads as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _escape_name(name: str) -> str:
-    """The same for a column, such that two names never become one."""
+    """The same for the name of a column. Different names stay different."""
     return f"'{name}" if name.startswith((*_FORMULA, "'")) else name
 
 
 def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Lines, and whether a row ends with them: it does not within quotes."""
+    """Yield each line, and whether a row ends with it. A line break within quotes does not end a row."""
     quotes = 0
     while line := file.readline():
         quotes += line.count(b'"')
@@ -194,13 +194,13 @@ def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    r"""Rows as CSV. The writer is left at its ``\r\n``, which makes it quote either of them within a value."""
+    r"""Rows as CSV. The writer keeps its default ``\r\n``, because then it quotes values that contain either."""
     lines = _Lines()
     csv.writer(lines).writerows(rows)
     return "".join([line[:-2] + "\n" for line in lines]).encode()
 
 
 class _Lines(list[str]):
-    """What `csv.writer` writes to: it writes each row with one call."""
+    """The target of `csv.writer`, which writes each row with one call."""
 
     write = list.append

@@ -1,8 +1,8 @@
-"""The way from a run's item log to a sink, exactly once.
+"""Copies a run's item log into a sink, each item exactly once.
 
-A drainer holds the role of its sink in the run. Behind its cursor (how far it is in the log, and the state of the sink
-there) it reads the log and writes; then the sink makes it durable, and only then the cursor moves. Whatever happens in
-between, the sink is opened again at the state in the cursor, and everything behind it is written anew.
+A drainer holds the role of its sink in the run. Its cursor is a position in the log and the state of the sink there.
+The drainer reads the log after the cursor and writes to the sink. Then the sink flushes, and only then the cursor
+moves. If anything fails in between, the sink is reopened at the state in the cursor, and later items are written again.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
-from shoal.ports import Claim, Frontier, LoggedItem, Sink
+from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
 
 log = logging.getLogger("shoal.sinks")
 
 FLUSH_EVERY = 0.5
-FLUSH_AT_MOST = 20_000  # items: the engine pauses when a drainer is far behind, so a rare flush must not look like that
+MAX_UNFLUSHED = 20_000  # items: the engine pauses when the cursor is far behind, so a rare flush must not cause that
 _RETRY_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
-_AWAY_PAUSE = 0.5
+_AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 _NONCE_BYTES = 16
 
 
 class RoleTakenError(SinkError):
-    """Another process of the run writes to this output now."""
+    """Another process of the run holds the role of this output."""
 
 
 def position_of(cursor: bytes) -> int:
-    """How far in the log a drainer with this cursor is; 0 if it can't be told."""
+    """The position in the log of this cursor; 0 if it can't be read."""
     try:
         return _decode_cursor(cursor)[0] if cursor else 0
     except msgspec.MsgspecError:
@@ -50,13 +50,13 @@ def position_of(cursor: bytes) -> int:
 class Drainer:
     """Drains one run's item log into one sink: ``start``, then ``run`` as a task, then ``finish`` or ``abandon``.
 
-    ``run`` may be cancelled at any time; ``finish`` also takes over from a ``run`` that still goes on. A storage that
-    fails gets another try after each of ``retry_delays`` (seconds); then it is a SinkError.
+    ``run`` may be cancelled at any time. ``finish`` may be called while ``run`` is active. A sink that fails is retried
+    after each of ``retry_delays`` (seconds); then the drainer raises a SinkError.
     """
 
     def __init__(
         self,
-        frontier: Frontier,
+        frontier: ItemSource,
         sink: Sink,
         role: str,
         *,
@@ -65,7 +65,7 @@ class Drainer:
         poll: float = 1.0,
         retry_delays: tuple[float, ...] = _RETRY_DELAYS,
     ) -> None:
-        """``role`` is what `shoal.sinks.sink_id` returns. ``poll``: seconds between looks at the log without a nudge.
+        """``role`` is what `shoal.sinks.sink_id` returns. ``poll``: seconds between reads of the log without a nudge.
 
         A sink may have its own ``flush_every``, in seconds.
         """
@@ -82,39 +82,39 @@ class Drainer:
         self._state = b""
         self._written = 0
         self._last: LoggedItem | None = None
-        """The last item that was read: by it the store tells whether its log is still the same."""
+        """The last item that was read. With it the store can tell whether its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
-        """Where the cursor was moved to by a call whose answer did not come."""
+        """The cursor of a move whose answer was lost."""
         self._failures = 0
-        """Of the sink, since the cursor last moved."""
-        self._broken = False
+        """Failures of the sink since the cursor last moved."""
+        self._is_broken = False
         self._flush_at = self._renew_at = 0.0
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
-        self._stopping = False
+        self._is_stopping = False
         self._failure: BaseException | None = None
 
     @property
     def position(self) -> int:
-        """The last item, by its sequence number, that is safe in the sink: the log may be trimmed through it."""
+        """The sequence number of the last item that is durable in the sink. The log may be trimmed up to it."""
         return self._position
 
     def nudge(self) -> None:
-        """There are new items."""
+        """Notify it of new items."""
         self._woken.set()
 
     # -- start
 
     async def start(self, *, wait: float | None = None) -> None:
-        """Take the role and open the sink where the last holder left it.
+        """Take the role and open the sink at the cursor of the last holder.
 
-        While another holds the role it waits, by default long enough for the role of a dead one to expire; then it
-        is a SinkError.
+        It waits while another process holds the role, by default until the role of a dead process expires. Then it
+        raises a SinkError.
         """
         await self._open(await self._take_role(self._ttl + 1 if wait is None else wait))
 
     async def try_start(self) -> bool:
-        """The same without waiting: False while another holds the role."""
+        """The same without waiting. Return False if another process holds the role."""
         self._renew_at = time.monotonic() + self._ttl / 3
         claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
         claim = await self._persist(claiming)
@@ -124,14 +124,14 @@ class Drainer:
         return True
 
     async def start_over(self) -> None:
-        """The store went back in time: continue from the cursor that it has now. ``run`` is not running, and may be
-        called again then."""
+        """Continue from the cursor that the store has after a rewind. Call it while ``run`` is not active; then call
+        ``run`` again."""
         async with self._lock:
-            self._failure, self._broken, self._failures, self._stopping = None, False, 0, False
+            self._failure, self._is_broken, self._failures, self._is_stopping = None, False, 0, False
             self._unconfirmed = None
             if self._claim is not None:
                 await self._close_unfinished()
-                await self._persist(partial(self._frontier.relinquish, self._claim))  # else it waits for itself
+                await self._persist(partial(self._frontier.relinquish, self._claim))  # else start waits for this role
                 self._claim = None
             await self.start()
 
@@ -142,26 +142,26 @@ class Drainer:
             self._written, self._last = self._position, None
             await self._sink.open(self._state)
         except BaseException as exc:
-            await self._give_role_back()
+            await self._release_role()
             if isinstance(exc, msgspec.MsgspecError):
-                raise SinkError(f"the saved cursor of {self._name} can't be read: {exc}") from exc
+                raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
             raise
 
     async def _take_role(self, wait: float) -> Claim:
-        until = time.monotonic() + wait
-        told = False
+        deadline = time.monotonic() + wait
+        has_warned = False
         while True:
             self._renew_at = time.monotonic() + self._ttl / 3
             claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
             claim = await self._persist(claiming)
             if claim is not None:
                 return claim
-            left = until - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
-                raise SinkError(f"another process of this run writes to {self._name}; it can't be written twice")
-            if not told and left > _CLAIM_POLL:
-                told = True
-                log.warning("waiting up to %g s for %s: another process writes to it, or has died", left, self._name)
+                raise SinkError(f"another process of this run is writing to {self._name}; stop it first")
+            if not has_warned and left > _CLAIM_POLL:
+                has_warned = True
+                log.warning("another process is writing to %s, or died; waiting up to %g s", self._name, left)
             await asyncio.sleep(min(left, _CLAIM_POLL))
 
     @property
@@ -171,66 +171,66 @@ class Drainer:
     # -- run
 
     async def run(self) -> None:
-        """Drain until ``finish`` or ``abandon``. SinkError: the role was lost, or the storage failed for good."""
+        """Drain until ``finish`` or ``abandon``. SinkError: the role was lost, or all retries of the sink failed."""
         try:
-            while not self._stopping:
+            while not self._is_stopping:
                 async with self._lock:
-                    if self._stopping:
+                    if self._is_stopping:
                         return
                     self._woken.clear()
-                    full = await self._turn() == self._batch
-                if not full:
+                    is_full = await self._turn() == self._batch
+                if not is_full:
                     await self._sleep()
         except Exception as exc:
             self._failure = exc
             raise
 
     async def _turn(self) -> int:
-        """Write one batch, and flush if it is time for that. How many items there were."""
+        """Write one batch, and flush if that is due. Return the number of items."""
         count = await self._persist(self._drain)
-        if self._unsaved and (time.monotonic() >= self._flush_at or self._written - self._position >= FLUSH_AT_MOST):
+        is_due = time.monotonic() >= self._flush_at or self._written - self._position >= MAX_UNFLUSHED
+        if self._has_unsaved and is_due:
             await self._persist(self._save)
-        await asyncio.sleep(0)  # in memory nothing else may have waited
+        await asyncio.sleep(0)  # with a frontier in memory, nothing above may have yielded to other tasks
         return count
 
     async def _sleep(self) -> None:
-        """Until there may be items, or the next flush is due."""
+        """Sleep until a nudge, the next poll, or the next flush."""
         now = time.monotonic()
-        due = min(self._renew_at, self._flush_at) if self._unsaved else self._renew_at
+        due = min(self._renew_at, self._flush_at) if self._has_unsaved else self._renew_at
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(self._poll, due - now))):
                 await self._woken.wait()
 
     @property
-    def _unsaved(self) -> bool:
+    def _has_unsaved(self) -> bool:
         return self._written > self._position
 
     async def _drain(self) -> int:
         now = time.monotonic()
-        if now >= self._renew_at:  # never write under a role that may have expired
+        if now >= self._renew_at:  # never write with a role that may have expired
             await self._renew()
         items = await self._frontier.read_items(self._written, self._batch, last=self._last)
         if items:
             await self._sink.write(items)
-            if not self._unsaved:
+            if not self._has_unsaved:
                 self._flush_at = now + self._flush_every
             self._written, self._last = items[-1].seq, items[-1]
         return len(items)
 
     async def _save(self) -> None:
-        """Nothing is written between the flush and the move of the cursor."""
+        """Flush the sink and move the cursor, without a write in between."""
         await self._confirm()
-        if self._unsaved:
+        if self._has_unsaved:
             await self._move(self._written, await self._sink.flush())
             self._failures = 0
 
     async def _renew(self) -> None:
-        """Keep the role."""
         if not await self._confirm():
             await self._move(self._position, self._state)
 
     async def _confirm(self) -> bool:
-        """Repeat a move of the cursor whose answer was lost: the store may have it or not. False if there is none."""
+        """Repeat a move of the cursor whose answer was lost. Return False if there is none."""
         if self._unconfirmed is None:
             return False
         await self._move(*self._unconfirmed)
@@ -241,38 +241,38 @@ class Drainer:
         renew_at = time.monotonic() + self._ttl / 3
         cursor = _encode_cursor((position, state))
         self._unconfirmed = (position, state)
-        kept = await self._frontier.advance(self._claim, cursor, self._ttl, last=self._covered(position))
+        has_role = await self._frontier.advance(self._claim, cursor, self._ttl, last=self._item_at(position))
         self._unconfirmed = None
-        if not kept:
-            raise RoleTakenError(f"another process of this run writes to {self._name} now")
+        if not has_role:
+            raise RoleTakenError(f"another process of this run took over {self._name}")
         self._claim = self._claim.moved_to(cursor)
         self._position, self._state, self._renew_at = position, state, renew_at
 
-    def _covered(self, position: int) -> LoggedItem | None:
-        """The item at this position, if it was read since the sink was opened. A store that went back in time may have
-        another one there: then the cursor must not move over it."""
+    def _item_at(self, position: int) -> LoggedItem | None:
+        """The item at this position, if it was read since the sink was opened. A rewound store may have another item
+        there: then it must refuse to move the cursor."""
         return self._last if self._last is not None and self._last.seq == position else None
 
     async def _reopen(self) -> None:
-        """Go back to the saved cursor."""
+        """Reopen the sink at the saved cursor."""
         await self._renew()
         await self._close_unfinished()
         await self._sink.open(self._state)
-        self._written, self._last, self._broken = self._position, None, False
+        self._written, self._last, self._is_broken = self._position, None, False
         self.nudge()
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """A step, tried again when the storage fails: a full disk may have room in a moment."""
+        """Run a step, with retries when the sink or the frontier fails: a full disk may have space again soon."""
         frontier_failures = 0
         while True:
             failure: Exception
             try:
-                if self._broken:
+                if self._is_broken:
                     await self._reopen()
                 return await step()
-            except StoreAwayError as exc:  # however long that takes: the engine says when to give up
-                log.debug("output waits for the frontier's server: %s", exc)
-                await asyncio.sleep(_AWAY_PAUSE)
+            except StoreAwayError as exc:  # without a limit: the engine decides when to give up
+                log.debug("the output waits for the frontier's server: %s", exc)
+                await asyncio.sleep(_AWAY_POLL)
                 continue
             except StoreRewoundError:
                 raise
@@ -280,27 +280,27 @@ class Drainer:
                 frontier_failures += 1
                 failure, count = exc, frontier_failures
             except (SinkError, OSError) as exc:
-                if not may_pass(exc):
+                if not is_retryable(exc):
                     raise
-                self._broken = True
+                self._is_broken = True
                 self._failures += 1
                 failure, count = exc, self._failures
-            except asyncio.CancelledError:  # perhaps in a write, which may have cost the sink its connection
-                self._broken = True
+            except asyncio.CancelledError:  # perhaps during a write, and the sink may have dropped its connection
+                self._is_broken = True
                 raise
             if count > len(self._delays):
-                raise SinkError(f"gave up after {count} tries: {failure}") from failure
+                raise SinkError(f"gave up after {count} attempts: {failure}") from failure
             delay = self._delays[count - 1]
-            log.warning("output failed, trying again in %g s: %s", delay, failure)
+            log.warning("output failed, retrying in %g s: %s", delay, failure)
             await asyncio.sleep(delay)
 
     # -- end
 
     async def finish(self, finished: bool) -> None:
-        """Drain all that is in the log, flush, move the cursor, close the sink, give the role back.
+        """Drain the rest of the log, flush, move the cursor, close the sink, and release the role.
 
-        ``finished``: the run is over, so the sink may put itself in order. The role stays open for a run that goes on
-        later. After ``run`` has failed, or when this fails, it ends like ``abandon``, and raises the error.
+        ``finished``: the run is over, so the sink may complete its output. If the run is resumed later, the role can be
+        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error.
         """
         self._stop()
         async with self._lock:
@@ -315,40 +315,40 @@ class Drainer:
                 await self._close_unfinished()
                 raise
             finally:
-                await self._give_role_back()
+                await self._release_role()
 
     async def abandon(self) -> None:
-        """Close the sink as it is and give the role back: what is behind the cursor is left to the next holder.
+        """Close the sink without a flush and release the role. The next holder writes the items after the cursor.
 
-        It waits for a ``run`` that still goes on; one that is stuck in its sink has to be cancelled first.
+        It waits for the current step of ``run``. If the sink hangs, cancel ``run`` first.
         """
         self._stop()
         async with self._lock:
             if self._claim is not None:
                 await self._close_unfinished()
-                await self._give_role_back()
+                await self._release_role()
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._is_stopping = True
         self._woken.set()
 
     async def _catch_up(self) -> None:
         while True:
             if await self._turn():
                 continue
-            if not self._unsaved:
+            if not self._has_unsaved:
                 return
-            await self._persist(self._save)  # and if that had to go back, once more
+            await self._persist(self._save)  # this may reopen the sink, so read the log again
 
     async def _while_held(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keep the role during something long."""
+        """Renew the role while ``work`` runs."""
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=self._ttl / 3))[0]:
                 try:
                     await self._renew()
                 except FrontierError as exc:
-                    log.warning("the role of %s could not be renewed: %s", self._name, exc)
+                    log.warning("can't renew the role of %s: %s", self._name, exc)
         finally:
             await asyncio.wait({task})
         task.result()
@@ -357,27 +357,27 @@ class Drainer:
         try:
             await self._sink.close(finished=False)
         except (SinkError, OSError) as exc:
-            log.warning("output not closed in good order: %s", exc)
+            log.warning("can't close the output %s: %s", self._name, exc)
 
-    async def _give_role_back(self) -> None:
+    async def _release_role(self) -> None:
         if self._claim is not None:
             claim, self._claim = self._claim, None
             try:
                 await self._frontier.relinquish(claim)
             except FrontierError as exc:
-                log.warning("%s can be written again when its role expires: %s", self._name, exc)
+                log.warning("can't release the role of %s, which expires in %g s: %s", self._name, self._ttl, exc)
 
 
-def may_pass(error: SinkError | OSError) -> bool:
-    """Whether another try can help. Not when it is the sink that refuses, nor when the reader of a pipe has gone."""
+def is_retryable(error: SinkError | OSError) -> bool:
+    """Whether a retry can help. It can't if the sink itself refuses (there is no cause), or a pipe has no reader."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return cause is not None and not isinstance(cause, BrokenPipeError)
 
 
 async def export(
-    frontier: Frontier, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
+    frontier: ItemLog, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write a run's whole item log into a fresh sink, without a role or a cursor. How many items it had."""
+    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items."""
     await sink.open(b"")
     count = position = 0
     try:

@@ -1,9 +1,8 @@
 """Outputs that grow at their end: JSON lines, and standard output. `shoal.sinks.csvfile` has CSV.
 
-A file is opened at the offset that its last flush returned and cut back to it, so a torn line, or items whose flush
-was never recorded, are gone. The state identifies the bytes before the offset by the run and by a checksum of the last
-block: another file in its place is an error, and stays as it is. A new run replaces the file. One process at a time can
-write to it.
+``open`` truncates a file to the offset that its last flush returned. That removes a partial line, and items whose flush
+was never recorded. The state identifies the content by the run and by a checksum of the last block before the offset: a
+different file is an error, and stays unchanged. A new run replaces the file. One process at a time can write to it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from shoal.ports import LoggedItem
 from shoal.sinks.recent import Recent
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, storage_errors, unwritten
 
-LARGE = 1 << 20  # a longer write goes to a thread
-_PATIENCE = 100  # milliseconds that a thread waits for the reader of standard output
+LARGE = 1 << 20  # bytes; a longer write runs in a thread
+_SEND_TIMEOUT = 100  # milliseconds that a thread waits for the reader of standard output
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Saved(msgspec.Struct):
-    """The state of a file at a flush: the bytes before ``offset``, and for CSV what they are."""
+    """The state of a file at a flush. ``rows`` and ``fields`` are for CSV."""
 
     run: str = ""
     offset: int = 0
@@ -41,13 +40,13 @@ _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 
 
 def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
-    """None: the run has not written to the file yet. SinkError for a state of another run."""
+    """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
     try:
         saved = _decode_saved(state) if state else None
     except msgspec.MsgspecError as exc:
-        raise SinkError(f"the saved position in {file.path} can't be read: {exc}") from exc
+        raise SinkError(f"can't read the saved position in {file.path}: {exc}") from exc
     if saved is not None and saved.run != file.run_id:
-        raise file.changed(f"was written by run {saved.run}, as its saved position says")
+        raise file.changed(f"belongs to run {saved.run} by its saved position")
     return saved
 
 
@@ -55,7 +54,7 @@ def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
 
 
 class JsonLinesSink:
-    """One JSON object a line, UTF-8. Bytes become base64; NaN and infinities become null."""
+    """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
 
     def __init__(self, path: str, *, run_id: str = "") -> None:
         self._file = GrowingFile(path, run_id)
@@ -69,8 +68,8 @@ class JsonLinesSink:
         self._file.open(offset, fresh=saved is None)
         if saved is not None and checksum(self._file.tail(offset)) != saved.check:
             self._file.close()
-            raise self._file.changed(f"has other bytes before offset {offset} than before")
-        self._file.cut(offset)
+            raise self._file.changed(f"has different content before offset {offset}")
+        self._file.truncate(offset)
         self._seq = 0
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
@@ -100,10 +99,10 @@ class JsonLinesSink:
 
 
 class StreamSink:
-    """JSON lines to standard output: what is out is out, nothing can be cut back.
+    """JSON lines to standard output, where nothing can be undone.
 
-    Items go out once for each process, also when the store was rewound (of the last 100,000). After a crash, those
-    behind the last saved cursor go out again.
+    A process sends each of the last 100,000 items once, even after a rewind of the store. After a crash, items after
+    the last saved cursor are sent again.
     """
 
     def __init__(self, descriptor: int = 1) -> None:
@@ -112,7 +111,7 @@ class StreamSink:
         self._unsent = bytearray()
 
     async def open(self, state: bytes) -> None:
-        """What was sent stays sent, also when it is opened again after an error."""
+        """Nothing to do: what was sent can't be undone."""
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         items = [item for item in items if item not in self._recent]
@@ -120,15 +119,15 @@ class StreamSink:
             self._unsent += _encode_lines([decode_item(item.payload)[1] for item in items])
             for item in items:
                 self._recent.add(item)
-        while self._unsent:  # a reader that pauses must not stop the crawl, nor its end
+        while self._unsent:  # in short steps: a reader that pauses must not block the crawl or its end
             await in_thread(self._send)
 
     def _send(self) -> None:
-        """Send what its reader takes without a pause. The rest is the first to be sent next time."""
+        """Send until the reader pauses. The next call sends the rest first."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         with storage_errors("standard output"):
-            while self._unsent and poll.poll(_PATIENCE):
+            while self._unsent and poll.poll(_SEND_TIMEOUT):
                 with suppress(BlockingIOError):
                     del self._unsent[: os.write(self._descriptor, self._unsent[: select.PIPE_BUF])]
 
@@ -137,4 +136,4 @@ class StreamSink:
         return b""
 
     async def close(self, *, finished: bool) -> None:
-        """Standard output is not ours to close."""
+        """Nothing to do: standard output stays open."""

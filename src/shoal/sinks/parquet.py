@@ -1,9 +1,9 @@
-"""Items as a Parquet file, which can only be written whole.
+"""Items as a Parquet file.
 
-So items first become numbered parts in ``<file>.parts/``, each written whole, and the state is their number: what is
-beyond it is deleted on open. At the end of the run the parts are merged, and the result takes the file's place in one
-step; until then an earlier file stays as it was. The merged file remembers the run and its parts, so a run that
-continues after its end adds new parts to it, and a store that was rewound takes the last ones back.
+Nothing can be appended to a Parquet file. So items are first written to numbered parts in ``<file>.parts/``. The state
+is the number of parts, and ``open`` deletes later ones. When the run is finished, the parts are merged, and the result
+replaces the file in one step. Until then an earlier file stays unchanged. The merged file records the run and its
+parts, so a run that continues later adds parts to it, and a run whose store was rewound removes the last ones.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ try:
 except ImportError as exc:
     raise SinkError("Parquet output needs pyarrow: pip install 'shoal[parquet]'") from exc
 
-_PART_SIZE = 64 << 20  # bytes of items that make a part, flush or not
+_PART_SIZE = 64 << 20  # bytes of items after which a part is written, even without a flush
 _GROUP_ROWS = 50_000
 _GROUP_SIZE = 64 << 20
-_MOST_FIELDS = 100  # a dict with more different keys than these is a mapping rather than a record: JSON text
+_MAX_FIELDS = 100  # a dict with more keys is a mapping rather than a record, and becomes JSON text
 _MARK = b"shoal"
 _PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class _Saved(msgspec.Struct):
-    """The state: the name of its parts, how many were written, and a checksum of the last one's end."""
+    """The state: the prefix of the parts' names, their number, and a checksum of the end of the last one."""
 
     run: str
     parts: int
@@ -59,7 +59,7 @@ class _Saved(msgspec.Struct):
 
 
 class _Mark(msgspec.Struct):
-    """What a merged file says of itself: the name of its parts, and how many rows there are through each of them."""
+    """Metadata of a merged file: the prefix of its parts' names, and the number of rows up to the end of each part."""
 
     run: str
     rows: list[int]
@@ -71,10 +71,10 @@ _decode_mark = msgspec.json.Decoder(_Mark).decode
 
 
 class ParquetSink:
-    """See the module. Values that are not of one type in all items become text, nested ones as JSON."""
+    """See the module. A field with values of different types becomes text; nested values become JSON text."""
 
     flush_every = 10.0
-    """Seconds between flushes: each makes a part."""
+    """Seconds between flushes, because each writes a part."""
 
     def __init__(self, path: str, options: TableOptions | None = None) -> None:
         self._options = options or TableOptions()
@@ -83,7 +83,7 @@ class ParquetSink:
         self._lock = -1
         self._saved = _Saved("", 0)
         self._merged: list[int] = []
-        """How many rows there are in the merged file through each of the parts in it."""
+        """The number of rows in the merged file up to the end of each part in it."""
         self._seq = 0
         self._items: list[LoggedItem] = []
         self._size = 0
@@ -98,9 +98,9 @@ class ParquetSink:
         try:
             saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id)
         except msgspec.MsgspecError as exc:
-            raise SinkError(f"the saved position in {self._path} can't be read: {exc}") from exc
+            raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
         if saved.run_id != run_id:
-            raise self._changed(f"was written by run {saved.run_id}, as its saved position says")
+            raise self._changed(f"belongs to run {saved.run_id} by its saved position")
         await in_thread(self._open, saved)
 
     def _changed(self, what: str) -> SinkError:
@@ -109,7 +109,7 @@ class ParquetSink:
     def _open(self, saved: _Saved) -> None:
         self._close()
         if os.path.isdir(self._path):
-            raise SinkError(f"can't write {self._path}: it is a folder; give the name of a file in it")
+            raise SinkError(f"can't write {self._path}: it is a folder; give the name of a file")
         with storage_errors(self._path):
             with suppress(FileExistsError):
                 os.mkdir(self._folder)
@@ -129,7 +129,7 @@ class ParquetSink:
         self._items, self._size, self._seq = [], 0, 0
 
     def _mark(self, saved: _Saved) -> _Mark:
-        """What the file in its place says of itself; nothing if it is of another run."""
+        """The metadata of the existing file; empty if another run wrote it."""
         try:
             mark = _decode_mark((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
         except (FileNotFoundError, pa.ArrowException, msgspec.MsgspecError):
@@ -137,18 +137,18 @@ class ParquetSink:
         return mark if mark.run == saved.run else _Mark("", [])
 
     def _keep_parts(self, saved: _Saved) -> None:
-        """Delete every part but those which the file still lacks."""
+        """Delete all parts except those that are not merged yet."""
         wanted = [self._part(saved.run, number) for number in range(len(self._merged), saved.parts)]
         found = set(self._own_files())
         if missing := set(wanted) - found:
             raise self._changed(f"or its folder {self._folder} lacks {len(missing)} of {saved.parts} parts")
         if wanted and checksum(_tail(wanted[-1])) != saved.check:
-            raise self._changed(f"has other bytes in its part {wanted[-1]} than before")
+            raise self._changed(f"has different content in its part {wanted[-1]}")
         for path in found - set(wanted):
             os.unlink(path)
 
     def _sources(self, saved: _Saved) -> list[str]:
-        """The files that make up the output."""
+        """The files that contain the output."""
         first = len(self._merged)
         return [
             *([self._path] if first else []),
@@ -189,15 +189,15 @@ class ParquetSink:
         return rejects
 
     def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[dict[str, Any]], set[str], list[Reject]]:
-        """The rows, the fields of the output with theirs, and the items that need too many columns."""
-        fields, most = set(self._fields), self._options.max_columns
+        """Return the rows, all fields of the output including theirs, and the items that need too many columns."""
+        fields, limit = set(self._fields), self._options.max_columns
         rows: list[dict[str, Any]] = []
         rejects: list[Reject] = []
         for item in items:
             row = decode_item(item.payload)[1]
             if not row.keys() <= fields:
-                if len(fields | row.keys()) > most:
-                    rejects.append(Reject(item, too_many_columns(most)))
+                if len(fields | row.keys()) > limit:
+                    rejects.append(Reject(item, too_many_columns(limit)))
                     continue
                 fields |= row.keys()
             rows.append(row)
@@ -246,7 +246,7 @@ class ParquetSink:
                 writer.write_table(pa.concat_tables(group))
 
     def _tables(self, sources: Sequence[str]) -> Iterator[pa.Table]:
-        """The row groups of all sources. Of the merged file, only the rows that were not taken back."""
+        """Yield the row groups of all sources, without the rows of the merged file that a rewind removed."""
         left = self._merged[-1] if self._merged else 0
         for source in sources:
             for table in _row_groups(source):
@@ -264,7 +264,7 @@ class ParquetSink:
 
     def _close(self) -> None:
         if self._lock >= 0:
-            with suppress(OSError):  # there are parts in it
+            with suppress(OSError):  # it is not empty
                 os.rmdir(self._folder)
             descriptor, self._lock = self._lock, -1
             os.close(descriptor)
@@ -305,9 +305,9 @@ def _text_array(values: Sequence[Any]) -> pa.Array:
 
 
 def _is_storable(kind: pa.DataType) -> bool:
-    """Parquet has no dict without keys, and one with very many is no record."""
+    """Whether Parquet can store it. A dict without keys is not allowed; one with too many is better stored as text."""
     if pa.types.is_struct(kind):
-        return 0 < kind.num_fields <= _MOST_FIELDS and all(_is_storable(field.type) for field in kind)
+        return 0 < kind.num_fields <= _MAX_FIELDS and all(_is_storable(field.type) for field in kind)
     return not pa.types.is_list(kind) or _is_storable(kind.value_type)
 
 
@@ -315,7 +315,7 @@ def _is_storable(kind: pa.DataType) -> bool:
 
 
 def _unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """All fields of all of them. A field of two types becomes the wider one; text if there is none."""
+    """A schema with all fields. A field with two types gets the wider one, or text."""
     kinds: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:
@@ -326,7 +326,7 @@ def _unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both; None if there is none but text."""
+    """The type that holds the values of both; None if only text does."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):

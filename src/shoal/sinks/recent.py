@@ -1,4 +1,4 @@
-"""The items that were handed over last, for outputs that can't take anything back."""
+"""The latest items, for outputs that can't undo a write."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LIMIT = 100_000
 
 
 class Recent:
-    """Recognizes items that come again: after an error, or because the store was rewound and pages are crawled again.
+    """Recognizes items that come again: after an error, or from pages that are crawled again after a rewind.
 
-    It remembers the last 100,000. Numbers in the log would not do: a rewound store has other items under them.
+    It remembers the last 100,000 items by page and index. A rewound store reuses numbers in the log for other items.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -31,7 +31,7 @@ class Recent:
             self._keys.discard(self._order.popleft())
 
     def forget_last(self, count: int) -> None:
-        """The last ones were taken back."""
+        """Forget the last items, because they were removed from the output."""
         for _ in range(min(count, len(self._order))):
             self._keys.discard(self._order.pop())
 

@@ -1,80 +1,68 @@
-"""Items as rows of a SQLite database: see `shoal.sinks.tables`."""
+"""Items as rows of a SQLite database. See `shoal.sinks.tablesink`."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
 from typing import Any
 
 from shoal.errors import SinkError
 from shoal.item import as_text
-from shoal.ports import LoggedItem
-from shoal.sinks.keys import KEY, OWN, REGISTRY, RUN, SEQ, Progress, TableOptions
-from shoal.sinks.rejects import Reject, Rejects
+from shoal.sinks.keys import KEY, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions
+from shoal.sinks.rejects import Reject
 from shoal.sinks.storage import in_thread, storage_errors
-from shoal.sinks.tables import Columns, Naming, Row, not_ours, rows_by_table
+from shoal.sinks.tables import Columns, Naming, Row, foreign_table
+from shoal.sinks.tablesink import TableSink
 
-log = logging.getLogger("shoal.sinks")
-
-_BUSY = 5.0  # seconds to wait for another process's transaction
+_BUSY_TIMEOUT = 5.0  # seconds to wait for another process's transaction
 _NAMING = Naming(fold=str.lower, forbidden=re.compile("\0"))
-_AS_IT_IS = frozenset({str, float, bytes, bool, type(None)})
+_NATIVE_TYPES = frozenset({str, float, bytes, bool, type(None)})
 
 
-class SQLiteSink:
-    """See the module. Columns have no type and are added as they appear; nested values are JSON text."""
+class SQLiteSink(TableSink):
+    """See the module. Columns have no type and are added as fields appear. Nested values are JSON text."""
 
     def __init__(self, path: str, options: TableOptions | None = None) -> None:
         self._path = os.path.realpath(path)
-        self._options = options or TableOptions()
-        self._progress = Progress(self._path, self._options.key)
-        self._rejects = Rejects(self._path, self._options.on_reject)
+        super().__init__(self._path, options)
         self._database: sqlite3.Connection | None = None
         self._tables: dict[str, _Table] = {}
 
-    async def open(self, state: bytes) -> None:
-        self._rejects.open()
-        await in_thread(self._open, state)
+    # -- connection
 
-    def _open(self, state: bytes) -> None:
-        self._close()
-        self._progress.open(state)
+    @property
+    def _is_connected(self) -> bool:
+        return self._database is not None
+
+    async def _connect(self) -> None:
+        await in_thread(self._connect_now)
+
+    def _connect_now(self) -> None:
         with storage_errors(self._path):  # SQLite would only say "unable to open database file"
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666))
-        with self._errors():
-            # One transaction for each write is begun and ended by hand, so that new columns are part of it.
-            self._database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-            self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # is it a database at all?
-            if self._options.table is not None:
-                with self._transaction() as database:
-                    _Table(database, self._options.table, self._path, self._options)
+        # Transactions begin and end by explicit statements, so that new columns are part of them.
+        self._database = sqlite3.connect(
+            self._path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
+        self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # fails if it is not a database
 
-    def _void(self, database: sqlite3.Connection, behind: int | None) -> None:
-        """Rows of this run that come from pages which are crawled again."""
-        if behind is None:
-            return
-        for name in [self._options.table] if self._options.table else _registered(database):
-            _Table(database, name, self._path, self._options).void(behind)
+    async def _disconnect(self) -> None:
+        if self._database is not None:
+            database, self._database = self._database, None
+            self._tables.clear()
+            async with self._errors():
+                await in_thread(database.close)
 
-    async def write(self, items: Sequence[LoggedItem]) -> None:
-        if items:
-            self._rejects.add(await in_thread(self._write, items))
-
-    def _write(self, items: Sequence[LoggedItem]) -> list[Reject]:
-        tables, rejects = rows_by_table(items, self._options)
-        with self._errors(), self._transaction() as database:
-            self._void(database, self._progress.void_behind(items))
-            for name, rows in tables.items():
-                if name not in self._tables:
-                    self._tables[name] = _Table(database, name, self._path, self._options)
-                rejects += self._tables[name].write(rows)
-        self._progress.wrote(items)
-        return rejects
+    @asynccontextmanager
+    async def _errors(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise SinkError(f"can't write {self._path}: {_explain(exc)}") from exc
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -85,55 +73,65 @@ class SQLiteSink:
             yield database
             database.execute("COMMIT")
         except BaseException:
-            self._tables.clear()  # their new columns are gone again
+            self._tables.clear()  # the rollback removes their new columns
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
 
-    async def flush(self) -> bytes:
-        """Every write was a durable transaction."""
-        self._rejects.flush()
-        return self._progress.flush()
+    # -- tables
 
-    async def close(self, *, finished: bool) -> None:
-        if finished:
-            self._rejects.finish()
-        await in_thread(self._finish if finished else self._close)
+    async def _prepare_table(self, name: str) -> None:
+        await in_thread(self._prepare_now, name)
 
-    def _finish(self) -> None:
-        try:
-            behind = self._progress.void_behind()
-            if behind is not None and self._database is not None:
-                with self._errors(), self._transaction() as database:
-                    self._void(database, behind)
-        finally:
-            self._close()
+    def _prepare_now(self, name: str) -> None:
+        with self._transaction() as database:
+            self._table(database, name)
 
-    def _close(self) -> None:
-        if self._database is not None:
-            database, self._database = self._database, None
-            self._tables.clear()
-            with self._errors():
-                database.close()
+    def _table(self, database: sqlite3.Connection, name: str) -> _Table:
+        if name not in self._tables:
+            self._tables[name] = _Table(database, name, self._path, self._options)
+        return self._tables[name]
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as exc:
-            raise SinkError(f"can't write {self._path}: {_advice(exc)}") from exc
+    async def _write_tables(self, tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
+        return await in_thread(self._write_now, tables)
+
+    def _write_now(self, tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
+        with self._transaction() as database:
+            return [reject for name, rows in tables.items() for reject in self._table(database, name).write(rows)]
+
+    async def _complete_tables(self) -> None:
+        """Nothing to do: each field got its column when it was first written."""
+
+    async def _registered(self) -> list[str]:
+        return await in_thread(self._registered_now)
+
+    def _registered_now(self) -> list[str]:
+        with self._transaction() as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (REGISTRY,)).fetchone():
+                return []
+            found = database.execute(
+                f"SELECT name FROM {REGISTRY} WHERE name IN (SELECT name FROM sqlite_master WHERE type = 'table')"
+            )
+            return [name for (name,) in found]
+
+    async def _remove_rows_after(self, name: str, seq: int) -> int:
+        return await in_thread(self._remove_rows_now, name, seq)
+
+    def _remove_rows_now(self, name: str, seq: int) -> int:
+        with self._transaction() as database:
+            return self._table(database, name).remove_rows_after(seq)
 
 
-def _advice(exc: sqlite3.Error) -> str:
+def _explain(exc: sqlite3.Error) -> str:
     text = str(exc)
     if "not a database" in text:
         return "it is not a SQLite database; choose another output"
     if "locked" in text:
-        return "another process keeps it locked; close that one, or choose another output"
+        return f"another process locked it for more than {_BUSY_TIMEOUT:g} s; stop that one, or choose another output"
     if "disk is full" in text:
-        return "the disk is full; free some space, then go on"
+        return "the disk is full; free some space, then resume the run"
     if "readonly" in text:
-        return "no permission; change its permissions and those of its folder, or choose another place"
+        return "permission denied; change the permissions of the file and its folder, or choose another output"
     return text
 
 
@@ -141,19 +139,20 @@ class _Table:
     """One table of the database."""
 
     def __init__(self, database: sqlite3.Connection, name: str, path: str, options: TableOptions) -> None:
-        """Makes the table if there is none. One that a sink did not make is left alone."""
+        """Create the table unless it exists. SinkError for one that no sink created."""
         self._database = database
         self._name, self._options = _quote(name), options
         found = database.execute(f"PRAGMA table_info({self._name})").fetchall()
         names = {column for _, column, *_ in found}
-        if found and not (names.issuperset(OWN) and any(column == KEY and main for _, column, *_, main in found)):
-            raise not_ours(path, name, "sqlite:///file.db?table=name")
+        has_key = any(column == KEY and is_key for _, column, *_, is_key in found)
+        if found and not (has_key and names.issuperset(SYSTEM_COLUMNS)):
+            raise foreign_table(path, name, "sqlite:///file.db?table=name")
         if not found:
             self._create(name)
         if options.table is None:
             database.execute(f"CREATE TABLE IF NOT EXISTS {REGISTRY} (name TEXT PRIMARY KEY NOT NULL)")
             database.execute(f"INSERT OR IGNORE INTO {REGISTRY} VALUES (?)", (name,))
-        self._columns = Columns(_NAMING, dict.fromkeys(names | set(OWN)))
+        self._columns = Columns(_NAMING, dict.fromkeys(names | set(SYSTEM_COLUMNS)))
 
     def _create(self, name: str) -> None:
         self._database.execute(
@@ -161,22 +160,16 @@ class _Table:
         )
         self._database.execute(f"CREATE INDEX {_quote(f'{name}_run_seq')} ON {self._name} ({RUN}, {SEQ})")
 
-    def void(self, behind: int) -> None:
-        """With a key of the user's, a row stays until a newer item replaces it: what it replaced is gone."""
-        run = self._options.run
-        if self._options.key:
-            statement, values = f"UPDATE {self._name} SET {SEQ} = ?", (behind, run, behind)
-            self._database.execute(f"{statement} WHERE {RUN} = ? AND {SEQ} > ?", values)
-            return
-        count = self._database.execute(f"DELETE FROM {self._name} WHERE {RUN} = ? AND {SEQ} > ?", (run, behind))
-        if count.rowcount:
-            log.info("%d rows of run %s deleted in %s: they are written again", count.rowcount, run, self._name)
+    def remove_rows_after(self, seq: int) -> int:
+        verb = f"UPDATE {self._name} SET {SEQ} = :seq" if self._options.key else f"DELETE FROM {self._name}"
+        values = {"run": self._options.run, "seq": seq}
+        return self._database.execute(f"{verb} WHERE {RUN} = :run AND {SEQ} > :seq", values).rowcount
 
     def write(self, rows: Sequence[Row]) -> Sequence[Reject]:
-        """In order, rows with the same fields together. Returns the items that need too many columns."""
+        """Write the rows in order, those with the same fields together. Return the items that need too many columns."""
         rejects: Sequence[Reject] = ()
-        rows = list({row.key: row for row in rows}.values())  # of those with one key, the last one counts
-        if any(self._columns.home(field) not in self._columns for row in rows for field in row.data):
+        rows = list({row.key: row for row in rows}.values())  # the last row with a key wins
+        if any(self._columns.column_for(field) not in self._columns for row in rows for field in row.data):
             rows, rejects = self._columns.fitting(rows, self._options.max_columns)
         for fields, alike in groupby(rows, lambda row: tuple(row.data)):
             self._write_alike(fields, list(alike))
@@ -184,7 +177,7 @@ class _Table:
 
     def _write_alike(self, fields: Sequence[str], rows: Sequence[Row]) -> None:
         run = self._options.run
-        columns = [RUN, SEQ, *(_quote(self._home(field)) for field in fields)]
+        columns = [RUN, SEQ, *(_quote(self._ensure_column(field)) for field in fields)]
         if self._options.key:
             self._database.executemany(
                 f"DELETE FROM {self._name} WHERE {KEY} = ? AND ({RUN} <> ? OR {SEQ} <= ?)",
@@ -199,23 +192,13 @@ class _Table:
             [[row.key, run, row.item.seq, *map(_cell, row.data.values())] for row in rows],
         )
 
-    def _home(self, field: str) -> str:
-        """The column of a field. SQLite does not tell ``Title`` from ``title``."""
-        home = self._columns.home(field)
-        if home not in self._columns:
-            self._database.execute(f"ALTER TABLE {self._name} ADD COLUMN {_quote(home)}")
-            self._columns.kinds[home] = None
-        return home
-
-
-def _registered(database: sqlite3.Connection) -> list[str]:
-    """The tables that were made for types of items."""
-    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (REGISTRY,)).fetchone():
-        return []
-    found = database.execute(
-        f"SELECT name FROM {REGISTRY} WHERE name IN (SELECT name FROM sqlite_master WHERE type = 'table')"
-    )
-    return [name for (name,) in found]
+    def _ensure_column(self, field: str) -> str:
+        """The column of a field, added if it is missing. For SQLite ``Title`` and ``title`` are the same."""
+        column = self._columns.column_for(field)
+        if column not in self._columns:
+            self._database.execute(f"ALTER TABLE {self._name} ADD COLUMN {_quote(column)}")
+            self._columns.kinds[column] = None
+        return column
 
 
 def _quote(name: str) -> str:
@@ -223,6 +206,6 @@ def _quote(name: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    if type(value) in _AS_IT_IS or (type(value) is int and value < 1 << 63):
+    if type(value) in _NATIVE_TYPES or (type(value) is int and value < 1 << 63):
         return value
     return as_text(value)

@@ -1,4 +1,4 @@
-"""What every output with a path needs: errors that say what to do, one writer at a time, whole replacement, growth."""
+"""Files of outputs: clear errors, one writer at a time, atomic replacement, and a file that grows."""
 
 from __future__ import annotations
 
@@ -19,80 +19,80 @@ T = TypeVar("T")
 
 TEMPORARY = ".shoal-tmp"
 BLOCK = 4096
-"""So many bytes before an offset are remembered by their checksum."""
+"""A saved state has a checksum of this many bytes before its offset."""
 _OWNER = "user.shoal.run"
-"""The extended attribute that says which run wrote a file, where the file system has such attributes."""
+"""The extended attribute that names the run that wrote a file. Not every file system supports it."""
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Blocking work in a thread. If the caller is cancelled, it still waits: no one may touch the file meanwhile."""
+    """Run blocking work in a thread. A cancelled caller still waits for it: nothing else may use the file meanwhile."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
-        task.exception()  # whoever comes next will meet it again
+        task.exception()  # the next call meets the same error
         raise
 
 
 def unwritten(items: Sequence[LoggedItem], seq: int) -> Sequence[LoggedItem]:
-    """The items behind ``seq``: a write that is repeated changes nothing."""
+    """The items after ``seq``, so that a repeated write changes nothing."""
     return items if items and items[0].seq > seq else [item for item in items if item.seq > seq]
 
 
 @contextmanager
 def storage_errors(path: str) -> Iterator[None]:
-    """OSError as a SinkError that names the path and says what to do."""
+    """Turn an OSError into a SinkError that names the path and says what to do."""
     try:
         yield
     except OSError as exc:
-        raise SinkError(_advice(path, exc)) from exc
+        raise SinkError(f"can't write {path}: {_explain(path, exc)}") from exc
 
 
-def _advice(path: str, exc: OSError) -> str:
+def _explain(path: str, exc: OSError) -> str:
     folder = os.path.dirname(path) or "."
     match exc.errno:
         case errno.ENOENT:
-            return f"can't write {path}: the folder {folder} does not exist; create it first"
+            return f"the folder {folder} does not exist; create it first"
         case errno.EISDIR:
-            return f"can't write {path}: it is a folder; give the name of a file in it"
+            return "it is a folder; give the name of a file"
         case errno.ENOTDIR:
-            return f"can't write {path}: {folder} is not a folder"
+            return f"{folder} is not a folder"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"can't write {path}: no permission; change its permissions, or choose another place"
+            return "permission denied; change its permissions, or choose another output"
         case errno.ENOSPC | errno.EDQUOT:
-            return f"can't write {path}: the disk is full; free some space, then go on"
+            return "the disk is full; free some space, then resume the run"
         case errno.EFBIG:
-            return f"can't write {path}: it has reached the largest size that is allowed for a file"
+            return "it has reached the maximum size of a file"
         case errno.EPIPE:
-            return f"can't write {path}: its reader has gone"
+            return "the reader closed the pipe"
         case _:
-            return f"can't write {path}: {exc.strerror or exc}"
+            return exc.strerror or str(exc)
 
 
 def changed(path: str, what: str, run_id: str = "") -> SinkError:
-    """The error for an output that is not as the run left it."""
+    """The error for an output that another program changed."""
     run = f"run {run_id}" if run_id else "this run"
     return SinkError(
-        f"{path} {what}: it is not as {run} left it. Nothing was written to it. Restore the file, choose another "
-        f"output, or write all items of the run to a new file with `shoal export {run_id or 'RUN'} -o FILE`"
+        f"{path} {what}: it changed since {run} wrote it. Nothing was written. Restore the file, choose "
+        f"another output, or write all items of the run to a new file with `shoal export {run_id or 'RUN'} -o FILE`"
     )
 
 
 def checksum(tail: bytes) -> bytes:
-    """Of the last block before an offset."""
+    """The checksum of the last block before an offset."""
     return blake2b(tail, digest_size=16).digest()
 
 
 def owner_of(path: str | int) -> str | None:
-    """The run that wrote a file; None if that is not known."""
+    """The run that wrote a file; None if unknown."""
     with suppress(OSError, AttributeError, UnicodeDecodeError):  # not every system has such attributes
         return os.getxattr(path, _OWNER).decode()
     return None
 
 
 def set_owner(path: str | int, run_id: str) -> None:
-    """A copy of the file may lack it, so it only serves to say no."""
+    """Record the run that writes a file. A copy of the file may lack this, so it can only prove a wrong owner."""
     with suppress(OSError, AttributeError):
         if run_id:
             os.setxattr(path, _OWNER, run_id.encode())
@@ -101,22 +101,22 @@ def set_owner(path: str | int, run_id: str) -> None:
 
 
 class SinkBusyError(SinkError):
-    """Another process writes to it at this moment."""
+    """Another process is writing to the output."""
 
 
 def lock(descriptor: int, path: str) -> None:
-    """Keep other processes away for as long as the descriptor is open."""
+    """Lock the file against other processes while the descriptor is open. SinkBusyError if one has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SinkBusyError(f"{path} is being written by another crawl; choose another output") from None
+        raise SinkBusyError(f"another crawl is writing {path}; choose another output") from None
     except OSError as exc:
         if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a file system without locks
             raise
 
 
 def sync_folder(path: str) -> None:
-    """Make the entry of a file in its folder durable, where the file system can."""
+    """Make the entry of a file in its folder durable, if the file system supports that."""
     with suppress(OSError):
         descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
         try:
@@ -126,7 +126,7 @@ def sync_folder(path: str) -> None:
 
 
 def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
-    """Write a file whole, durably, and put it in the place of ``path`` in one step. Its locked descriptor."""
+    """Write a new file, durably, and rename it to ``path`` in one step. Return its locked descriptor."""
     temporary = path + TEMPORARY
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -145,20 +145,21 @@ def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
 
 
 class GrowingFile:
-    """A file that is only appended to, and can be cut back. All of it blocks."""
+    """A file to append to, which can be truncated. All methods block."""
 
     def __init__(self, path: str, run_id: str = "") -> None:
         self.path = os.path.realpath(path)
         self.run_id = run_id
         self.size = 0
         self._descriptor = -1
-        self._torn = False
+        self._is_torn = False
+        """Whether an append failed half-way."""
         self._synced = -1
 
     def open(self, size: int, *, fresh: bool) -> None:
-        """Open a file that must be this run's and have at least this size. A ``fresh`` one may be anybody's, or new.
+        """Open a file that this run wrote and that has at least this size. With ``fresh``, open or create any file.
 
-        Nothing is changed before ``cut``.
+        The content stays unchanged until ``truncate``.
         """
         self.close()
         with storage_errors(self.path):
@@ -166,7 +167,7 @@ class GrowingFile:
                 descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), 0o666)
             except FileNotFoundError:
                 if size and os.path.isdir(os.path.dirname(self.path)):
-                    raise self.changed("does not exist any more") from None
+                    raise self.changed("no longer exists") from None
                 raise
             try:
                 lock(descriptor, self.path)
@@ -176,13 +177,13 @@ class GrowingFile:
                 if not fresh:
                     self._check_owner(descriptor)
                 if found.st_size < size:
-                    raise self.changed(f"has {found.st_size} bytes, and had {size}")
+                    raise self.changed(f"has {found.st_size} bytes, but had {size}")
                 with suppress(FileNotFoundError):
                     os.unlink(self.path + TEMPORARY)
             except BaseException:
                 os.close(descriptor)
                 raise
-        self._descriptor, self.size, self._torn, self._synced = descriptor, found.st_size, False, -1
+        self._descriptor, self.size, self._is_torn, self._synced = descriptor, found.st_size, False, -1
         if not size:
             sync_folder(self.path)
 
@@ -199,33 +200,33 @@ class GrowingFile:
         with storage_errors(self.path):
             return os.pread(self._descriptor, min(offset, BLOCK), max(0, offset - BLOCK))
 
-    def cut(self, size: int) -> None:
-        """From now on it is this run's."""
+    def truncate(self, size: int) -> None:
+        """Cut the file to this size, and record this run as its owner."""
         with storage_errors(self.path):
             os.ftruncate(self._descriptor, size)
         self.size = size
         set_owner(self._descriptor, self.run_id)
 
     def append(self, data: bytes) -> None:
-        """All of it, or, as far as the next append and flush can see, nothing."""
-        self._mend()
-        self._torn = True
+        """Append all of it. If that fails, the next append or sync removes what was written."""
+        self._repair()
+        self._is_torn = True
         with storage_errors(self.path):
             view, offset = memoryview(data), self.size
             while view:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
-        self.size, self._torn = offset, False
+        self.size, self._is_torn = offset, False
 
-    def _mend(self) -> None:
-        if self._torn:
+    def _repair(self) -> None:
+        if self._is_torn:
             with storage_errors(self.path):
                 os.ftruncate(self._descriptor, self.size)
-            self._torn = False
+            self._is_torn = False
 
     def replace(self, write: Callable[[BinaryIO, BinaryIO], None]) -> None:
-        """Rewrite it in one step: ``write`` gets the old content and the new file."""
-        self._mend()
+        """Rewrite the file in one step. ``write`` gets the old file and the new one."""
+        self._repair()
         with storage_errors(self.path), open(self.path, "rb") as old:
             descriptor = replace_file(self.path, lambda new: write(old, new))
         with suppress(OSError):  # a file system without permissions
@@ -235,7 +236,7 @@ class GrowingFile:
         self._descriptor, self.size = descriptor, os.fstat(descriptor).st_size
 
     def sync(self) -> None:
-        self._mend()
+        self._repair()
         if self._synced != self.size:
             with storage_errors(self.path):
                 os.fsync(self._descriptor)
@@ -243,8 +244,8 @@ class GrowingFile:
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            with suppress(SinkError):  # no one may come to mend it later
-                self._mend()
+            with suppress(SinkError):  # perhaps nothing opens it again
+                self._repair()
             descriptor, self._descriptor = self._descriptor, -1
             with storage_errors(self.path):
                 os.close(descriptor)

@@ -1,7 +1,7 @@
-"""What the sinks with tables share: which table and column a value goes to, and of which type a column must be.
+"""Which table and column a value goes to, and which type the column needs.
 
-A table is made for each type of item, or one for all if its name is given. `shoal.sinks.keys` says which row an item
-becomes. Rows of other runs stay.
+Each type of item has its own table, unless the output names one table for all. `shoal.sinks.keys` decides which row an
+item becomes. Rows of other runs stay.
 """
 
 from __future__ import annotations
@@ -20,21 +20,17 @@ import msgspec
 from shoal.errors import ItemError, SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.keys import KEY, OWN, TableOptions
+from shoal.sinks.keys import KEY, SYSTEM_COLUMNS, TableOptions
 from shoal.sinks.rejects import Reject
 
-ATTEMPTS = 10
-"""How often a write begins anew because another process changed the table, or locked it in another order."""
-REWRITE = 20
-"""How many times longer than anything else a change of a column's type may take: a server writes the table anew."""
-_EXACT = 1 << 53  # integers up to here are exact as floats
+_MAX_EXACT = 1 << 53  # integers up to here are exact as floats
 _CHUNK = 4 << 20  # bytes of items that go into one statement
 
 _encode_json = msgspec.json.Encoder().encode
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A database on a server, and how to get in. ``name`` is what may be shown of it."""
+    """A database on a server, and how to log in. ``name`` has no secrets."""
 
     scheme: str
     host: str
@@ -56,7 +52,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Row(NamedTuple):
-    """An item on its way into a table."""
+    """An item as a row of a table."""
 
     key: str
     data: dict[str, Any]
@@ -64,7 +60,7 @@ class Row(NamedTuple):
 
 
 def rows_by_table(items: Iterable[LoggedItem], options: TableOptions) -> tuple[dict[str, list[Row]], list[Reject]]:
-    """The rows of each table, and the items that can't be rows."""
+    """Return the rows of each table, and the items that can't be rows."""
     tables: dict[str, list[Row]] = {}
     rejects: list[Reject] = []
     for item in items:
@@ -78,11 +74,11 @@ def rows_by_table(items: Iterable[LoggedItem], options: TableOptions) -> tuple[d
     return tables, rejects
 
 
-def not_ours(where: str, table: str, way_out: str) -> SinkError:
-    """The error for a table that a sink did not make."""
+def foreign_table(database: str, table: str, option: str) -> SinkError:
+    """The error for a table that no sink created. ``option`` is how to choose another."""
     return SinkError(
-        f"can't write {where}: its table {table!r} was not made by Shoal, or by an older version (it lacks the primary "
-        f"key {KEY!r} or one of the columns {', '.join(OWN[1:])}); choose another table with {way_out}"
+        f"can't write {database}: Shoal did not create its table {table!r}, or an older version did (the primary key "
+        f"{KEY!r} or one of the columns {', '.join(SYSTEM_COLUMNS[1:])} is missing); choose another table with {option}"
     )
 
 
@@ -90,12 +86,12 @@ def not_ours(where: str, table: str, way_out: str) -> SinkError:
 
 
 class Kind(Enum):
-    """What a column can hold, from the values that were seen. None stands for a type that the user chose."""
+    """What a column can hold. Where a Kind may be None, the user chose the type of the column."""
 
     BOOL = auto()
     INT = auto()
     LONG = auto()
-    """64 bits, which a float does not hold exactly."""
+    """64 bits: a float does not hold it exactly."""
     BIG = auto()
     REAL = auto()
     TEXT = auto()
@@ -104,7 +100,7 @@ class Kind(Enum):
     TIME = auto()
 
 
-_OF_TYPE = {
+_KIND_OF_TYPE = {
     bool: Kind.BOOL, float: Kind.REAL, str: Kind.TEXT, bytes: Kind.BYTES, list: Kind.JSON, dict: Kind.JSON,
     datetime: Kind.TIME,
 }  # fmt: skip
@@ -116,24 +112,24 @@ _WIDER = {
 }
 
 
-def kind_of(values: Iterable[Any], deepest: int | None = None) -> Kind | None:
-    """The narrowest kind that holds all values; None if there are none but None.
+def kind_of(values: Iterable[Any], max_depth: int | None = None) -> Kind | None:
+    """The narrowest kind that holds all values; None if all of them are None.
 
-    ``deepest``: lists and dicts that are nested deeper than this are text.
+    Lists and dicts nested deeper than ``max_depth`` are text.
     """
     values = list(values)
     types = set(map(type, values))
-    kinds = {_OF_TYPE.get(each, Kind.TEXT) for each in types - {int, type(None)}}
+    kinds = {_KIND_OF_TYPE.get(each, Kind.TEXT) for each in types - {int, type(None)}}
     if int in types:
         kinds.add(_int_kind([value for value in values if type(value) is int]))
-    if Kind.JSON in kinds and deepest is not None and any(_is_deeper(value, deepest) for value in values):
+    if Kind.JSON in kinds and max_depth is not None and any(_is_deeper(value, max_depth) for value in values):
         kinds.add(Kind.TEXT)
-    return reduce(joined, kinds) if kinds else None
+    return reduce(join_kinds, kinds) if kinds else None
 
 
 def _int_kind(values: Sequence[int]) -> Kind:
     low, high = min(values), max(values)
-    if low >= -_EXACT and high <= _EXACT:
+    if low >= -_MAX_EXACT and high <= _MAX_EXACT:
         return Kind.INT
     return Kind.LONG if high < 1 << 63 else Kind.BIG
 
@@ -146,18 +142,18 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(child, levels - 1) for child in value)
 
 
-def joined(one: Kind, other: Kind) -> Kind:
+def join_kinds(one: Kind, other: Kind) -> Kind:
     """The narrowest kind that holds both without loss."""
     return one if one is other else _WIDER.get(frozenset({one, other}), Kind.TEXT)
 
 
-def beyond_exact(column: str) -> str:
-    """The condition for integers that would lose digits as floats."""
-    return f"{column} NOT BETWEEN -{_EXACT} AND {_EXACT}"
+def is_inexact(column: str) -> str:
+    """The SQL condition for integers that would lose digits as floats."""
+    return f"{column} NOT BETWEEN -{_MAX_EXACT} AND {_MAX_EXACT}"
 
 
 def text_of(value: Any) -> str:
-    """A value in a column of text; a number as the servers write it when they turn it into text."""
+    """A value as text. Numbers look as they do when a server converts a column to text."""
     if type(value) is float:
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -173,10 +169,10 @@ def json_of(value: Any) -> str:
 
 
 class Naming(msgspec.Struct, frozen=True):
-    """Which names a database allows, and which of them it does not tell apart.
+    """Which names a database allows, and which it treats as equal.
 
-    Two names with the same ``fold`` are one to it; ``reserved`` are those, folded, that no column can have. None is
-    longer than ``limit`` by its ``length``, and none has a character that is ``forbidden``.
+    Names with the same ``fold`` are equal. A column can't have a ``reserved`` name (these are folded), a name longer
+    than ``limit`` (measured by ``length``), or a ``forbidden`` character.
     """
 
     fold: Callable[[str], str] = str
@@ -186,7 +182,7 @@ class Naming(msgspec.Struct, frozen=True):
     forbidden: re.Pattern[str] | None = None
 
     def fit(self, name: str, *, distinct: bool = False) -> str:
-        """The name if it can be one. Otherwise, or to be ``distinct``, it is cleaned, cut, and followed by a hash."""
+        """The name if it is allowed. Otherwise, or if it must be ``distinct``: cleaned, cut, with a hash at the end."""
         clean = name if self.forbidden is None else self.forbidden.sub("_", name)
         if self.limit is None:
             return name if clean == name and not distinct else f"{clean}_{_hash(name)}"
@@ -202,7 +198,7 @@ def _hash(name: str) -> str:
 
 
 class Change(NamedTuple):
-    """A column to add (``old`` is None), or to make wider."""
+    """A column to add (``old`` is None), or to widen."""
 
     column: str
     old: Kind | None
@@ -210,38 +206,38 @@ class Change(NamedTuple):
 
 
 class Columns:
-    """The columns that a table has, and which of them each field goes to.
+    """The columns of a table, and which one each field goes to.
 
-    That depends on nothing but the field and the table, so all processes agree.
+    That depends only on the field and the table, so all processes agree.
     """
 
     def __init__(self, naming: Naming, kinds: Mapping[str, Kind | None]) -> None:
         self.kinds = dict(kinds)
         self._naming = naming
-        self._homes: dict[str, str] = {}
-        self._taken = {naming.fold(name) for name in (*OWN, *kinds)} | naming.reserved
+        self._chosen: dict[str, str] = {}
+        self._taken = {naming.fold(name) for name in (*SYSTEM_COLUMNS, *kinds)} | naming.reserved
 
     def __contains__(self, column: str) -> bool:
         return column in self.kinds
 
-    def home(self, field: str) -> str:
-        """The column of a field, which may not be there yet."""
-        home = self._homes.get(field)
-        if home is not None:
-            return home
-        home = self._naming.fit(field)
-        if home in OWN or (home not in self.kinds and self._naming.fold(home) in self._taken):
-            home = self._naming.fit(field, distinct=True)
-        self._homes[field] = home
-        self._taken.add(self._naming.fold(home))
-        return home
+    def column_for(self, field: str) -> str:
+        """The column of a field. The table may not have it yet."""
+        column = self._chosen.get(field)
+        if column is not None:
+            return column
+        column = self._naming.fit(field)
+        if column in SYSTEM_COLUMNS or (column not in self.kinds and self._naming.fold(column) in self._taken):
+            column = self._naming.fit(field, distinct=True)
+        self._chosen[field] = column
+        self._taken.add(self._naming.fold(column))
+        return column
 
     def room(self, limit: int) -> int:
-        """How many columns may be added if the table may have so many for fields."""
-        return max(0, limit - sum(name not in OWN for name in self.kinds))
+        """How many columns may still be added, if ``limit`` are allowed for fields."""
+        return max(0, limit - sum(name not in SYSTEM_COLUMNS for name in self.kinds))
 
     def fitting(self, rows: Iterable[Row], limit: int) -> tuple[list[Row], list[Reject]]:
-        """The rows for whose fields there are columns, or room for them; and the others."""
+        """Split the rows: those whose fields have a column, or room for one; and the others, rejected."""
         trial, room = Columns(self._naming, self.kinds), self.room(limit)
         added: set[str] = set()
         verdicts: dict[tuple[str, ...], bool] = {}
@@ -250,7 +246,7 @@ class Columns:
         for row in rows:
             fields = tuple(row.data)
             if fields not in verdicts:
-                new = {home for field in fields if (home := trial.home(field)) not in self.kinds and home not in added}
+                new = {trial.column_for(field) for field in fields} - self.kinds.keys() - added
                 verdicts[fields] = len(added) + len(new) <= room
                 if verdicts[fields]:
                     added |= new
@@ -260,23 +256,23 @@ class Columns:
                 rejects.append(Reject(row.item, too_many_columns(limit)))
         return fit, rejects
 
-    def doubtful(self, kinds: Mapping[str, Kind]) -> list[str]:
-        """Columns of 64 bits that floats are to go into: LONG, unless their values turn out to be small."""
-        homes = (self.home(field) for field, kind in kinds.items() if kind is Kind.REAL)
-        return [home for home in homes if self.kinds.get(home) is Kind.LONG]
+    def maybe_exact(self, kinds: Mapping[str, Kind]) -> list[str]:
+        """Columns of 64-bit integers that will get floats. If their values are small, they are INT and not LONG."""
+        columns = (self.column_for(field) for field, kind in kinds.items() if kind is Kind.REAL)
+        return [column for column in columns if self.kinds.get(column) is Kind.LONG]
 
     def changes(self, kinds: Mapping[str, Kind], blank: Iterable[str] = ()) -> list[Change]:
-        """What fields of these kinds need. ``blank`` fields had no value at all, and will have none."""
+        """The changes that fields of these kinds need. ``blank`` fields never had a value."""
         found: list[Change] = []
         for field, kind in kinds.items():
-            column = self.home(field)
+            column = self.column_for(field)
             old = self.kinds.get(column)
             if column not in self.kinds:
                 found.append(Change(column, None, kind))
-            elif old is not None and joined(old, kind) is not old:
-                found.append(Change(column, old, joined(old, kind)))
+            elif old is not None and join_kinds(old, kind) is not old:
+                found.append(Change(column, old, join_kinds(old, kind)))
         for field in blank:
-            column = self.home(field)
+            column = self.column_for(field)
             if column not in self.kinds:
                 found.append(Change(column, None, Kind.TEXT))
         return found
@@ -286,7 +282,7 @@ class Columns:
 
 
 class Group(NamedTuple):
-    """Rows with the same fields, by columns: what one statement writes."""
+    """Rows with the same fields, column by column. One statement writes them."""
 
     fields: tuple[str, ...]
     keys: list[str]
@@ -295,10 +291,10 @@ class Group(NamedTuple):
 
 
 class Batch:
-    """The rows of one write for one table. Of those with one key, the last one counts."""
+    """The rows of one write for one table. The last row with a key wins."""
 
-    def __init__(self, rows: Iterable[Row], *, deepest: int | None = None, chunk: int = _CHUNK) -> None:
-        self._deepest, self._chunk = deepest, chunk
+    def __init__(self, rows: Iterable[Row], *, max_depth: int | None = None, chunk: int = _CHUNK) -> None:
+        self._max_depth, self._chunk = max_depth, chunk
         self.rejects: list[Reject] = []
         self._set({row.key: row for row in rows}.values())
 
@@ -306,22 +302,22 @@ class Batch:
         self._rows = list(rows)
         self.groups = _groups(self._rows, self._chunk)
         self.last = max((row.item.seq for row in self._rows), default=0)
-        """The greatest number of an item."""
+        """The highest sequence number."""
         self.kinds: dict[str, Kind] = {}
-        """Of each field that has a value in some row; of which kind the others are remains to be seen."""
+        """By field, if any row has a value for it."""
         for group in self.groups:
             for field, values in zip(group.fields, group.columns, strict=True):
-                kind = kind_of(values, self._deepest)
+                kind = kind_of(values, self._max_depth)
                 if kind is not None:
-                    self.kinds[field] = joined(self.kinds.get(field, kind), kind)
+                    self.kinds[field] = join_kinds(self.kinds.get(field, kind), kind)
 
     def reject(self, key: str, reason: str) -> None:
-        """Leave out a row that can't be written."""
+        """Remove a row that can't be written."""
         self.rejects += [Reject(row.item, reason) for row in self._rows if row.key == key]
         self._set([row for row in self._rows if row.key != key])
 
     def fit(self, columns: Columns, limit: int) -> None:
-        """Drop the rows that need more columns than the table may have. They become ``rejects``."""
+        """Reject the rows that need more columns than the table may have."""
         rows, rejects = columns.fitting(self._rows, limit)
         if rejects:
             self.rejects += rejects
@@ -339,8 +335,8 @@ def halves(group: Group) -> tuple[Group, Group]:
 
 def too_many_columns(limit: int) -> str:
     return (
-        f"it has new fields, and an output may have {limit} columns; put fields whose names come from pages into a "
-        "nested one, or allow more with ?max_columns=N"
+        f"its new fields need more than {limit} columns; put fields whose names come from pages into a nested field, "
+        "or allow more columns with ?max_columns=N"
     )
 
 

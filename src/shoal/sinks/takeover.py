@@ -1,4 +1,4 @@
-"""An output that any worker of a fleet may write: one of them does, and another goes on when that one dies."""
+"""An output that any worker of a fleet can write: one worker drains it, and another takes over when that one dies."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shoal.errors import ShoalError, SinkError, StoreAwayError
-from shoal.ports import Frontier, Sink
-from shoal.sinks.drainer import Drainer, RoleTakenError, may_pass, position_of
+from shoal.ports import ItemSource, Sink
+from shoal.sinks.drainer import Drainer, RoleTakenError, is_retryable, position_of
 from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
 
-_POLL = 1.0  # seconds between looks whether the role is free
-_END_POLL = 0.2
-_LONGEST_PAUSE = 30.0
+_POLL = 1.0  # seconds between attempts to take the role
+_FINISH_POLL = 0.2
+_MAX_PAUSE = 30.0
 
 
 class StandbyDrainer:
-    """Drains when the sink's role is free, and waits when it is not: ``run`` as a task, then ``finish``."""
+    """Drains while it holds the sink's role, and waits for the role otherwise: ``run`` as a task, then ``finish``."""
 
-    def __init__(self, frontier: Frontier, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
-        """``make_sink`` makes a new sink each time that the role is won."""
+    def __init__(self, frontier: ItemSource, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
+        """``make_sink`` is called each time before the role is requested."""
         self._frontier = frontier
         self._make_sink = make_sink
         self._role = role
         self._ttl = ttl
         self._current: Drainer | None = None
-        self._setbacks = 0
+        self._failures = 0
         self._starting: asyncio.Task[bool] | None = None
 
     def nudge(self) -> None:
-        """There are new items."""
+        """Notify it of new items."""
         if self._current is not None:
             self._current.nudge()
 
     async def run(self) -> None:
-        """Until cancelled. SinkError: the storage refuses, so that no other try can help.
+        """Drain until cancelled. SinkError if the output can't be written and a retry can't help.
 
-        One that is down for a while is waited for: the items are safe in the log, and leasing slows down by itself.
+        It waits for an output that is down for a while. The items are safe in the log, and leasing slows down.
         """
         while True:
             try:
@@ -49,32 +49,33 @@ class StandbyDrainer:
                     await self._current.run()
                 pause = _POLL
             except (SinkError, OSError) as exc:
-                pause = await self._step_back(exc)
+                pause = await self._stand_by(exc)
             await asyncio.sleep(pause)
 
     async def start_over(self) -> None:
-        """The store went back in time: release the role. ``run`` takes it again, at the cursor that the store has."""
+        """Release the role after a rewind of the store. ``run`` takes it again, at the cursor that the store has."""
         if self._starting is not None:
             with suppress(ShoalError, OSError):
                 await self._try_start()
         await self._leave()
 
-    async def _step_back(self, error: SinkError | OSError) -> float:
-        """Let the role go, and say when to look again. Raises what will not pass."""
-        if not isinstance(error, (RoleTakenError, SinkBusyError)) and not may_pass(error):
+    async def _stand_by(self, error: SinkError | OSError) -> float:
+        """Release the role and return the seconds to wait. Raise the error if a retry can't help."""
+        if not isinstance(error, (RoleTakenError, SinkBusyError)) and not is_retryable(error):
             raise error
         await self._leave()
-        self._setbacks += 1
-        log.warning("%s; standing by", error)
-        return min(_LONGEST_PAUSE, _POLL * 2.0 ** min(self._setbacks, 10))
+        self._failures += 1
+        pause = min(_MAX_PAUSE, _POLL * 2.0 ** min(self._failures, 10))
+        log.warning("%s; retrying in %g s", error, pause)
+        return pause
 
     async def finish(self, *, finished: bool) -> None:
-        """Give the role back after all that is in the log was written. When the run is ``finished``, also wait until
-        somebody has written it."""
+        """Write the rest of the log, and release the role. If the run is ``finished`` and another process holds the
+        role, wait until that one has written the rest."""
         if self._starting is not None:
             await self._try_start()
         while True:
-            pause = _END_POLL
+            pause = _FINISH_POLL
             try:
                 if self._current is not None:
                     drainer, self._current = self._current, None
@@ -86,11 +87,11 @@ class StandbyDrainer:
             except (SinkError, OSError) as exc:
                 if not finished:
                     raise
-                pause = await self._step_back(exc)
+                pause = await self._stand_by(exc)
             await asyncio.sleep(pause)
 
     async def _try_start(self) -> bool:
-        """A start that has begun is not cut off when ``run`` is cancelled: ``finish`` goes on with it."""
+        """Start, and return whether the role was free. If ``run`` is cancelled, ``finish`` awaits the same start."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         try:
@@ -117,7 +118,7 @@ class StandbyDrainer:
         try:
             roles = {role.role: role for role in await self._frontier.roles()}
             written = (await self._frontier.stats()).items
-        except StoreAwayError:  # it may be back in a moment
+        except StoreAwayError:  # it may answer again soon
             return False
         mine = roles.get(f"sink:{self._role}")
         return (position_of(mine.cursor) if mine is not None else 0) >= written

@@ -1,4 +1,4 @@
-"""Contract suites: tests that every frontier and every coordinator must pass, for people who write a backend.
+"""Contract suites: tests that every frontier, coordinator and sink must pass, for people who write a backend.
 
 They check the laws of ``docs/architecture.md`` on any backend. They need pytest, pytest-asyncio and hypothesis. To test
 a frontier, write one `Harness` and a few lines::
@@ -16,7 +16,8 @@ a frontier, write one `Harness` and a few lines::
     def test_random_steps() -> None:                 # random calls, each compared with a simple model
         check_machine(MyHarness)
 
-A frontier on a server must also pass `ServerFaultContract`, a coordinator `CoordinatorContract`.
+A frontier on a server must also pass `ServerFaultContract`, a coordinator `CoordinatorContract`,
+a sink `SinkContract` (see `shoal.testing.sinks`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pytest
 
 for _module in (
     "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "repeating", "fencing", "machine",
-    "pair", "sending", "coordination", "server_faults",
+    "pair", "sending", "coordination", "server_faults", "sinks",
 ):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
@@ -33,6 +34,7 @@ from shoal.testing.contract import FrontierContract  # noqa: E402 - its imports 
 from shoal.testing.coordination import CoordinatorContract, CoordinatorHarness  # noqa: E402
 from shoal.testing.harness import FakeClock, Harness  # noqa: E402
 from shoal.testing.server_faults import ServerFaultContract, ServerFaultHarness  # noqa: E402
+from shoal.testing.sinks import SinkContract, SinkHarness  # noqa: E402
 
 __all__ = [
     "CoordinatorContract",
@@ -42,4 +44,6 @@ __all__ = [
     "Harness",
     "ServerFaultContract",
     "ServerFaultHarness",
+    "SinkContract",
+    "SinkHarness",
 ]

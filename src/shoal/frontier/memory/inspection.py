@@ -49,9 +49,6 @@ class MemoryInspection:
             seeding=not self._roles.is_finished("seed"),
         )
 
-    async def is_finished(self) -> bool:
-        return self._stats(self._requests.counts).finished
-
     async def recover(self) -> Rewind | None:
         """None: memory never goes back in time."""
         return None

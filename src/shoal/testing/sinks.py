@@ -1,0 +1,299 @@
+"""The contract of `shoal.ports.Sink` as tests. Use it to test a sink of your own.
+
+Write a harness that makes sinks for one empty output, and reads that output. Then subclass `SinkContract`::
+
+    from shoal.testing import SinkContract, SinkHarness
+
+    class MyHarness(SinkHarness):
+        replaces = False                                  # a new run adds to the output, and does not replace it
+
+        def make(self, run_id="run", on_reject=None):
+            return MySink("my://output", run_id, on_reject)
+
+        async def read(self):
+            return [...]                                  # the items in the output, as dicts, in order
+
+    class TestMySink(SinkContract):
+        @pytest.fixture
+        def harness(self):
+            return MyHarness()
+
+The items have the fields ``n`` (a number) and ``text``. The suite compares them as text, so an output without types
+passes. It needs pytest and pytest-asyncio. A drainer calls ``open``, ``write``, ``flush`` and ``close`` one at a time,
+so the suite does, too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+
+from shoal.errors import SinkError
+from shoal.item import encode_item
+from shoal.ports import LoggedItem, Sink
+
+
+class SinkHarness(ABC):
+    """One output under test. It is empty at first."""
+
+    replaces: ClassVar[bool]
+    """Whether a new run replaces the output, as in a file. False: it adds to the output, as in a database."""
+
+    unfit: ClassVar[dict[str, Any] | None] = None
+    """An item that the sink rejects; None if it writes every item."""
+
+    @abstractmethod
+    def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
+        """A new sink for the output, as another process of this run makes it. ``on_reject`` is called with the number
+        of items that the sink rejected."""
+
+    @abstractmethod
+    async def read(self) -> list[dict[str, Any]]:
+        """The items in the output: those of one run in the order of writing."""
+
+    async def close(self) -> None:  # noqa: B027 - most outputs need nothing
+        """Remove what the test left behind."""
+
+    async def open(
+        self, state: bytes = b"", run_id: str = "run", on_reject: Callable[[int], None] | None = None
+    ) -> Sink:
+        sink = self.make(run_id, on_reject)
+        await sink.open(state)
+        return sink
+
+    async def numbers(self) -> list[int]:
+        """The field ``n`` of each item."""
+        rows = await self.read()
+        assert all(str(row["text"]) == f"item {row['n']}" for row in rows), "an item was damaged"
+        return [int(row["n"]) for row in rows]
+
+
+def logged(numbers: Sequence[int], first_seq: int = 1) -> list[LoggedItem]:
+    """Items with these numbers, each from a page of its own."""
+    return [
+        LoggedItem(seq, number.to_bytes(16, "big"), 0, encode_item({"n": number, "text": f"item {number}"}))
+        for seq, number in enumerate(numbers, first_seq)
+    ]
+
+
+class SinkContract:
+    """Subclass it, and give it a ``harness`` fixture that returns a `SinkHarness`."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest_asyncio.fixture(autouse=True)
+    async def closing(self, harness: SinkHarness) -> AsyncIterator[None]:
+        yield
+        await harness.close()
+
+    # -- order
+
+    async def test_items_are_written_in_order(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.write(logged([3, 1]))
+        await sink.write([])
+        await sink.write(logged([2, 5, 4], 3))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [3, 1, 2, 5, 4]
+
+    async def test_a_run_without_items(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.flush()
+        await sink.close(finished=True)
+        sink = await harness.open()
+        await sink.write(logged([1]))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1]
+
+    # -- exactly once
+
+    async def test_a_repeated_write_changes_nothing(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.write(logged([1, 2, 3]))
+        await sink.write(logged([1, 2, 3]))
+        await sink.write(logged([2, 3, 4], 2))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2, 3, 4]
+
+    async def test_reopened_at_a_saved_state(self, harness: SinkHarness) -> None:
+        """The process died after a write, before its flush. The next one writes in other batches."""
+        sink = await harness.open()
+        await sink.write(logged(range(1, 6)))
+        state = await sink.flush()
+        await sink.write(logged(range(6, 13), 6))
+        await sink.close(finished=False)
+        sink = await harness.open(state)
+        await sink.write(logged(range(6, 9), 6))
+        await sink.write(logged(range(9, 16), 9))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == list(range(1, 16))
+
+    async def test_a_flush_whose_state_was_lost(self, harness: SinkHarness) -> None:
+        """The process died after a flush, before the cursor moved."""
+        sink = await harness.open()
+        await sink.write(logged(range(1, 4)))
+        state = await sink.flush()
+        await sink.write(logged(range(4, 8), 4))
+        await sink.flush()
+        await sink.close(finished=False)
+        sink = await harness.open(state)
+        await sink.write(logged(range(4, 10), 4))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == list(range(1, 10))
+
+    async def test_the_first_flush_was_lost(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.write(logged(range(1, 8)))
+        await sink.flush()
+        await sink.close(finished=False)
+        sink = await harness.open()
+        await sink.write(logged(range(1, 10)))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == list(range(1, 10))
+
+    async def test_other_items_after_a_rewind(self, harness: SinkHarness) -> None:
+        """The store went back in time, and now has other items under the same numbers of the log."""
+        sink = await harness.open()
+        await sink.write(logged([1, 2]))
+        state = await sink.flush()
+        await sink.write(logged([3, 4, 5], 3))
+        await sink.flush()
+        await sink.close(finished=True)
+        sink = await harness.open(state)
+        await sink.write(logged([5, 6], 3))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2, 5, 6]
+
+    @pytest.mark.parametrize("seed", range(4))
+    async def test_random_crashes(self, harness: SinkHarness, seed: int) -> None:
+        random, total = Random(seed), 120
+        saved, state = 0, b""
+        sink, written = await harness.open(), 0
+        while saved < total:
+            match random.choice(["write", "write", "flush", "lost flush", "crash"]):
+                case "write":
+                    count = min(random.randint(1, 15), total - written)
+                    await sink.write(logged(range(written + 1, written + count + 1), written + 1))
+                    written += count
+                case "flush":
+                    saved, state = written, await sink.flush()
+                case "lost flush":
+                    await sink.flush()
+                case _:
+                    await sink.close(finished=False)
+                    sink, written = await harness.open(state), saved
+        await sink.close(finished=True)
+        assert await harness.numbers() == list(range(1, total + 1))
+
+    # -- close
+
+    async def test_an_unfinished_close_keeps_the_flushed_items(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.write(logged([1, 2, 3]))
+        state = await sink.flush()
+        await sink.write(logged([4, 5], 4))
+        await sink.close(finished=False)
+        await sink.close(finished=False)
+        sink = await harness.open(state)
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2, 3]
+
+    async def test_a_sink_can_be_reopened(self, harness: SinkHarness) -> None:
+        """A drainer reopens the same sink after an error."""
+        sink = await harness.open()
+        await sink.write(logged([1, 2]))
+        state = await sink.flush()
+        await sink.write(logged([3], 3))
+        await sink.close(finished=False)
+        await sink.open(state)
+        await sink.write(logged([3, 4], 3))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2, 3, 4]
+
+    async def test_a_run_continues_after_its_end(self, harness: SinkHarness) -> None:
+        sink = await harness.open()
+        await sink.write(logged([1, 2]))
+        state = await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2]
+        sink = await harness.open(state)
+        await sink.write(logged([3], 3))
+        await sink.flush()
+        await sink.close(finished=True)
+        assert await harness.numbers() == [1, 2, 3]
+
+    async def test_a_state_that_cannot_be_read(self, harness: SinkHarness) -> None:
+        sink = harness.make()
+        with pytest.raises(SinkError):
+            await sink.open(b"\xc1 not a state")
+        await sink.close(finished=False)
+
+    # -- rejected items
+
+    async def test_rejected_items_do_not_stop_the_others(self, harness: SinkHarness) -> None:
+        """They are counted once, even if they are written again before the flush."""
+        if harness.unfit is None:
+            return
+        rejected: list[int] = []
+        good, unfit = logged([1, 2, 3]), LoggedItem(4, b"\xff" * 16, 0, encode_item(harness.unfit))
+        sink = await harness.open(on_reject=rejected.append)
+        await sink.write([*good, unfit])
+        await sink.close(finished=False)
+        assert rejected == []
+        sink = await harness.open(on_reject=rejected.append)
+        await sink.write([*good, unfit, *logged([5], 5)])
+        await sink.flush()
+        await sink.close(finished=True)
+        assert sum(rejected) == 1
+        assert await harness.numbers() == [1, 2, 3, 5]
+
+    # -- two runs
+
+    async def test_two_runs_in_one_output(self, harness: SinkHarness) -> None:
+        states = {}
+        for run_id, numbers in (("one", [1, 2, 3]), ("two", [2, 3, 4])):
+            sink = await harness.open(run_id=run_id)
+            await sink.write(logged(numbers))
+            states[run_id] = await sink.flush()
+            await sink.close(finished=True)
+        if harness.replaces:
+            assert await harness.numbers() == [2, 3, 4]
+            sink = harness.make("one")
+            with pytest.raises(SinkError):  # the output is not its own any more
+                await sink.open(states["one"])
+            await sink.close(finished=False)
+            assert await harness.numbers() == [2, 3, 4]
+        else:
+            assert sorted(await harness.numbers()) == [1, 2, 2, 3, 3, 4]
+            sink = await harness.open(states["one"], "one")
+            await sink.write(logged([9], 4))
+            await sink.flush()
+            await sink.close(finished=True)
+            assert sorted(await harness.numbers()) == [1, 2, 2, 3, 3, 4, 9]
+
+    async def test_the_state_of_another_run(self, harness: SinkHarness) -> None:
+        """A sink that replaces its output refuses a state of another run."""
+        if not harness.replaces:
+            return
+        sink = await harness.open(run_id="one")
+        await sink.write(logged([1]))
+        state = await sink.flush()
+        await sink.close(finished=True)
+        sink = harness.make("two")
+        with pytest.raises(SinkError):
+            await sink.open(state)
+        await sink.close(finished=False)
+        assert await harness.numbers() == [1]

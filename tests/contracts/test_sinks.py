@@ -1,0 +1,157 @@
+"""Every sink keeps the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pyarrow.parquet as pq
+import pymysql
+import pytest
+
+from shoal.ports import Sink
+from shoal.sinks import open_sink
+from shoal.testing import SinkContract, SinkHarness
+from tests.databases import MariaServer, PostgresServer, shared
+
+_spaces = count()
+_TOO_WIDE = {f"f{number}": number for number in range(5)}
+_SELECT = "SELECT * FROM item ORDER BY _run, _seq"
+
+
+class FileHarness(SinkHarness):
+    """A file in an empty folder."""
+
+    replaces = True
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"out.{self.ending}"
+
+    ending: str
+
+    def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
+        options = "?max_columns=4" if self.unfit is not None else ""
+        return open_sink(f"{self.path}{options}", run_id=run_id, on_reject=on_reject)
+
+
+class JsonLinesHarness(FileHarness):
+    ending = "jsonl"
+
+    async def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+class CsvHarness(FileHarness):
+    ending = "csv"
+    unfit = _TOO_WIDE
+
+    async def read(self) -> list[dict[str, Any]]:
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file, strict=True))
+
+
+class ParquetHarness(FileHarness):
+    ending = "parquet"
+    unfit = _TOO_WIDE
+
+    async def read(self) -> list[dict[str, Any]]:
+        return list(pq.read_table(self.path).to_pylist())
+
+
+class SQLiteHarness(FileHarness):
+    ending = "db"
+    replaces = False
+    unfit = _TOO_WIDE
+
+    async def read(self) -> list[dict[str, Any]]:
+        with closing(sqlite3.connect(self.path)) as database:
+            database.row_factory = sqlite3.Row
+            return [dict(row) for row in database.execute(_SELECT)]
+
+
+class PostgresHarness(SinkHarness):
+    """A schema of its own."""
+
+    replaces = False
+    unfit = _TOO_WIDE
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.name = shared(PostgresServer).url, f"sinks{next(_spaces)}"
+        asyncio.run(self._query(f"CREATE SCHEMA {self.name}"))
+
+    def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
+        return open_sink(f"{self.url}?schema={self.name}&max_columns=4", run_id=run_id, on_reject=on_reject)
+
+    async def read(self) -> list[dict[str, Any]]:
+        return await self._query(f"SET search_path = {self.name}", _SELECT)
+
+    async def close(self) -> None:
+        await self._query(f"DROP SCHEMA {self.name} CASCADE")
+
+    async def _query(self, *statements: str) -> list[dict[str, Any]]:
+        connection = await asyncpg.connect(self.url)
+        try:
+            for statement in statements:
+                found = await connection.fetch(statement)
+            return [dict(row) for row in found]
+        finally:
+            await connection.close()
+
+
+class MySQLHarness(SinkHarness):
+    """A database of its own."""
+
+    replaces = False
+    unfit = _TOO_WIDE
+
+    def __init__(self, folder: Path) -> None:
+        self.server, self.name = shared(MariaServer), f"sinks{next(_spaces)}"
+        self._query(f"CREATE DATABASE {self.name}")
+
+    def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
+        url = self.server.url.removesuffix("/shoal") + f"/{self.name}?max_columns=4"
+        return open_sink(url, run_id=run_id, on_reject=on_reject)
+
+    async def read(self) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._query, _SELECT.replace("item", f"{self.name}.item"))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._query, f"DROP DATABASE {self.name}")
+
+    def _query(self, statement: str) -> list[dict[str, Any]]:
+        connection = pymysql.connect(
+            host="127.0.0.1", port=self.server.port, user="shoal", password="secret", autocommit=True,
+            ssl_disabled=True, cursorclass=pymysql.cursors.DictCursor,
+        )  # fmt: skip
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+
+HARNESSES: dict[str, Callable[[Path], SinkHarness]] = {
+    "jsonl": JsonLinesHarness,
+    "csv": CsvHarness,
+    "parquet": ParquetHarness,
+    "sqlite": SQLiteHarness,
+    "postgresql": PostgresHarness,
+    "mysql": MySQLHarness,
+}
+
+
+@pytest.fixture(params=list(HARNESSES.values()), ids=list(HARNESSES))
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+    """Each kind in turn."""
+    made: SinkHarness = request.param(tmp_path)
+    return made
+
+
+class TestSink(SinkContract):
+    """On the kinds of the ``harness`` fixture."""
