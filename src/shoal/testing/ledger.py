@@ -12,7 +12,7 @@ from shoal.testing.steps import (
     TTL,
     ContractTests,
     all_items,
-    check_books,
+    check_balance,
     check_refused,
     complete,
     fail,
@@ -35,7 +35,7 @@ class LedgerContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_attempts=2))
 
         async def counts() -> tuple[int, ...]:
-            await check_books(frontier)
+            await check_balance(frontier)
             stats = await frontier.stats()
             return stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead
 

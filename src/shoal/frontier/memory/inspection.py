@@ -15,7 +15,7 @@ from shoal.ports import Event, History, Rewind, Stats
 
 
 class MemoryInspection:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Inspection`."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from shoal.ports import History, Rewind, Stats
 
 
 class SQLiteInspection:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Inspection`."""
 
     def __init__(self, run: RunFile, seen: Seen, lanes: StoredLanes, histories: Histories, roles: SQLiteRoles) -> None:
         self._file = run
