@@ -625,8 +625,8 @@ class SiteConnection(asyncio.Protocol):
         data = self.site.answer(self._visit.path)
         if close:
             data = data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        self._visit.end = monotonic()  # before the answer: a process that is interrupted here shortens no pause
         self.transport.write(data)
-        self._visit.end = monotonic()
         self._visit = None
         if close:
             self.transport.close()

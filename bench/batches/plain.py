@@ -55,7 +55,7 @@ async def _crawl(urls: list[str]) -> dict[str, Any]:
 
 
 async def _work() -> None:
-    from shoal.crawling.assembly import preload
+    from shoal.crawling.onion import preload
 
     preload()
     print("ready", flush=True)

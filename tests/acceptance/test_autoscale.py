@@ -199,7 +199,7 @@ def test_the_killed_are_replaced_and_a_signal_ends_them_all(fleet: Fleet, site: 
     assert leased(fleet) <= 16  # those of the one that was killed
     logs = [path.read_text() for path in (fleet.folder / "logs").iterdir()]
     assert len(logs) == 4
-    assert sum("stopping: leases are given back" in log for log in logs) >= 2, logs
+    assert sum("stopping: pages in flight have" in log for log in logs) >= 2, logs
 
 
 def test_what_can_not_work_is_told(fleet: Fleet, site: Target) -> None:

@@ -138,8 +138,8 @@ def test_tasks_that_somebody_else_wrote_are_refused(fleet: Celery, site: Target)
     fleet.api.wait(session)
     check_log(fleet, session, urls)
     said = [worker.said() for worker in fleet.workers]
-    until(lambda: sum(worker.said().count("is refused: the request") for worker in fleet.workers) == 3, 20, "refusals")
-    until(lambda: sum(worker.said().count("not a task of Shoal") for worker in fleet.workers) >= 3, 20, "refusals")
+    until(lambda: sum(worker.said().count("refused a task of") for worker in fleet.workers) == 3, 20, "refusals")
+    until(lambda: sum(worker.said().count("invalid task") for worker in fleet.workers) >= 3, 20, "refusals")
     assert seen(site) == Counter(url.removeprefix(site.url) for url in urls), said
     assert not any("stolen" in visit.path for visit in site.visits())
 

@@ -26,7 +26,7 @@ from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.stores.postgres import client, schema
 from shoal.testing.server_faults import until_back
-from shoal.testing.steps import check_books, history, reissue
+from shoal.testing.steps import check_balance, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
 from tests.databases import PostgresServer, RedisServer, shared
 
@@ -210,7 +210,7 @@ async def test_a_disk_that_is_full(server: PostgresServer, small_disk: Path) -> 
             await fill()
         assert seen[-1].pushed > 1000
         assert await frontier.stats() == seen[-1]
-        await check_books(frontier)
+        await check_balance(frontier)
     await ask(server.url, "DROP SCHEMA tight CASCADE")
     await ask(server.url, "DROP TABLESPACE small")
 
@@ -234,7 +234,7 @@ async def test_a_request_that_something_else_wrote(url: str, caplog: pytest.LogC
         found = await frontier.find(pages(1)[0])
         assert found is not None
         assert (found.state, found.url) == ("dead", "(unreadable)")
-        await check_books(frontier)
+        await check_balance(frontier)
 
 
 async def test_text_that_cant_be_stored(url: str) -> None:
@@ -273,7 +273,7 @@ async def test_clients_that_lease_at_the_same_time(url: str) -> None:
         await asyncio.gather(*(work(frontier) for frontier in (one, two, other) * 3))
         assert len(seen) == len(set(seen)) == 1200
         for frontier in (one, other):
-            await check_books(frontier)
+            await check_balance(frontier)
         assert all(state.in_flight == 0 for state in await one.host_states())
 
 
@@ -308,7 +308,7 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
         await work(one, 0)  # what the renewing ones gave back last
         assert (await one.stats()).done == 460
         assert sum(added) <= 400
-        await check_books(one)
+        await check_balance(one)
 
 
 async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
@@ -366,7 +366,7 @@ async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -
         await asyncio.gather(*(work(worker) for worker in workers * 4))
         await check_tables(url)
         for frontier in workers[0]:
-            await check_books(frontier)
+            await check_balance(frontier)
 
 
 async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -> None:
@@ -417,7 +417,7 @@ async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str
         assert await late == [None, None]
         assert (await history(patient, pages(1)[0])).attempts == 1
         assert None not in await patient.complete([Completion(lease=lease) for lease in begun])
-        await check_books(patient)
+        await check_balance(patient)
         await check_tables(url)
 
 
@@ -433,7 +433,7 @@ async def test_a_fence_takes_what_is_reissued_at_the_same_moment(url: str) -> No
             kept = [lease for lease in reissued if lease]
             assert await one.renew(leases + kept, 600) == [None] * len(leases + kept)
         await store.close()
-        await check_books(one)
+        await check_balance(one)
         await check_tables(url)
 
 
@@ -503,7 +503,7 @@ async def test_no_lease_slips_through_a_fence(url: str) -> None:
         assert (stats.leased, stats.dead) == (0, 0)
         assert lost > 100
         assert stats.done > 30
-        await check_books(frontier)
+        await check_balance(frontier)
         await check_tables(url)
 
 

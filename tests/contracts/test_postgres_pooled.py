@@ -59,7 +59,7 @@ async def test_a_crawl_through_a_pooler(pooler: PgBouncer, schema: str, monkeypa
 
     async def work(frontier: Frontier) -> None:
         nonlocal done
-        while not await frontier.is_finished():
+        while not (await frontier.stats()).finished:
             leases = [each for each in await frontier.renew((await frontier.lease(5, 600)).leases, 600) if each]
             first, rest = leases[:1], leases[1:]
             for lease in first:

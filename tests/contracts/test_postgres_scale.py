@@ -26,7 +26,7 @@ def links(count: int, hosts: int = 20, start: int = 0) -> list[Request]:
     return [Request(f"http://h{number % hosts}.example/{number}") for number in range(start, start + count)]
 
 
-async def check_books(frontier: Frontier) -> Stats:
+async def check_balance(frontier: Frontier) -> Stats:
     stats = await frontier.stats()
     assert stats.balanced
     assert await frontier.audit() == stats
@@ -58,7 +58,7 @@ async def test_a_page_with_many_links_keeps_nobody_waiting(url: str) -> None:
         assert await working == [Pushed(100_000, 500)]
         assert seen_incoming > 1000
         assert longest < 10  # quietly a twentieth of that
-        stats = await check_books(frontier)
+        stats = await check_balance(frontier)
         assert (stats.incoming, stats.pushed) == (0, 100_050)
         print(f"others waited at most {longest:.3f} s")
 
@@ -75,9 +75,9 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
         monkeypatch.setattr(dying._stages, "move", no_more)
         with suppress(asyncio.CancelledError):
             await dying.complete([Completion(lease=lease, children=links(2500), duplicates=3)])
-        stats = await check_books(other)
+        stats = await check_balance(other)
         assert (stats.done, stats.ready, stats.incoming, stats.remaining, stats.duplicates) == (1, 0, 2500, 2500, 3)
-        assert not await other.is_finished()
+        assert not (await other.stats()).finished
         found = await other.find(links(1, start=2400)[0])
         assert found is not None
         assert (found.state, found.parent) == ("ready", links(1, start=9999)[0].url)
@@ -85,9 +85,9 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
         while leases := (await other.lease(500, 600)).leases:
             seen |= {each.request.url for each in leases}
             await other.complete([Completion(lease=each) for each in leases])
-            await check_books(other)
+            await check_balance(other)
         assert len(seen) == 2500
-        stats = await check_books(other)
+        stats = await check_balance(other)
         assert (stats.done, stats.incoming) == (2501, 0)
 
 
@@ -123,7 +123,7 @@ async def test_uploads_that_are_not_committed_are_removed(url: str, monkeypatch:
         dead = Failure(lease=lease, kind="k", reason="r", children=links(30))
         assert await frontier.fail([dead]) == ["dead"]
         assert await ask(url, chunks) == 0
-        assert (await check_books(frontier)).ready >= 30
+        assert (await check_balance(frontier)).ready >= 30
 
 
 async def test_a_large_completion_is_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ async def test_a_large_completion_is_repeated(url: str, monkeypatch: pytest.Monk
         large = Completion(lease=await lease_one(frontier), children=links(1500))
         assert await frontier.complete([large]) == [Pushed(1500, 0)]
         assert await frontier.complete([large]) == [Pushed(0, 0)]
-        assert (await check_books(frontier)).pushed == 1501
+        assert (await check_balance(frontier)).pushed == 1501
 
 
 # -- many hosts, many runs
@@ -270,7 +270,7 @@ async def test_a_deletion_that_is_killed_is_repeated(url: str) -> None:
         assert await ask(url, f"SELECT max(in_flight) FROM {name}.host") == 0
         with pytest.raises(RunError):
             await store.delete_run("run")
-        await check_books(other)
+        await check_balance(other)
         await store.create_run(Run(run_id="run", spider="s", state="queued", created_at=0.0))
         await store.close()
 

@@ -26,7 +26,7 @@ from shoal.frontier.redis import RedisStore, inspection
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain
-from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
+from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
 _prefixes = (f"t{uuid4().hex[:8]}-{number}" for number in count(1))
@@ -352,7 +352,7 @@ async def test_a_server_without_memory_leaves_no_trace() -> None:
             with pytest.raises(FrontierError, match="maxmemory"):
                 await frontier.lease(1, TTL)
             assert (await frontier.stats(), sorted(await client.keys())) == (before, known)
-            await check_books(frontier)
+            await check_balance(frontier)
             assert await frontier.find(page(3)) is None
             await client.config_set("maxmemory", "0")
             await complete(frontier, lease, items=[b"x"], children=[page(3), page(4)])
@@ -412,14 +412,14 @@ async def test_what_cant_be_read_is_dead_and_stops_nobody(store: RedisStore, pre
     assert await frontier.dead_kinds() == {"unreadable": 5}
     stats = await frontier.stats()
     assert (stats.leased, stats.dead, stats.ready, stats.waiting) == (2, 5, 0, 0)
-    await check_books(frontier)
+    await check_balance(frontier)
     dead = [each async for each in frontier.dead()]
     assert len(dead) == 5
     assert all("another program" in each.reason for each in dead)
     assert await frontier.retry_dead() == 4  # nobody knows where the one that waited belonged
     assert names(await frontier.lease(9, TTL)) == []
     assert await frontier.dead_kinds() == {"unreadable": 5}
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_a_lease_whose_record_was_spoilt_gives_its_place_back(prefix: str) -> None:
@@ -434,7 +434,7 @@ async def test_a_lease_whose_record_was_spoilt_gives_its_place_back(prefix: str)
         ahead[0] += 5
         assert names(await frontier.lease(5, TTL)) == ["2"]
         assert await frontier.dead_kinds() == {"unreadable": 1}
-        await check_books(frontier)
+        await check_balance(frontier)
 
 
 @pytest.mark.parametrize("name", ["run:1", "run:1:req", "run:1:open", "run:1:role", "host", "lease", "name"])
@@ -516,7 +516,7 @@ async def test_what_was_leased_under_a_slot_is_remembered_until_it_ends(prefix: 
             assert set(await client.hkeys(slots)) == {renewed.fingerprint, reissued.fingerprint}
             assert await frontier.fence("c/0", 2) == 2
             assert await client.exists(slots) == 0
-        await check_books(frontier)
+        await check_balance(frontier)
 
 
 async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
@@ -568,7 +568,7 @@ async def test_many_things_become_due_at_once(prefix: str) -> None:
         left = []
         while (await frontier.lease(0, TTL)).wait == 0:  # no call works on all of them
             left.append((await frontier.stats()).leased)
-            await check_books(frontier)
+            await check_balance(frontier)
         assert left == [1500, 500]
         assert await frontier.dead_kinds() == {"worker lost": 2500}
         assert await frontier.retry_dead() == 2500
@@ -732,7 +732,7 @@ async def test_after_a_failover() -> None:
                     second = await lease_one(frontier)
                     assert second.token != first.token
                     assert (await frontier.stats()).items == 1
-                    await check_books(frontier)
+                    await check_balance(frontier)
             finally:
                 sentinel.close()
 
@@ -751,7 +751,7 @@ async def test_on_a_cluster() -> None:
             await frontier.remember("fact", b"1", TTL)
             assert await frontier.recall("fact") == b"1"
             assert len(await frontier.read_items(0, 99)) == 50
-            await check_books(frontier)
+            await check_balance(frontier)
             server.kill()
             with pytest.raises(StoreAwayError):
                 await frontier.stats()

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from shoal.errors import StoreAwayError
 from shoal.frontier.redis import RedisStore
 from shoal.ports import Completion, Frontier, FrontierOptions, Run
-from shoal.testing.steps import TTL, check_books, page
+from shoal.testing.steps import TTL, check_balance, page
 from tests.databases import RedisServer, free_port
 
 T = TypeVar("T")
@@ -121,6 +121,6 @@ async def test_a_slot_that_moves_leaves_no_half_steps(nodes: list[RedisServer]) 
             items = sorted(int(item.payload) for item in await frontier.read_items(0, 999))
             assert items == list(range(1, PAGES + 1))
             assert all(state.in_flight == 0 for state in await frontier.host_states())
-            await check_books(frontier)
+            await check_balance(frontier)
         finally:
             await store.close()

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.redis import RedisStore
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
-from shoal.testing.steps import TTL, check_books, complete, lease_one, names, page, push
+from shoal.testing.steps import TTL, check_balance, complete, lease_one, names, page, push
 from tests.databases import RedisServer, shared
 
 OPTIONS = FrontierOptions(concurrency_per_host=1000)
@@ -142,7 +142,7 @@ async def test_a_lost_completion_is_noticed_by(step: str, server: Rewindable, fr
     async with unchanged(server):
         with pytest.raises(StoreRewoundError):
             await steps[step]()
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_after_a_rewind_nothing_is_done_until_it_is_recovered(server: Rewindable, frontier: Frontier) -> None:
@@ -179,7 +179,7 @@ async def test_after_a_rewind_nothing_is_done_until_it_is_recovered(server: Rewi
     assert await frontier.recover() is None
     assert await frontier.advance(claim, b"1", TTL)
     assert names(await frontier.lease(9, TTL)) == ["2", "3", "4"]
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_a_run_goes_on_after_a_rewind(server: Rewindable, frontier: Frontier) -> None:
@@ -203,7 +203,7 @@ async def test_a_run_goes_on_after_a_rewind(server: Rewindable, frontier: Fronti
     assert [item.payload for item in await frontier.read_items(0, 9)] == [b"again"]
     stats = await frontier.stats()
     assert (stats.done, stats.remaining, stats.rewinds) == (2, 0, 1)
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_how_much_was_lost_is_known(server: Rewindable, frontier: Frontier) -> None:
@@ -248,7 +248,7 @@ async def test_clients_record_the_same_rewind_once(
         await two.lease(1, TTL)
     await two.recover()
     assert len(await idle.rewinds()) == (await idle.stats()).rewinds == 2
-    await check_books(idle)
+    await check_balance(idle)
 
 
 async def test_every_host_with_a_delay_waits_one_after_a_rewind(
@@ -411,7 +411,7 @@ async def test_a_repeated_lease_leases_nothing_more(store: RedisStore, begun: bo
     assert names(await frontier.lease(2, TTL, nonce=ANOTHER)) == ["1", "4"]
     with pytest.raises(ValueError, match="nonce"):
         await frontier.lease(2, TTL, nonce=b"short")
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_a_repeated_lease_keeps_its_leases(store: RedisStore) -> None:
@@ -475,4 +475,4 @@ async def test_other_repeated_calls(store: RedisStore) -> None:
     assert await frontier.relinquish(claim, finished=True)
     await frontier.relinquish(claim, finished=True)
     assert not (await frontier.stats()).seeding
-    await check_books(frontier)
+    await check_balance(frontier)

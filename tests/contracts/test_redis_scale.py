@@ -17,7 +17,7 @@ from shoal.errors import RunError
 from shoal.frontier.redis import RedisStore, endings
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
-from shoal.testing.steps import TTL, check_books, complete, fail, history, lease_names, lease_one, page, push
+from shoal.testing.steps import TTL, check_balance, complete, fail, history, lease_names, lease_one, page, push
 from tests.databases import RedisServer, shared
 
 OPTIONS = FrontierOptions(concurrency_per_host=1000)
@@ -94,7 +94,7 @@ async def test_a_page_with_very_many_links_keeps_nobody_waiting(store: RedisStor
         assert await ending == [Pushed(100_000, 0)]
         stats = await frontier.stats()
         assert (stats.pushed, stats.incoming) == (100_006, 0)
-        await check_books(frontier)
+        await check_balance(frontier)
         assert await frontier.complete([Completion(lease=large, children=known)]) == [Pushed(0, 0)]
     finally:
         await other_store.close()
@@ -125,8 +125,8 @@ async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> Non
     await stage(frontier, large, links(3500), items=[b"x"])
     stats = await frontier.stats()
     assert (stats.pushed, stats.done, stats.items, stats.incoming, stats.remaining) == (2, 1, 1, 3500, 3501)
-    assert not await frontier.is_finished()
-    await check_books(frontier)
+    assert not (await frontier.stats()).finished
+    await check_balance(frontier)
     found = await history(frontier, page(3499, host="49.example"))
     assert (found.state, found.parent, found.depth) == ("ready", large.request.url, 0)
     assert await frontier.find(page("nothing")) is None
@@ -135,14 +135,14 @@ async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> Non
     assert len((await other.lease(1, TTL)).leases) == 1
     stats = await frontier.stats()
     assert (stats.incoming, stats.pushed, stats.duplicates) == (1500, 2001, 1)
-    await check_books(frontier)
+    await check_balance(frontier)
     leases = (await other.lease(4000, TTL)).leases
     while more := (await other.lease(4000, TTL)).leases:
         leases += more
     assert len({lease.fingerprint for lease in leases}) == len(leases) == 3498
     stats = await frontier.stats()
     assert (stats.incoming, stats.pushed, stats.duplicates) == (0, 3501, 1)
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_several_large_pages_end_in_one_step(store: RedisStore) -> None:
@@ -160,7 +160,7 @@ async def test_several_large_pages_end_in_one_step(store: RedisStore) -> None:
     assert await frontier.fail([failure]) == ["dead"]
     stats = await frontier.stats()
     assert (stats.incoming, stats.pushed, stats.duplicates) == (0, 4 + 4100 + 2100, 2503)
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_what_was_uploaded_for_nothing_leaves_no_trace(store: RedisStore, ahead: list[float]) -> None:
@@ -202,7 +202,7 @@ async def test_a_stage_that_went_before_its_page_was_completed_is_uploaded_again
     monkeypatch.setattr(endings.Endings, "_upload", slow)
     assert await frontier.complete([Completion(lease=lease, children=links(2500))]) == [Pushed(2500, 0)]
     assert len(uploads) == 2
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_a_deleted_run_takes_its_stages_along(store: RedisStore) -> None:
@@ -288,7 +288,7 @@ async def test_no_run_waits_for_a_host_that_has_room(store: RedisStore) -> None:
     for _ in range(5):
         got.leases.extend((await two.lease(1000, TTL)).leases)
     assert len(got.leases) == 500
-    await check_books(two)
+    await check_balance(two)
 
 
 @pytest.mark.parametrize("how", ["expiry", "delay", "unblock", "room", "star"])
@@ -400,7 +400,7 @@ async def test_a_clock_that_steps_delays_nothing(store: RedisStore, ahead: list[
     assert await frontier.recall("fact") is None
     told = await history(frontier, page(1, host="waits.example"))
     assert abs(told.events[-1].at - (time.time() + ahead[0])) < 30
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 class SteppingServer(RedisServer):
@@ -441,7 +441,7 @@ async def test_a_server_whose_real_clock_steps() -> None:
             told = await history(frontier, leased[0].request)
             assert abs(told.events[-1].at - time.time() - hour) < 60
         assert (await frontier.stats()).done == 4
-        await check_books(frontier)
+        await check_balance(frontier)
         await store.close()
     finally:
         server.close()

@@ -18,7 +18,7 @@ from kazoo.exceptions import NoAuthError
 
 from shoal.cluster import open_coordinator
 from shoal.cluster.zookeeper import ZookeeperCoordinator
-from shoal.cluster.zookeeper.address import parse_url
+from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import Counts
 from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
@@ -100,7 +100,7 @@ def url(path: str) -> str:
     ],
 )
 def test_urls(url: str, expected: tuple[object, ...]) -> None:
-    address = parse_url(url)
+    address = ZookeeperAddress.parse(url)
     assert (address.hosts, address.login, address.chroot, address.timeout) == expected
 
 
@@ -122,7 +122,7 @@ async def test_what_is_no_zookeeper_url_is_refused(url: str) -> None:
 @pytest.mark.parametrize("login", ["user", "user:", ":hunter2", "us%3Aer:hunter2"])
 def test_a_login_is_a_user_and_a_password(login: str) -> None:
     with pytest.raises(CoordinatorError, match="user") as caught:
-        parse_url(f"zookeeper://{login}@h")
+        ZookeeperAddress.parse(f"zookeeper://{login}@h")
     assert "hunter2" not in str(caught.value)
 
 

@@ -54,6 +54,12 @@ def test_a_picture_loads_nothing(picture: Path) -> None:
     assert not re.findall(r"url\(\"?https?:|@import|@font-face|(?:href|src)=", picture.read_text())
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    named = re.findall(r"`((?:tests|bench|scripts|deploy|src)/[\w./-]+)", page.read_text())
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def commands(group: Any, name: str) -> Iterator[str]:
     with group.make_context(name, [], resilient_parsing=True) as context:
         for each in group.list_commands(context):

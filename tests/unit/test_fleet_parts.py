@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from shoal.crawling import backpressure as itemlog
-from shoal.crawling.assembly import _guarded
 from shoal.crawling.backpressure import ItemLogKeeper
 from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.onion import _guarded
 from shoal.crawling.retrying import Persistence
 from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore

@@ -49,7 +49,7 @@ def vitals(**changes: Any) -> Vitals:
     standing = Standing(cluster="c", role="backup", happened=Counter({"took over": 2, "lost": 1}))
     values = {
         "worker": "crawler_1", "run_id": "monday", "spider": "books", "counters": counters(), "in_flight": 3,
-        "went_round": time.monotonic() - 5, "standing": standing, **changes,
+        "looped_at": time.monotonic() - 5, "standing": standing, **changes,
     }  # fmt: skip
     return Vitals(**values)
 
@@ -131,7 +131,7 @@ def test_a_node_tells_its_role_and_what_happened_to_it() -> None:
     assert shown("shoal_node_role", role="runner", cluster="c") == 0
     assert shown("shoal_cluster_events_total", what="took over") == shown("shoal_takeovers_total", cluster="c") == 2
     assert shown("shoal_cluster_events_total", what="fenced") == 0
-    alone = Scrape(render(of_vitals(vitals(standing=None, went_round=None))))
+    alone = Scrape(render(of_vitals(vitals(standing=None, looped_at=None))))
     assert not [name for name in alone.names if "node" in name or "cluster" in name or "heartbeat" in name]
 
 
@@ -174,7 +174,7 @@ async def test_a_process_is_well_while_its_loop_goes_round_and_the_frontier_answ
     frontier: Frontier = await store.frontier("monday", FrontierOptions())
     now = time.monotonic()
     assert health_problem(vitals(frontier=frontier), up=True, now=now) is None
-    assert health_problem(vitals(frontier=frontier, went_round=None), up=True, now=now) is None
+    assert health_problem(vitals(frontier=frontier, looped_at=None), up=True, now=now) is None
     assert "no heartbeat for 95 s" in str(health_problem(vitals(frontier=frontier), up=True, now=now + 90))
     assert "frontier" in str(health_problem(vitals(frontier=frontier), up=False, now=now))
     assert "not started" in str(health_problem(vitals(), up=False, now=now))
@@ -192,14 +192,14 @@ class Patient(Spider):
 
 
 async def test_the_loop_of_an_idle_crawl_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_ROUND", 0.05)
+    monkeypatch.setattr(engine, "_MAX_SLEEP", 0.05)
     crawl = Crawl(Patient, Config())
-    assert crawl.vitals().went_round is None
+    assert crawl.vitals().looped_at is None
     task = asyncio.ensure_future(crawl._to_the_end())
     seen = set()
     while not task.done():
         await asyncio.sleep(0.01)
-        seen.add(crawl.vitals().went_round)
+        seen.add(crawl.vitals().looped_at)
     assert (await task).summary is not None
     assert len(seen) >= 5
 

@@ -13,7 +13,7 @@ import pytest
 
 from shoal import Config, Node, Spider, ZookeeperCrawler
 from shoal.cluster import open_coordinator
-from shoal.cluster.slot_session import Session
+from shoal.cluster.slot_session import NodeSession
 from shoal.errors import ConfigError, CoordinatorError
 from shoal.frontier import open_store
 
@@ -100,7 +100,7 @@ async def test_a_file_that_another_node_is_just_making_is_waited_for(tmp_path: P
 
 
 def test_a_session_ends_before_its_end() -> None:
-    session = Session(8.0)
+    session = NodeSession(8.0)
     assert not session.is_good
     session.renewed(time.monotonic() - 6.5)
     assert session.is_good

@@ -52,7 +52,7 @@ async def lease_all(frontier: Frontier, limit: int = 1000) -> list[Lease]:
     return (await frontier.lease(limit, 60)).leases
 
 
-async def check_books(frontier: Frontier) -> None:
+async def check_balance(frontier: Frontier) -> None:
     stats = await frontier.stats()
     assert stats.balanced
     assert await frontier.audit() == stats
@@ -128,7 +128,7 @@ async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
         kill(process)
         store = await SQLiteStore.open(path)
         frontier = await store.frontier("r", FrontierOptions(max_attempts=1000))
-        await check_books(frontier)
+        await check_balance(frontier)
         assert (await frontier.stats()).leased == 0
         await store.close()
     output, _ = spawn(code, path, PAGES).communicate()
@@ -136,7 +136,7 @@ async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
 
     store = await SQLiteStore.open(path, readonly=True)
     frontier = await store.frontier("r", OPTIONS)
-    await check_books(frontier)
+    await check_balance(frontier)
     stats = await frontier.stats()
     assert (stats.pushed, stats.done, stats.items) == (PAGES, PAGES, PAGES)
     items = await frontier.read_items(0, 2 * PAGES)
@@ -188,7 +188,7 @@ async def test_a_lease_of_a_killed_process_was_an_attempt(path: Path) -> None:
     assert (history.state, history.attempts) == ("dead", 2)
     assert [event.what for event in history.events] == ["lease lost", "lease lost", "dead"]
     assert await frontier.dead_kinds() == {"worker lost": 1}
-    await check_books(frontier)
+    await check_balance(frontier)
     await store.close()
 
 
@@ -250,7 +250,7 @@ async def test_a_file_can_be_inspected_while_another_process_works_on_it(
     assert history is not None
     assert history.parent == one.request.url
     assert await looking.list_runs() == await store.list_runs() == [RUN]
-    assert not await seen.is_finished()
+    assert not (await seen.stats()).finished
     await looking.close()
 
 
@@ -396,7 +396,7 @@ async def test_a_full_disk_changes_nothing_and_work_resumes_when_there_is_room(
     with pytest.raises(FrontierError, match="no room on the disk"):
         await frontier.fail([Failure(lease=lease, kind="x", reason="y" * 90_000) for lease in leases])
     assert (await frontier.stats(), await frontier.host_states()) == before
-    await check_books(frontier)
+    await check_balance(frontier)
     assert await frontier.find(children[0]) is None
     assert None not in await frontier.renew(leases, 60)
 
@@ -409,7 +409,7 @@ async def test_a_full_disk_changes_nothing_and_work_resumes_when_there_is_room(
         (lease.request.priority for lease in rest), reverse=True
     )
     assert len({lease.fingerprint for lease in rest}) == 390
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_slots_keep_their_leases_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
@@ -423,7 +423,7 @@ async def test_slots_keep_their_leases_after_a_full_disk(store: SQLiteStore, fro
     await set_room(store, None)
     assert await frontier.fence("c/0", 2) == 2
     assert None not in await frontier.complete([Completion(lease=lease) for lease in plain])
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_leases_that_are_not_begun_stay_so_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
@@ -443,7 +443,7 @@ async def test_leases_that_are_not_begun_stay_so_after_a_full_disk(store: SQLite
         found = await frontier.find(lease.request)
         assert found is not None
         assert found.attempts == attempts
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 FULL = """
@@ -496,7 +496,7 @@ async def test_a_process_on_a_really_full_disk_loses_nothing(path: Path) -> None
     assert output.splitlines()[-1].startswith("done ")
     store = await SQLiteStore.open(path)
     frontier = await store.frontier("r", OPTIONS)
-    await check_books(frontier)
+    await check_balance(frontier)
     assert (await frontier.stats()).leased == 0
     await store.close()
 
@@ -521,7 +521,7 @@ async def test_a_refused_push_changes_nothing(store: SQLiteStore) -> None:
     with pytest.raises(RequestError, match="can't be stored"):
         await frontier.push([page(3), Request("http://a.com/", meta={"odd": object()})])
     assert [lease.request.url for lease in await lease_all(frontier)] == [page(1).url, page(2).url]
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 async def test_a_cancelled_lease_is_released(store: SQLiteStore, frontier: Frontier) -> None:
@@ -584,7 +584,7 @@ async def test_many_dead_requests_are_listed_and_retried(frontier: Frontier) -> 
     leases = await lease_all(frontier, 100)
     assert [lease.attempt for lease in leases] == 100 * [1]
     assert [lease.request.url for lease in leases[:83]] == [page(number).url for number in range(2, 250, 3)]
-    await check_books(frontier)
+    await check_balance(frontier)
 
 
 # -- politeness

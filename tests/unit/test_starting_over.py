@@ -47,7 +47,7 @@ class Rewinding:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
-        if not asyncio.iscoroutinefunction(method) or name in ("stats", "is_finished", "audit"):
+        if not asyncio.iscoroutinefunction(method) or name in ("stats", "audit"):
             return method
 
         async def call(*arguments: Any, **options: Any) -> Any:

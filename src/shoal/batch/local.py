@@ -1,27 +1,24 @@
-"""Batches on this machine: an engine for each, and places that are shared out among them."""
+"""Batches on this machine: each session has an engine, and the sessions share the places for pages in flight."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Sequence
 
 from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
-from shoal.batch.session import OVER, Session
+from shoal.batch.session import Session
 from shoal.config import Config
-from shoal.crawling.assembly import make_engine
-from shoal.crawling.engine import Engine
+from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.fetch.http import HttpFetcher
+from shoal.ports import Frontier
+from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.start import frontier_options
 from shoal.urls.scope import Scope
 
-_WATCH_EVERY = 1.0  # seconds between looks at what others do to a session
-_SEED_EVERY = 10  # looks between checks that all its URLs are still in the store
 
-
-class _Nudge:
-    """Tells whoever waits for a session that there is something new."""
+class _Notifier:
+    """Notifies callers that wait for results of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -33,11 +30,14 @@ class _Nudge:
         await asyncio.Event().wait()
 
     async def start_over(self) -> None:
-        """Nothing: it has no cursor."""
+        """It has no cursor."""
+
+    async def finish(self, *, finished: bool) -> None:
+        """It has no output."""
 
 
 class LocalWork:
-    """Works on sessions in this process. They share its connections, and their hosts' politeness by the store."""
+    """Works on sessions in this process. They share its connections; the store keeps their hosts polite."""
 
     def __init__(self, config: Config, fetcher: HttpFetcher, worker_id: str, places: int) -> None:
         """``places``: pages in flight, of all sessions together."""
@@ -45,82 +45,83 @@ class LocalWork:
         self._fetcher = fetcher
         self._worker_id = worker_id
         self._places = places
-        self._engines: dict[str, Engine] = {}
+        self._lives: dict[str, RunLifecycle] = {}
         self._ended = Counters()
-        """What engines did that are no more."""
+        """Counters of sessions that have ended."""
         self._callers: dict[str, str] = {}
         self._round_robin = RoundRobin()
 
     async def run(self, session: Session) -> None:
-        """To the end, or until it is cancelled."""
+        """Work until the session is finished or cancelled."""
+        participant = Participant(session.settings.owner, session.id, lambda: self._poll(session.id))
+        life = RunLifecycle(session.store, session.run, self._plan(session, participant))
+        self._lives[session.id], self._callers[session.id] = life, session.settings.owner
+        try:
+            await life.work()
+        finally:
+            self._round_robin.leave(participant)
+            del self._lives[session.id], self._callers[session.id]
+            if life.engine is not None:
+                self._ended.add(life.engine.counters)
+            self._share_out()
+            session.changed.set()
+        if life.error is not None:
+            raise life.error
+
+    def _plan(self, session: Session, participant: Participant) -> Plan:
         config = session.config(self._config)
         spider = session.spider(self._worker_id)
-        participant = Participant(session.settings.owner, session.id, lambda: self._engines[session.id].look())
         scope = Scope(config.scope, spider.allowed_domains)
-        scheduler = FairScheduler(
-            session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
+
+        def make_scheduler(frontier: Frontier) -> Scheduler:
+            return FairScheduler(
+                session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
+            )
+
+        async def open_outputs(frontier: Frontier) -> Sequence[Output]:
+            return [_Notifier(session)]
+
+        return Plan(
+            spider=spider,
+            config=config,
+            options=frontier_options(config),
+            frontier=session.frontier,
+            open_outputs=open_outputs,
+            make_scheduler=make_scheduler,
+            fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
+            shared=session.shared,
+            watches=True,
+            grace=0.0,
+            on_begin=self._share_out,
+            on_state=lambda state: session.changed.set(),
+            on_unseeded=session.seed,
         )
-        async with AsyncExitStack() as stack:
-            engine = make_engine(
-                spider, config, scheduler, stack, [_Nudge(session)], source=None, shared=session.shared,
-                keep_items=True, fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
-            )  # fmt: skip
-            self._engines[session.id], self._callers[session.id] = engine, session.settings.owner
-            self._share_out()
-            watch = asyncio.create_task(self._watch(session))
-            try:
-                await self._to_the_end(session, engine)
-            finally:
-                watch.cancel()
-                self._round_robin.leave(participant)
-                del self._engines[session.id], self._callers[session.id]
-                self._ended.add(engine.counters)
-                self._share_out()
 
-    async def _to_the_end(self, session: Session, engine: Engine) -> None:
-        while True:
-            await engine.run()
-            if not await session.is_complete():
-                return
-            try:
-                await session.finish()
-                await session.frontier.lease(0, self._config.lease.ttl)
-                return
-            except StoreRewoundError:  # in this moment: there may be more to do
-                await engine.start_over()
-                await session.reopen()
-
-    async def _watch(self, session: Session) -> None:
-        """Another process may cancel a session."""
-        for look in itertools.count(1):
-            await asyncio.sleep(_WATCH_EVERY)
-            with suppress(FrontierError):
-                if look % _SEED_EVERY == 0 and (await session.frontier.stats()).seeding:
-                    await session.seed()  # the store went back in time and has lost URLs of the session
-                try:
-                    is_over = await session.state() in OVER
-                except RunError:
-                    is_over = True
-                if is_over:
-                    self.stop(session.id)
+    def _poll(self, session_id: str) -> None:
+        engine = self._lives[session_id].engine
+        if engine is not None:
+            engine.poll_now()
 
     def stop(self, session_id: str) -> None:
-        """What is in flight is dropped."""
-        if session_id in self._engines:
-            self._engines[session_id].abort()
+        """Stop working on a session. Pages in flight are dropped."""
+        if session_id in self._lives:
+            self._lives[session_id].abort()
 
     @property
     def counters(self) -> Counters:
-        """What was done since the process began."""
+        """The counters of all sessions since the process began."""
         total = Counters()
-        for counters in (self._ended, *(engine.counters for engine in self._engines.values())):
+        engines = (life.engine for life in self._lives.values())
+        for counters in (self._ended, *(engine.counters for engine in engines if engine is not None)):
             total.add(counters)
         return total
 
     @property
     def in_flight(self) -> int:
-        return sum(engine.in_flight for engine in self._engines.values())
+        return sum(life.engine.in_flight for life in self._lives.values() if life.engine is not None)
 
     def _share_out(self) -> None:
         for session_id, places in divide_slots(self._callers, self._places).items():
-            self._engines[session_id].concurrency = places
+            engine = self._lives[session_id].engine
+            if engine is not None:
+                engine.concurrency = places

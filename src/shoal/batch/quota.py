@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.ports import Claim, Fetch, Frontier
+from shoal.ports import Claim, Fetch, Roles
 
 PER_ENTRY = 200
 """Approximate bytes that a store needs per request or result, in addition to its content."""
@@ -28,7 +28,7 @@ _SAVE_EVERY = 2.0  # ... or after this many seconds
 class Quota:
     """The bytes that a session may store. As a middleware, it refuses to fetch when they are used up."""
 
-    def __init__(self, limit: int, initial: int = 0, frontier: Frontier | None = None) -> None:
+    def __init__(self, limit: int, initial: int = 0, frontier: Roles | None = None) -> None:
         """``initial``: bytes that the session needs before its first page. ``frontier``: where processes share their
         counts."""
         self.limit = limit
@@ -96,7 +96,7 @@ class Quota:
                 if role.role.startswith(_ROLE_PREFIX) and role.role != self._role and role.cursor.isdigit()
             )
 
-    async def _save(self, frontier: Frontier) -> None:
+    async def _save(self, frontier: Roles) -> None:
         used = self._used_here
         if self._claim is None:
             self._claim = await frontier.claim(self._role, _ROLE_TTL)

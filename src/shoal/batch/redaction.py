@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-REFUSED_ADDRESS = "the address of the host is not to be contacted from here (serve.allow)"
+REFUSED_ADDRESS = "the host has an address that may not be contacted (serve.allow)"
 
 _ADDRESS = re.compile(r"(?:\S+ is )?(?:a|the|not an) [\w-]+ address, which may not be contacted \(serve\.allow\)")
 _SOCKET_ADDRESS = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")

@@ -51,7 +51,8 @@ class Session:
         """Whether this process shuts down, so that its callers wait no longer."""
         self.shared = store.shared
         """Whether other processes may work on it too."""
-        self._store = store
+        self.store = store
+        self.run = run
 
     @classmethod
     async def create(
@@ -142,7 +143,7 @@ class Session:
     async def is_complete(self) -> bool:
         """Whether no work is left: all requests are done or dead, or ``max_pages`` are done and none is leased. A
         leased request may return to the queue."""
-        if await self.frontier.is_finished():
+        if (await self.frontier.stats()).finished:
             return True
         if not self.options.depth:
             return False
@@ -153,25 +154,25 @@ class Session:
 
     async def state(self) -> str:
         """``running``, ``paused``, ``finished`` or ``cancelled``. RunError if it was deleted."""
-        state = await self._store.run_state(self.id)
+        state = await self.store.run_state(self.id)
         if state is None:
             raise RunError(f"session {self.id} was deleted")
         return state
 
     async def finish(self) -> None:
         with suppress(RunError):  # it was cancelled in the meantime
-            await self._store.transition(self.id, "finished")
+            await self.store.transition(self.id, "finished")
         self.changed.set()
 
     async def reopen(self) -> None:
         """Return to ``running`` if the store was rewound after the session finished."""
-        if await self._store.run_state(self.id) == "finished" and not await self.is_complete():
-            await self._store.transition(self.id, "running")
+        if await self.store.run_state(self.id) == "finished" and not await self.is_complete():
+            await self.store.transition(self.id, "running")
 
     async def cancel(self) -> None:
         """Fetch no more pages. Results can still be read."""
         with suppress(RunError):  # it finished in the meantime
-            await self._store.transition(self.id, "cancelled")
+            await self.store.transition(self.id, "cancelled")
         self.changed.set()
 
     async def stats(self) -> Stats:

@@ -1,5 +1,5 @@
-"""Who works and who stands by: pure functions of what the coordinator shows. Every member comes to its own answer, and
-the coordinator sees to it that no slot has two holders, so nobody has to lead.
+"""Decides which members get slots: pure functions of a view of the cluster. Each member decides for itself, and the
+coordinator ensures that no slot has two holders, so no leader is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.ports import ClusterView, Member
 Role: TypeAlias = Literal["runner", "backup", "spare"]
 
 HESITATION = 0.5
-"""Seconds that a member leaves a vacant slot to each one before it in line, who may be hanging."""
+"""Seconds that a member waits for each member before it in line, which may hang, before it takes their slot."""
 
 
 class Take(NamedTuple):
@@ -24,39 +24,39 @@ class Take(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Give the slot back: there are to be fewer."""
+    """Release the slot: the cluster was scaled down."""
 
 
 Decision: TypeAlias = Take | Retire | None
 
 
 def rank(name: str) -> tuple[bool, int, str]:
-    """The place of a name in the line: by the number at its end, those without one last, equal ones by the alphabet."""
+    """The sort key of a name: by the number at its end, then alphabetically. Names without a number come last."""
     number = re.search(r"[0-9]+$", name)
     return (number is None, int(number[0]) if number else 0, name)
 
 
 def slot_of(view: ClusterView, name: str) -> int | None:
-    """Which slot a member has."""
+    """The slot of a member, or None."""
     return next((slot.index for slot in view.slots if slot.holder == name), None)
 
 
 def line(view: ClusterView) -> list[Member]:
-    """Those without a slot, in the order in which they get one: the fit ones first."""
+    """Members without a slot, in the order in which they get one: fit members first."""
     holders = {slot.holder for slot in view.slots}
     waiting = [member for member in view.members if member.name not in holders]
     return sorted(waiting, key=lambda member: (not member.fit, rank(member.name)))
 
 
 def vacant(view: ClusterView) -> list[int]:
-    """The slots that are to be filled, lowest first. One who has still to retire counts as a Runner."""
+    """The slots to fill, lowest first. A holder that still has to retire counts as a Runner."""
     held = {slot.index for slot in view.slots if slot.holder}
     free = [index for index in range(view.counts.runner) if index not in held]
     return free[: max(0, view.counts.runner - len(held))]
 
 
 def roles(view: ClusterView) -> dict[str, Role]:
-    """What each member is at this moment."""
+    """The current role of each member."""
     found: dict[str, Role] = {slot.holder: "runner" for slot in view.slots if slot.holder}
     for place, member in enumerate(line(view)):
         found[member.name] = "backup" if place < view.counts.backup else "spare"
@@ -64,10 +64,10 @@ def roles(view: ClusterView) -> dict[str, Role]:
 
 
 def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Decision:
-    """What a member has to do. ``vacant_for``: since when it has seen slots vacant, in seconds.
+    """What a member has to do. ``vacant_for``: for how many seconds it has seen slots vacant.
 
-    The first in line takes the lowest slot, the second the next one. Whoever is further back may overtake those who
-    do not come, after a while.
+    The first in line takes the lowest slot, the second the next one. Members further back take a slot that stays vacant
+    for too long.
     """
     own = slot_of(view, name)
     if own is not None:
@@ -85,7 +85,7 @@ def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Dec
 
 
 def shortage(view: ClusterView) -> str:
-    """What the cluster lacks, in words; nothing if it is complete."""
+    """What the cluster lacks, in words. Empty if it is complete."""
     has = Counter(roles(view).values())
     wanted: dict[Role, int] = {"runner": view.counts.runner, "backup": view.counts.backup}
     return " and ".join(f"{has[role]} of {count} {role}s" for role, count in wanted.items() if has[role] < count)

@@ -1,4 +1,4 @@
-"""What a node has to know of the frontier: whether it could work, and whether there is work left."""
+"""Checks the frontier for a node: whether it can be reached, and whether the run has ended."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ log = logging.getLogger("shoal.cluster")
 
 
 class FrontierWatch:
-    """Looks at a run when it is told to."""
+    """Polls the state of a run on request."""
 
-    def __init__(self, store: Store, run_id: str, patience: float, *, keep_alive: bool) -> None:
-        """``patience``: seconds that the frontier has to answer. ``keep_alive``: a run that is finished may go on."""
+    def __init__(self, store: Store, run_id: str, timeout: float, *, keep_alive: bool) -> None:
+        """``timeout``: seconds to wait for an answer. ``keep_alive``: a finished run may get more work."""
         self.fit = True
-        """Whether the frontier could be reached the last time."""
+        """Whether the last poll reached the frontier."""
         self.ended = False
-        """The run is finished, cancelled or gone."""
+        """The run is finished, cancelled or deleted."""
         self.shared = store.shared
         self._store = store
         self._run_id = run_id
-        self._patience = patience
+        self._timeout = timeout
         self._keep_alive = keep_alive
         self._away_since: float | None = None
 
     async def look(self) -> bool:
-        """Whether there is something to work on, and a way to it."""
+        """Poll. Returns whether the run can be worked on."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 state = await self._store.run_state(self._run_id)
         except (FrontierError, TimeoutError) as exc:
-            self.lost(str(exc) or f"no answer in {self._patience:g} s", began)
+            self.lost(str(exc) or f"no answer in {self._timeout:g} s", began)
             return False
         self.fit = True
         self._away_since = None
         self.ended = state in (None, "cancelled") or (state == "finished" and not self._keep_alive)
         if self.ended:
-            log.info("run %s is %s", self._run_id, state or "removed")
+            log.info("run %s is %s", self._run_id, state or "deleted")
         return not self.ended
 
     def lost(self, why: str, since: float | None = None) -> None:
-        """The frontier can't be worked on."""
+        """Note that the frontier cannot be reached."""
         if self.fit:
-            log.warning("the frontier can't be used: %s", why)
+            log.warning("cannot use the frontier: %s", why)
         self.fit = False
         if self._away_since is None:
             self._away_since = time.monotonic() if since is None else since
 
     @property
     def away_for(self) -> float:
-        """Seconds since which that is so."""
+        """For how many seconds it could not be reached."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since

@@ -1,4 +1,4 @@
-"""A member's life in a cluster: heard of in time, it sees the others, and does what the election says."""
+"""A node's membership in a cluster: it sends heartbeats, watches the cluster, and acts on the election."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from shoal.cluster.election import HESITATION, Retire, Role, Take, decide, roles, shortage, vacant
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.slot_session import now
-from shoal.cluster.slot_work import Holding
+from shoal.cluster.slot_work import NodeSlot
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.runs.worker import new_worker_id
@@ -21,14 +21,14 @@ from shoal.runs.worker import new_worker_id
 log = logging.getLogger("shoal.cluster")
 
 _TITLES: dict[Role, str] = {"runner": "Runner", "backup": "Backup Runner", "spare": "spare"}
-_AFTER_A_DEADLINE = 0.02
-_LOOK_AGAIN = 0.1  # seconds, while a slot is vacant
-_RETRY = (0.1, 2.0)  # seconds between tries to reach the coordinator, first and at most
-_LAST_WORD = 1.0  # seconds that leaving may take
+_EXPIRY_MARGIN = 0.02  # seconds after the end of another member's session
+_POLL_INTERVAL = 0.1  # seconds, while a slot is vacant
+_RETRY = (0.1, 2.0)  # seconds between tries to reach the coordinator, first and maximum
+_LEAVE_TIMEOUT = 1.0  # seconds
 
 
 class Membership:
-    """One node in one cluster, from joining to leaving."""
+    """The membership of one node in one cluster, from joining to leaving."""
 
     def __init__(
         self,
@@ -37,33 +37,33 @@ class Membership:
         counts: Counts,
         coordinator: Coordinator,
         watch: FrontierWatch,
-        holding: Holding,
+        slot: NodeSlot,
     ) -> None:
         self.role: Role | None = None
         self.over = asyncio.Event()
-        """It is to leave."""
+        """Set when it should leave."""
         self._name = name
         self._cluster = cluster
         self._counts = counts
-        """Those that it was told, and then those that it last saw: a cluster that has lost all its members at once gets
-        them back from the first that joins again."""
+        """The configured counts, then the last ones it saw. If a cluster loses all members, the first member that joins
+        again restores its counts."""
         self._coordinator = coordinator
         self._watch = watch
-        self._holding = holding
-        self._session = holding.session
-        self._look_now = asyncio.Event()
+        self._slot = slot
+        self._session = slot.session
+        self._poll_now = asyncio.Event()
         self._seen: ClusterView | None = None
         self._was_member = False
         self._vacant_since: dict[int, float] = {}
         self._failures = 0
-        """Calls in a row that the coordinator did not answer."""
-        self._is_calm = False
-        """What it saw last is no different from what it saw before."""
-        self._lack = ""
-        """What was told last that the cluster has too few of."""
+        """Consecutive calls that failed."""
+        self._is_stable = False
+        """The last two views were the same."""
+        self._shortage = ""
+        """The last shortage that was logged."""
 
     async def live(self) -> None:
-        """Until there is nothing more to do, or ``over``."""
+        """Run until there is nothing more to do, or ``over`` is set."""
         watch = asyncio.create_task(self._watch_frontier())
         watch.add_done_callback(lambda task: self.over.set())  # it ends only by an error
         try:
@@ -73,28 +73,28 @@ class Membership:
                     while not self.over.is_set():
                         await self._step()
                 except SessionLostError:
-                    await self._be_lost()
+                    await self._handle_loss()
             if watch.done():
                 watch.result()
         finally:
             watch.cancel()
-            self._holding.stop_clearing()
+            self._slot.stop_clearing()
             try:
-                await self._holding.end(self._beat, cut=False)
+                await self._slot.end(self._beat, abort=False)
             finally:
                 self.role = None
                 with suppress(CoordinatorError, TimeoutError):
-                    async with asyncio.timeout(_LAST_WORD):
+                    async with asyncio.timeout(_LEAVE_TIMEOUT):
                         await self._coordinator.leave()
 
-    async def _be_lost(self) -> None:
-        self._holding.happened["lost"] += 1
-        log.warning("%s was taken for dead; it joins again", self._name)
+    async def _handle_loss(self) -> None:
+        self._slot.happened["lost"] += 1
+        log.warning("%s missed its heartbeats and was removed; it joins again", self._name)
         self._session.lost()
-        await self._holding.end(self._beat, cut=True)
+        await self._slot.end(self._beat, abort=True)
 
     async def _join(self) -> None:
-        """Become a member. A name that is taken may be that of this node's own past, which has a session to live."""
+        """Join the cluster. A taken name may belong to an earlier process of this node: wait for its session to end."""
         pause, began, waits = _RETRY[0], time.monotonic(), False
         while not self.over.is_set():
             sent = now()
@@ -104,13 +104,13 @@ class Membership:
                 if time.monotonic() - began > 1.5 * self._session.ttl + 2.0:
                     raise
                 if not waits:
-                    log.warning("%s is a member already; if that one is dead, it is gone in a moment", self._name)
+                    log.warning("%s is already a member; waiting, in case it is dead", self._name)
                 waits = True
             except CoordinatorError as exc:
                 if not self._was_member and not isinstance(exc, CoordinatorAwayError):
                     raise
                 began = time.monotonic()
-                self._note_trouble(exc)
+                self._note_failure(exc)
                 pause = min(_RETRY[1], 2 * pause)
             else:
                 self._session.renewed(sent)
@@ -118,12 +118,12 @@ class Membership:
                 return
             await self._sleep(pause * random.uniform(0.5, 1.0))
 
-    # -- one heartbeat, and what follows from what it shows
+    # -- one heartbeat and its consequences
 
     async def _step(self) -> None:
-        tenure = self._holding.tenure
-        if tenure is not None and tenure.task.done():
-            await self._holding.end(self._beat, cut=False)
+        worker = self._slot.running
+        if worker is not None and worker.task.done():
+            await self._slot.end(self._beat, abort=False)
         if self._is_done():
             return
         try:
@@ -132,62 +132,62 @@ class Membership:
         except SessionLostError:
             raise
         except CoordinatorError as exc:
-            self._note_trouble(exc)
-            if self._failures > 1:  # the first may have been an old connection
+            self._note_failure(exc)
+            if self._failures > 1:  # the first failure may have been an old connection
                 await self._sleep(min(1.0, self._session.interval))
         else:
             if self._is_done():
                 return
-            if self._holding.tenure is None:
+            if self._slot.running is None:
                 self._take_role(roles(view).get(self._name))
             await self._wait(view)
 
     def _is_done(self) -> bool:
-        if self._holding.is_over or (self._watch.ended and self._holding.tenure is None):
+        if self._slot.is_over or (self._watch.ended and self._slot.running is None):
             self.over.set()
         return self.over.is_set()
 
     async def _beat(self) -> ClusterView:
         sent = now()
-        view = await self._coordinator.beat(self._holding.doing, fit=self._watch.fit)
+        view = await self._coordinator.beat(self._slot.doing, fit=self._watch.fit)
         self._session.renewed(sent)
         if self._failures > 1:
-            log.warning("the coordinator is back")
+            log.warning("the coordinator answers again")
         self._failures = 0
         self._see(view)
         return view
 
-    def _note_trouble(self, error: CoordinatorError) -> None:
+    def _note_failure(self, error: CoordinatorError) -> None:
         self._failures += 1
         if self._failures == 2:
-            log.warning("the coordinator is away, waiting for it: %s", error)
+            log.warning("the coordinator does not answer; retrying: %s", error)
 
     def _see(self, view: ClusterView) -> None:
-        """Tell what has changed, and remember since when slots are vacant."""
+        """Log what has changed, and note since when slots are vacant."""
         before, self._seen = self._seen, view
-        if before is not None and _is_alike(before, view) and self._is_calm:
-            return  # as mostly
+        if before is not None and _is_same(before, view) and self._is_stable:
+            return
         moment = time.monotonic()
         self._vacant_since = {index: self._vacant_since.get(index, moment) for index in vacant(view)}
         if view.counts != self._counts:
             log.warning(
-                "%s has runner=%d and backup=%d now; `shoal cluster scale` changes that",
+                "%s now has runner=%d and backup=%d; change them with `shoal cluster scale`",
                 self._cluster, view.counts.runner, view.counts.backup,
             )  # fmt: skip
             self._counts = view.counts
         if before is None:
             return
         for name in {member.name for member in before.members} - {member.name for member in view.members}:
-            log.warning("%s is gone from %s", name, self._cluster)
-            self._look_now.set()
-        lack = shortage(view)
-        self._is_calm = lack == shortage(before)
-        if self._is_calm and lack != self._lack:  # not what is being mended in this moment
-            if lack:
-                log.warning("%s has only %s", self._cluster, lack)
+            log.warning("%s left %s or was lost", name, self._cluster)
+            self._poll_now.set()
+        missing = shortage(view)
+        self._is_stable = missing == shortage(before)
+        if self._is_stable and missing != self._shortage:  # not while a slot is being taken over
+            if missing:
+                log.warning("%s has only %s", self._cluster, missing)
             else:
                 log.info("%s is complete", self._cluster)
-            self._lack = lack
+            self._shortage = missing
 
     def _take_role(self, role: Role | None) -> None:
         if role not in (None, "runner", self.role):
@@ -196,62 +196,62 @@ class Membership:
 
     async def _act(self, view: ClusterView) -> None:
         mine = next((slot for slot in view.slots if slot.holder == self._name), None)
-        await self._holding.look(mine, self._beat)
-        if self._holding.is_over or (self._holding.tenure is None and mine is not None):
+        await self._slot.check(mine, self._beat)
+        if self._slot.is_over or (self._slot.running is None and mine is not None):
             return
         moment = time.monotonic()
         match decide(view, self._name, {index: moment - since for index, since in self._vacant_since.items()}):
             case Take(slot):
-                await self._holding.take(slot)
-                if self._holding.tenure is not None:
+                await self._slot.take(slot)
+                if self._slot.running is not None:
                     self.role = "runner"
             case Retire():
-                await self._holding.retire("there are to be fewer Runners", self._beat)
+                await self._slot.retire("the cluster was scaled down", self._beat)
             case None:
-                self._holding.clear_vacant(view)
+                self._slot.clear_vacant(view)
 
     # -- waiting
 
     async def _watch_frontier(self) -> None:
-        """Who is gone may have left because there is no more to do."""
+        """Poll the frontier from time to time, and at once when a member is gone: the run may have ended."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(2 * self._session.interval if self._watch.fit else 1.0):
-                    await self._look_now.wait()
-            self._look_now.clear()
+                    await self._poll_now.wait()
+            self._poll_now.clear()
             await self._watch.look()
             self._is_done()
 
     async def _wait(self, view: ClusterView) -> None:
-        """Until the next heartbeat. Who stands by also wakes when something happens, or a session may have run out."""
+        """Wait for the next heartbeat. Without a slot, also wake on a change, or when a session may have ended."""
         interval = self._session.interval
-        if self._holding.tenure is not None:
+        if self._slot.running is not None:
             await self._sleep(interval)
             return
         ages = {member.name: member.age for member in view.members}
         ends = [self._session.ttl - ages[slot.holder] for slot in view.slots if slot.holder in ages]
-        soon = [end + _AFTER_A_DEADLINE for end in ends if end > 0]
+        soon = [end + _EXPIRY_MARGIN for end in ends if end > 0]
         if self._watch.fit and vacant(view):
-            soon.append(_LOOK_AGAIN)
+            soon.append(_POLL_INTERVAL)
         await self._sleep(min([interval, *soon]), self._coordinator.wait(interval))
         if self.role == "spare":
-            await self._sleep(random.random() * HESITATION)  # not all at once
+            await self._sleep(random.random() * HESITATION)  # spread, not all at once
 
     async def _sleep(self, seconds: float, event: Coroutine[Any, Any, None] | None = None) -> None:
-        """For so long, or until this happens, the worker ends, or the node is to."""
+        """Sleep, but wake on the event, when the worker ends, or when the node should leave."""
         own = {asyncio.ensure_future(each) for each in (event, self.over.wait()) if each is not None}
-        worker = set() if self._holding.tenure is None else {self._holding.tenure.task}
+        worker = set() if self._slot.running is None else {self._slot.running.task}
         try:
             done, _ = await asyncio.wait({*own, *worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if any(future.exception() for future in done - worker):
-                await asyncio.sleep(min(seconds, _LOOK_AGAIN))  # the next heartbeat says what is wrong
+                await asyncio.sleep(min(seconds, _POLL_INTERVAL))  # the next heartbeat will raise the error
         finally:
             for future in own:
                 future.cancel()
 
 
-def _is_alike(one: ClusterView, other: ClusterView) -> bool:
-    """Whether nothing has happened between the two."""
+def _is_same(one: ClusterView, other: ClusterView) -> bool:
+    """Whether nothing changed between the two views."""
     return (
         one.slots == other.slots
         and one.counts == other.counts

@@ -14,16 +14,17 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import Role
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
-from shoal.cluster.slot_work import Holding
+from shoal.cluster.slot_work import NodeSlot
 from shoal.config import Config, mask
-from shoal.crawling.assembly import preload
+from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import ConfigError, FrontierError, ShoalError, StoreBusyError, StoreError
+from shoal.errors import ConfigError, ShoalError, StoreBusyError, StoreError
 from shoal.frontier import open_store
-from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Stats, Store
+from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
+from shoal.runs.lifecycle import GRACE, last_stats
 from shoal.runs.start import begin_run, find_run
-from shoal.runs.worker import GRACE, Worker, new_worker_id
+from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.cluster")
@@ -74,7 +75,7 @@ class Node:
         self._allow_changed = allow_changed
         self._grace = grace
         self._member: Membership | None = None
-        self._holding: Holding | None = None
+        self._slot: NodeSlot | None = None
         self._frontier: Frontier | None = None
         self._asked = False
         self._check()
@@ -124,16 +125,16 @@ class Node:
     @property
     def happened(self) -> Counter[str]:
         """How often it was elected, took over, retired, was lost or fenced."""
-        return Counter() if self._holding is None else self._holding.happened
+        return Counter() if self._slot is None else self._slot.happened
 
     async def snapshot(self) -> Snapshot | None:
         """The crawl at this moment; None while this node does not work."""
-        tenure = None if self._holding is None else self._holding.tenure
-        return None if tenure is None else await tenure.worker.snapshot()
+        running = None if self._slot is None else self._slot.running
+        return None if running is None else await running.worker.snapshot()
 
     def vitals(self) -> Vitals:
         """What it knows of itself."""
-        worker = None if self._holding is None else self._holding.worker
+        worker = None if self._slot is None else self._slot.worker
         working = None if worker is None else worker.vitals()
         return Vitals(
             worker=self.name,
@@ -141,13 +142,13 @@ class Node:
             spider=self.spider.spider_name(),
             counters=self._counters(),
             in_flight=0 if working is None else working.in_flight,
-            went_round=None if working is None else working.went_round,
+            looped_at=None if working is None else working.looped_at,
             frontier=self._frontier,
             standing=Standing(cluster=self.cluster, role=self.role, happened=self.happened),
         )
 
     def _counters(self) -> Counters:
-        return Counters() if self._holding is None else self._holding.counters
+        return Counters() if self._slot is None else self._slot.counters
 
     def __await__(self) -> Generator[Any, None, Summary]:
         return self._execute().__await__()
@@ -173,14 +174,14 @@ class Node:
 
     async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
-        self._holding = Holding(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
-        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._holding)
+        self._slot = NodeSlot(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
+        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._slot)
         if self._asked:
             self._member.over.set()
         preload()
         try:
             await self._member.live()
-            self.error = self._holding.error
+            self.error = self._slot.error
         except ShoalError as exc:
             self.error = exc
 
@@ -215,10 +216,11 @@ class Node:
             await store.close()
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
-        return Worker(
-            self.spider, self.config, self.run_id, outputs=self._outputs, keep_alive=self._keep_alive,
-            allow_changed=self._allow_changed, grace=self._grace, holder=holder, may_work=may_work,
+        options = WorkerOptions(
+            keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._grace, holder=holder,
+            may_work=may_work,
         )  # fmt: skip
+        return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
     async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
         has_worked = self.happened.keys() & {"elected", "took over"}
@@ -226,11 +228,8 @@ class Node:
             log.warning(
                 "this node was never a Runner, and has written nothing to %s", ", ".join(map(mask, self._outputs))
             )
-        stats, kinds = Stats(seeding=True), {}
-        with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD):
-                stats, kinds = await frontier.stats(), await frontier.dead_kinds()
-        state = "stopped" if stats.remaining or stats.seeding else "finished"
+        stats, kinds = await last_stats(frontier, _LAST_WORD)
+        state = "finished" if stats.finished else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,

@@ -1,4 +1,4 @@
-"""The time in which a node has a slot, and the session that it depends on."""
+"""The session of a node, and the worker that runs while the node holds a slot."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from shoal.runs.worker import Worker
 
 log = logging.getLogger("shoal.cluster")
 
-_MARGIN = 1 / 8  # of a session: so long before its end the work stops, whether or not the coordinator answers
-_BEATS = 3  # in a session
+_MARGIN = 1 / 8  # of a session: the worker stops this long before its end
+_HEARTBEATS = 3  # per session
 
 
 def now() -> float:
-    """Seconds of a clock that never steps, and goes on while the machine is suspended, where there is such a one."""
+    """A monotonic clock in seconds. Where the system supports it, it also counts while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class Session:
-    """Until when the coordinator takes this node for alive, as far as the node can know: counted from the moment before
-    the last heartbeat was sent."""
+class NodeSession:
+    """How long the coordinator considers this node alive, counted from just before its last heartbeat was sent."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self._heard = float("-inf")
+        self._last_heartbeat = float("-inf")
 
     def renewed(self, sent: float) -> None:
-        self._heard = sent
+        self._last_heartbeat = sent
 
     def lost(self) -> None:
-        self._heard = float("-inf")
+        self._last_heartbeat = float("-inf")
 
     @property
     def left(self) -> float:
-        """Seconds for which the node may still work."""
-        return max(0.0, self._heard + self.ttl * (1 - _MARGIN) - now())
+        """Seconds that the node may still work."""
+        return max(0.0, self._last_heartbeat + self.ttl * (1 - _MARGIN) - now())
 
     @property
     def is_good(self) -> bool:
@@ -46,18 +45,18 @@ class Session:
     @property
     def interval(self) -> float:
         """Seconds between two heartbeats."""
-        return self.ttl / _BEATS
+        return self.ttl / _HEARTBEATS
 
 
-class Tenure:
-    """A worker that works for a slot, and is stopped in time when the session can't be renewed."""
+class SlotWorker:
+    """A worker that runs under a slot. It is stopped before the session ends."""
 
-    def __init__(self, index: int, holder: Holder, worker: Worker, session: Session) -> None:
+    def __init__(self, index: int, holder: Holder, worker: Worker, session: NodeSession) -> None:
         self.index = index
         self.holder = holder
         self.worker = worker
-        self.was_ended = False
-        """By the node, not by the worker itself."""
+        self.was_stopped = False
+        """By the node, not because the run ended."""
         self._session = session
         self.task = asyncio.create_task(self._run())
 
@@ -67,27 +66,27 @@ class Tenure:
             while not work.done() and self._session.is_good:
                 await asyncio.wait({work}, timeout=self._session.left)
             if not work.done():
-                log.warning("slot %d is no longer safe: nothing more is fetched for it", self.index)
-                self.cut()
+                log.warning("the session of slot %d runs out: its worker stops", self.index)
+                self.abort()
             await work
         finally:
             work.cancel()
 
     def stop(self) -> None:
-        """End in good order."""
-        self.was_ended = True
+        """Shut down: finish the requests in flight."""
+        self.was_stopped = True
         self.worker.stop()
 
-    def cut(self) -> None:
-        """The slot is another's now, or soon."""
-        self.was_ended = True
+    def abort(self) -> None:
+        """Stop at once: another node may hold the slot."""
+        self.was_stopped = True
         self.worker.abort()
 
     @property
     def doing(self) -> str:
         engine = self.worker.engine
         if engine is None:
-            return "begins to work"
+            return "starting"
         if engine.away:
-            return "waits for the frontier's server"
+            return "waits for the frontier"
         return f"works: {engine.counters.fetched} pages, {engine.in_flight} in flight"

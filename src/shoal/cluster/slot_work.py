@@ -1,4 +1,4 @@
-"""What a node does with its slot: it has a worker for it, ends that in time, and judges how it ended."""
+"""The slot of a node: takes it, runs a worker under it, stops the worker in time, and handles how it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from shoal.cluster.election import line
 from shoal.cluster.frontier_watch import FrontierWatch
-from shoal.cluster.slot_session import Session, Tenure
+from shoal.cluster.slot_session import NodeSession, SlotWorker
 from shoal.crawling.stats import Counters
 from shoal.errors import (
     CoordinatorError,
@@ -23,48 +23,48 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
 )
-from shoal.ports import ClusterView, Coordinator, Frontier, Holder, Slot
+from shoal.ports import ClusterView, Coordinator, Holder, Queue, Slot
 from shoal.runs.worker import Worker
 
 log = logging.getLogger("shoal.cluster")
 
 MakeWorker: TypeAlias = Callable[[Holder, Callable[[], bool]], Worker]
 
-_BACK_OFF = 0.5  # seconds before the next try for a slot that the frontier has refused; doubled each time
+_BACKOFF = 0.5  # seconds before the next try for a slot that the frontier refused; doubled each time
 
 
-class Holding:
-    """The slot of one node, when it has one."""
+class NodeSlot:
+    """The slot of one node, if it has one."""
 
     def __init__(
         self,
         name: str,
         cluster: str,
         coordinator: Coordinator,
-        frontier: Frontier,
+        frontier: Queue,
         watch: FrontierWatch,
         make_worker: MakeWorker,
     ) -> None:
-        self.session = Session(coordinator.ttl)
-        self.tenure: Tenure | None = None
+        self.session = NodeSession(coordinator.ttl)
+        self.running: SlotWorker | None = None
         self.happened: Counter[str] = Counter()
         self.error: ShoalError | None = None
-        """What makes it useless to go on."""
+        """Why the node must stop."""
         self.is_done = False
-        """Its worker has come to the end of the run."""
+        """Its worker reached the end of the run."""
         self._name = name
         self._cluster = cluster
         self._coordinator = coordinator
         self._frontier = frontier
         self._watch = watch
         self._make_worker = make_worker
-        self._ending: Tenure | None = None
+        self._ending: SlotWorker | None = None
         self._before = Counters()
-        """What its workers did that have ended."""
+        """Counters of earlier workers."""
         self._fenced: Holder | None = None
         self._refusals = 0
         self._not_before = 0.0
-        self._told_of_file = False
+        self._has_warned_of_file = False
         self._cleared: set[tuple[int, int]] = set()
         self._clearing: asyncio.Task[None] | None = None
 
@@ -74,21 +74,21 @@ class Holding:
 
     @property
     def doing(self) -> str:
-        if self.tenure is not None:
-            return self.tenure.doing
+        if self.running is not None:
+            return self.running.doing
         if self._ending is not None:
-            return "ends its work"
-        return "stands by" if self._watch.fit else "can't use the frontier"
+            return "stopping"
+        return "stands by" if self._watch.fit else "cannot reach the frontier"
 
     @property
     def worker(self) -> Worker | None:
-        """Who works for the slot, or is coming to its end."""
-        tenure = self.tenure or self._ending
-        return None if tenure is None else tenure.worker
+        """The worker that runs or stops."""
+        worker = self.running or self._ending
+        return None if worker is None else worker.worker
 
     @property
     def counters(self) -> Counters:
-        """What all its workers did until now."""
+        """Counters of all its workers."""
         total = Counters()
         total.add(self._before)
         if self.worker is not None and self.worker.engine is not None:
@@ -101,124 +101,124 @@ class Holding:
     # -- taking
 
     async def take(self, index: int) -> None:
-        """Try for a slot, if there is something to do for it."""
+        """Try to take a slot, if the run can be worked on."""
         if time.monotonic() < self._not_before or not self._may_hold(index) or not await self._watch.look():
             return
         epoch = await self._coordinator.take(index)
         if epoch is None:
             return
         holder = Holder(self._slot_name(index), epoch)
-        self.tenure = Tenure(index, holder, self._make_worker(holder, lambda: self.session.is_good), self.session)
+        self.running = SlotWorker(index, holder, self._make_worker(holder, lambda: self.session.is_good), self.session)
         lost = ""
         with suppress(CoordinatorError):
             mine = [event for event in await self._coordinator.events() if event.epoch == epoch]
             lost = next((event.detail for event in mine if event.what == "took over"), "")
         self.happened["took over" if lost else "elected"] += 1
-        after = f", after {lost}, which was lost" if lost else ""
+        after = f", takes over from {lost}" if lost else ""
         log.warning("%s is a Runner of %s: slot %d, epoch %d%s", self._name, self._cluster, index, epoch, after)
 
     def _may_hold(self, index: int) -> bool:
         if index == 0 or self._watch.shared:
             return True
-        if not self._told_of_file:
-            log.warning("one Runner at a time can work on a file: %s stands by", self._name)
-        self._told_of_file = True
+        if not self._has_warned_of_file:
+            log.warning("only one Runner at a time can work on a file: %s stands by", self._name)
+        self._has_warned_of_file = True
         return False
 
-    # -- having
+    # -- holding
 
-    async def look(self, mine: Slot | None, beat: Callable[[], Awaitable[object]]) -> None:
-        """``mine``: the slot that the coordinator says is this node's."""
-        tenure = self.tenure
-        if tenure is None:
+    async def check(self, mine: Slot | None, beat: Callable[[], Awaitable[object]]) -> None:
+        """Compare with the coordinator's view. ``mine``: the slot that this node holds there."""
+        worker = self.running
+        if worker is None:
             if mine is not None:
                 await self._drop(mine)
-        elif mine is None or (mine.index, mine.epoch) != (tenure.index, tenure.holder.epoch):
-            await self.end(beat, cut=True)
+        elif mine is None or (mine.index, mine.epoch) != (worker.index, worker.holder.epoch):
+            await self.end(beat, abort=True)
         elif self._watch.away_for > self.session.ttl:
-            await self.retire("another may reach the frontier", beat)
+            await self.retire("cannot reach the frontier, but another node may", beat)
 
     async def _drop(self, mine: Slot) -> None:
-        """A slot without a worker: it was won, or kept, without this node's knowledge; or the frontier refuses it."""
+        """Release a slot without a worker: its answer was lost, or the frontier refused it."""
         if self._fenced == Holder(self._slot_name(mine.index), mine.epoch):
             self.error = RunError(
-                f"the frontier knows a later holder of slot {mine.index} than the coordinator does: another cluster "
-                f"named {self._cluster} works on the same run; look at --coordinator, or give one another --cluster"
+                f"the frontier knows a later holder of slot {mine.index} than the coordinator: another cluster named "
+                f"{self._cluster} works on the same run; check --coordinator, or use another --cluster name"
             )
             return
         await self._coordinator.retire()
 
     async def retire(self, why: str, beat: Callable[[], Awaitable[object]]) -> None:
-        log.warning("%s gives its slot back: %s", self._name, why)
+        log.warning("%s releases its slot: %s", self._name, why)
         self.happened["retired"] += 1
-        await self.end(beat, cut=False)
+        await self.end(beat, abort=False)
         await self._coordinator.retire()
 
-    async def end(self, beat: Callable[[], Awaitable[object]], *, cut: bool) -> None:
-        """Have no worker any more, and be heard of while it comes to its end. ``cut``: the slot is lost."""
-        tenure, self.tenure = self.tenure, None
-        if tenure is None:
+    async def end(self, beat: Callable[[], Awaitable[object]], *, abort: bool) -> None:
+        """Stop the worker, and send heartbeats until it has stopped. ``abort``: the slot was lost."""
+        worker, self.running = self.running, None
+        if worker is None:
             return
-        if cut:
-            tenure.cut()
-        elif not tenure.task.done():
-            tenure.stop()
-        self._ending = tenure
-        while not tenure.task.done():
-            await asyncio.wait({tenure.task}, timeout=self.session.interval)
-            if not cut:
+        if abort:
+            worker.abort()
+        elif not worker.task.done():
+            worker.stop()
+        self._ending = worker
+        while not worker.task.done():
+            await asyncio.wait({worker.task}, timeout=self.session.interval)
+            if not abort:
                 with suppress(CoordinatorError):
                     await beat()
         self._ending = None
-        if tenure.worker.engine is not None:
-            self._before.add(tenure.worker.engine.counters)
-        self._judge(tenure)
+        if worker.worker.engine is not None:
+            self._before.add(worker.worker.engine.counters)
+        self._handle_end(worker)
 
-    def _judge(self, tenure: Tenure) -> None:
-        """What the end of a worker means for the node."""
-        error = tenure.task.exception() or tenure.worker.error
+    def _handle_end(self, worker: SlotWorker) -> None:
+        """Handle how a worker ended."""
+        error = worker.task.exception() or worker.worker.error
         if isinstance(error, FencedError):
-            self._be_fenced(tenure, error)
+            self._handle_fence(worker, error)
         elif isinstance(error, (StoreAwayError, StoreBusyError)):
             self._watch.lost(str(error))
         elif isinstance(error, ShoalError):
             self.error = self.error or error
         elif error is not None:
             raise error
-        elif not tenure.was_ended:  # the run is finished, was cancelled, or has reached its limit
+        elif not worker.was_stopped:  # the run is finished, was cancelled, or has reached its limit
             self.is_done = True
         else:
             self._refusals = 0
 
-    def _be_fenced(self, tenure: Tenure, error: FencedError) -> None:
+    def _handle_fence(self, worker: SlotWorker, error: FencedError) -> None:
         self.happened["fenced"] += 1
-        log.warning("slot %d: %s", tenure.index, error)
-        if tenure.worker.engine is not None:  # it has worked: who has fenced it?
-            self._fenced = tenure.holder
-        else:  # the coordinator's clock is behind, after its data was lost: that passes
-            self._not_before = time.monotonic() + min(self.session.ttl, _BACK_OFF * 2.0 ** min(self._refusals, 10))
+        log.warning("slot %d: %s", worker.index, error)
+        if worker.worker.engine is not None:  # it has worked: another cluster may have fenced it
+            self._fenced = worker.holder
+        else:  # the coordinator lost its data and its clock is behind: temporary
+            self._not_before = time.monotonic() + min(self.session.ttl, _BACKOFF * 2.0 ** min(self._refusals, 10))
             self._refusals += 1
 
-    # -- the slots of others
+    # -- slots of lost Runners
 
     def clear_vacant(self, view: ClusterView) -> None:
-        """What a lost Runner had is given back at once also when nobody takes its slot."""
-        if self.tenure is None or (self._clearing is not None and not self._clearing.done()):
+        """Release the leases of a lost Runner at once if no member takes its slot."""
+        if self.running is None or (self._clearing is not None and not self._clearing.done()):
             return
         left = [slot for slot in view.slots if not slot.holder and (slot.index, slot.epoch) not in self._cleared]
-        has_heir = bool(left) and any(member.fit for member in line(view))
+        has_successor = bool(left) and any(member.fit for member in line(view))
         for slot in left:
-            if slot.index >= view.counts.runner or not has_heir:
+            if slot.index >= view.counts.runner or not has_successor:
                 self._clearing = asyncio.create_task(self._clear(slot.index, slot.epoch))
                 return
 
     async def _clear(self, index: int, epoch: int) -> None:
         try:
             await self._frontier.fence(self._slot_name(index), epoch + 1)
-        except FencedError:  # it has had a new holder since
+        except FencedError:  # it has a new holder
             pass
         except (FrontierError, RunError) as exc:
-            log.debug("what slot %d had could not be given back yet: %s", index, exc)
+            log.debug("cannot release the leases of slot %d yet: %s", index, exc)
             return
         self._cleared.add((index, epoch))
 

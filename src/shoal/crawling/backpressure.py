@@ -7,7 +7,7 @@ import logging
 from functools import partial
 
 from shoal.crawling.retrying import Persistence
-from shoal.ports import Frontier, RoleState
+from shoal.ports import ItemSource, RoleState
 from shoal.sinks.drainer import position_of
 
 log = logging.getLogger("shoal.engine")
@@ -20,7 +20,7 @@ _PASSING = "sink:collect-"  # roles of programs that took the items for themselv
 class ItemLogKeeper:
     """Says when leasing has to wait for a drainer, and forgets what all of them have unless it is to be kept."""
 
-    def __init__(self, frontier: Frontier, persist: Persistence, *, keep: bool, every: float) -> None:
+    def __init__(self, frontier: ItemSource, persist: Persistence, *, keep: bool, every: float) -> None:
         self._frontier = frontier
         self._persist = persist
         self._keep = keep

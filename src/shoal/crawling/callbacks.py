@@ -22,7 +22,7 @@ from shoal.spider import Spider
 log = logging.getLogger("shoal.callbacks")
 
 _NOT_THE_USERS = (
-    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",
 )

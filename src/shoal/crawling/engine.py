@@ -1,11 +1,8 @@
-"""The loop: lease, fetch, parse, complete. Read it from top to bottom.
+"""The loop: lease, fetch, parse, settle. Read it from top to bottom.
 
-`Engine.run` starts the helpers (seeder, lease keeper, drainers) and pumps: what has been worked on is settled with the
-frontier in one batch, free places are filled with new leases, and each lease is a task of its own. No task waits for
-anything but its own page: delays, backoff and blocks are waited for in the frontier.
-
-A frontier on a server is a round trip away: then settlements are held back for a moment to go together, and some leases
-are taken ahead, so that no place is empty meanwhile.
+`Engine.run` starts the helper tasks (seeder, lease keeper, item log, drainers) and then loops: it settles finished
+pages with the frontier in one batch, fills free places with new leases, and starts one task for each lease. A task
+waits only for its own page. Delays, backoff and blocks are waited for in the frontier.
 """
 
 from __future__ import annotations
@@ -13,38 +10,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from shoal.config import Config
 from shoal.crawling.backpressure import ItemLogKeeper
 from shoal.crawling.leases import LeaseKeeper, lost_before
-from shoal.crawling.page import Handler, Parsed, Released, Settlement
+from shoal.crawling.onion import Onion
+from shoal.crawling.pacing import LocalPacing, Pacing, RemotePacing
+from shoal.crawling.page import Handler, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
+from shoal.crawling.settling import Settler, lease_of
 from shoal.crawling.stats import Counters, Snapshot
 from shoal.errors import StoreAwayError, StoreRewoundError
-from shoal.ports import Completion, Failure, Fetch, Frontier, Lease, Leased
+from shoal.ports import Frontier, Lease
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
-_LINGER = 0.02  # seconds that a settlement waits for others, while there is enough to do
-_POLL = (0.05, 0.5)  # seconds between looks at a queue that others may fill, first and at most
-_SELDOM = 4  # polls between two checks whether the run is over, where many idle workers poll
-_ROUND = 15.0  # seconds in which the loop goes round at least once: also an idle one is seen to live
-_RECENT = 1000  # settled leases that are released once more if the store goes back in time
-_LAST_WORD = 0.4  # seconds that giving back may take when the process was asked to stop
+_POLLS_PER_CHECK = 4
+"""Polls between two checks whether the run is finished, where many idle workers poll."""
+_MAX_SLEEP = 15.0
+"""Seconds within which the loop runs at least once, so that health checks see it alive."""
+_RECENT = 1000
+"""Settled leases that are released again if the store goes back in time."""
 
 
 class Drain(Protocol):
-    """What the engine needs of a drainer: it is started and finished by whoever made it."""
+    """What the engine needs of a drainer. Its owner starts and finishes it."""
 
-    def nudge(self) -> None: ...
+    def nudge(self) -> None:
+        """There are new items."""
+        ...
 
     async def run(self) -> None: ...
 
@@ -53,80 +56,81 @@ class Drain(Protocol):
         ...
 
 
-def _lease_of(settlement: Settlement) -> Lease:
-    return settlement.completion.lease if isinstance(settlement, Parsed) else settlement.lease
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    """How an engine takes part in a run."""
+
+    shared: bool = False
+    """The frontier is on a server, and other processes use it too."""
+    keep_items: bool = True
+    """Keep the item log after all drainers have passed it."""
+    stay: bool = False
+    """Stay when the run is finished: it may get more requests."""
+    may_work: Callable[[], bool] = lambda: True
+    """Whether this process still holds its slot in a cluster. Checked before each page."""
 
 
 class Engine:
-    """Crawls one run with one spider until it is finished, asked to stop, or has failed."""
+    """Crawls one run with one spider until the run is finished, a stop, or a failure."""
 
     def __init__(
         self,
         spider: Spider,
         config: Config,
         scheduler: Scheduler,
-        fetch: Fetch,
+        onion: Onion,
         drains: Sequence[Drain] = (),
         *,
         source: Source | None = None,
-        shared: bool = False,
-        keep_items: bool = True,
-        stay: bool = False,
-        on_lease: Callable[[Lease], None] = lambda lease: None,
-        on_rewind: Callable[[], None] = lambda: None,
-        may_work: Callable[[], bool] = lambda: True,
+        options: EngineOptions = EngineOptions(),
     ) -> None:
-        """``source`` gives the start requests; None: somebody else pushes them. ``shared``: the frontier is a server's,
-        and others work on it too. ``keep_items``: the item log stays after all drains have passed it. ``stay``: also
-        when the run is finished, as it may get more to do. ``on_rewind`` is called when the store went back in time.
-        ``may_work``: whether this process still has its slot in a cluster; asked before each page."""
+        """``source`` yields the start requests. None: another process pushes them."""
         self.counters = Counters()
         self.concurrency = config.concurrency
-        """How many pages may be in flight; it may be changed at any time."""
-        self.went_round = time.monotonic()
-        """When the loop last did, on the monotonic clock."""
+        """How many pages may be in flight. It may be changed at any time."""
+        self.looped_at = time.monotonic()
+        """When the loop last ran, on the monotonic clock."""
+        self.stopping = False
         self._config = config
         self._scheduler = scheduler
         self._frontier: Frontier = scheduler.frontier
-        self._handler = Handler(spider, config, scheduler, fetch, self.counters)
+        self._onion = onion
         self._drains = drains
-        self._persist = Persistence(shared=shared)
-        self._seeder = Seeder(source, scheduler, config, self.counters, self._persist, self._wake, shared=shared)
-        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, may_work)
-        self._log = ItemLogKeeper(self._frontier, self._persist, keep=keep_items, every=1.0 if shared else 0.2)
-        self._shared = shared
-        self._stay = stay
-        self._on_lease = on_lease
-        self._on_rewind = on_rewind
+        self._options = options
+        self._pacing: Pacing = RemotePacing(config.lease.batch) if options.shared else LocalPacing()
+        self._persist = Persistence(shared=options.shared)
+        self._handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
+        self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)
+        self._seeder = Seeder(
+            source, scheduler, config, self.counters, self._persist, self._wake, shared=options.shared
+        )
+        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, options.may_work)
+        self._log = ItemLogKeeper(
+            self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
+        )
         self._active: dict[asyncio.Task[None], Lease] = {}
         self._ahead: deque[Lease] = deque()
+        """Leases that have not begun."""
         self._settled: list[Settlement] = []
-        self._recent: deque[Lease] = deque(maxlen=_RECENT)
-        """Leases that were settled last."""
         self._settled_since = 0.0
-        self._lease_again = 0.0
-        """Not before this moment, unless something was settled."""
-        self._careful = False
-        """The last chance of a request that lost its workers is waiting: nothing else may be in flight beside it."""
-        self._poll = _POLL[0]
-        self.poll_after = 0.0
-        """Seconds between polls that the store asks for, as many workers are idle; 0: no more than usual."""
+        self._recent: deque[Lease] = deque(maxlen=_RECENT)
+        """The leases that were settled last."""
+        self._isolating = False
+        """A request that may kill its worker waits for its last attempt: nothing else may be in flight with it."""
         self._check_again = 0.0
         self._helpers: list[asyncio.Task[None]] = []
         self._waker: asyncio.Future[None] | None = None
-        self._failure: BaseException | None = None
-        self._rewound = False
         self._woken = False
         self._halted = False
-        self.stopping = False
+        self._failure: BaseException | None = None
+        self._rewound = False
 
     # -- the loop
 
     async def run(self) -> None:
-        """Until the run is finished, its page limit is reached, or ``stop``. What it could not finish is given back.
+        """Crawl until the run is finished, its page limit is reached, or ``stop``. Unfinished leases are released.
 
-        Raises what made it impossible to go on: an error of the frontier, of a sink, or of the spider's ``start``.
-        When the store went back in time, it starts over from what the store has.
+        Raises the error that ended the crawl: of the frontier, of a sink, or of the spider's ``start``. When the store
+        went back in time, it starts over from what the store has.
         """
         while True:
             try:
@@ -154,7 +158,7 @@ class Engine:
         try:
             await self._pump()
         except StoreAwayError:
-            if not self.stopping:  # else it was given up: what is leased runs out by itself
+            if not self.stopping:  # otherwise it was given up on purpose: the leases expire
                 raise
         finally:
             await self._wind_down()
@@ -162,17 +166,17 @@ class Engine:
             raise StoreRewoundError("the store went back in time")
 
     async def start_over(self) -> None:
-        """Drop all work and all knowledge of a store that went back in time, and record that it did. Then ``run`` may
-        be called again: it continues from what the store has, as a new process would."""
-        leases = [_lease_of(each) for each in self._settled]
-        # In the store as it is now, those that were settled last may be leased still, and nobody would end them.
+        """Drop all work and all that is remembered of a store that went back in time, and record the rewind. Then
+        ``run`` may be called again: it continues from what the store has, as a new process would."""
+        leases = [lease_of(each) for each in self._settled]
+        # The leases that were settled last may still exist in the store as it is now. Nobody else would end them.
         leases += self._recent
         self._recent.clear()
         self._settled = []
         self._rewound = False
         self._leases.clear()
         self._scheduler.forget()
-        self._on_rewind()
+        self._onion.forget()
         rewind = await self._persist(self._frontier.recover)
         lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
         log.error("the store went back in time%s: this process starts over from what the store has", lost)
@@ -184,7 +188,7 @@ class Engine:
 
     async def _pump(self) -> None:
         while True:
-            self.went_round = time.monotonic()
+            self.looped_at = time.monotonic()
             self._woken = False
             if self._rewound:
                 raise StoreRewoundError("the store went back in time")
@@ -200,96 +204,70 @@ class Engine:
                 await self._sleep(wait)
 
     def _linger(self) -> float:
-        """How long to wait for more settlements before they go together: not while a place is empty."""
-        if not self._shared or not self._settled or self.stopping:
+        """Seconds to wait for more settlements, so that they are stored together."""
+        if not self._settled or self.stopping:
             return 0.0
-        if 4 * (len(self._active) + len(self._ahead)) <= 3 * self.concurrency:
-            return 0.0
-        if 4 * len(self._settled) >= self._config.lease.batch:
-            return 0.0
-        return max(0.0, self._settled_since + _LINGER - time.monotonic())
+        busy = len(self._active) + len(self._ahead)
+        return self._pacing.linger(len(self._settled), self._settled_since, busy, self.concurrency)
 
     async def _is_over(self) -> bool:
         if self.stopping or self._scheduler.limit_reached:
             return True
-        if self.poll_after and time.monotonic() < self._check_again:
+        if self._pacing.poll_after and time.monotonic() < self._check_again:
             return False
-        self._check_again = time.monotonic() + _SELDOM * self.poll_after
-        if not self._stay and await self._persist(self._frontier.is_finished):
+        self._check_again = time.monotonic() + _POLLS_PER_CHECK * self._pacing.poll_after
+        stats = await self._persist(self._frontier.stats)
+        if stats.finished and not self._options.stay:
             return True
-        if self._seeder.failure is None:
-            return False
-        return (await self._persist(self._frontier.stats)).remaining == 0
+        return self._seeder.failure is not None and stats.remaining == 0
 
-    def _wanted(self) -> int:
-        """How many leases there is room for."""
-        if self._careful:
+    def _room(self) -> int:
+        """How many requests to lease now."""
+        if self._isolating:
             return 0 if self._active or self._ahead or self._settled else 1
-        free = self.concurrency - len(self._active)
-        if not self._shared:
-            return free
-        batch = self._config.lease.batch
-        ahead = min(batch, self.concurrency)  # no more: other workers want something to do too
-        if 2 * len(self._ahead) > ahead or time.monotonic() < self._lease_again:
-            return 0
-        return min(batch, free + ahead - len(self._ahead))
+        return self._pacing.room(self.concurrency - len(self._active), len(self._ahead), self.concurrency)
 
     async def _lease_more(self) -> float | None:
-        """Fill the free places. How long until there may be more, if time alone can tell."""
-        wanted = self._wanted()
+        """Fill the free places. Returns the seconds until the next poll; None: until something happens."""
+        wanted = self._room()
         if wanted <= 0:
-            return max(0.0, self._lease_again - time.monotonic()) if self._shared and self._lease_again else None
+            return self._pacing.pause()
         if self._log.far_behind:
             return 0.05
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
-        leases = await self._fit_company(leased.leases)
-        if self.stopping:  # asked to while the frontier was
+        leases = await self._isolate_suspects(leased.leases)
+        if self.stopping:  # the stop came during the call
             self._settled.extend(Released(lease, contacted=False) for lease in leases)
             return None
         if leases:
             self._log.expect_items()
         for lease in leases:
-            self._on_lease(lease)
+            self._onion.on_lease(lease)
             self._leases.add(lease)
             self._ahead.append(lease)
         self._fill()
-        return self._next_look(leased, short=len(leased.leases) < wanted)
+        has_place = len(self._active) < self.concurrency
+        return self._pacing.after(leased, short=len(leased.leases) < wanted, has_place=has_place)
 
-    async def _fit_company(self, leases: list[Lease]) -> list[Lease]:
-        """Without those that have to be alone: they go back, and are leased one by one when nothing is in flight. So a
-        page that kills its worker costs its neighbours an attempt, but never the last one."""
-        most = self._config.retry.max_attempts
-        last = [lease for lease in leases if lease.attempt >= most > 1]
-        alone = await self._persist(lambda: lost_before(self._frontier, last)) if last else []
-        if self._careful and not alone:
-            self._wake()  # for more than the one that was leased
-        self._careful = bool(alone)
-        if alone and (len(leases) > 1 or self._active or self._ahead):
-            self._settled.extend(Released(lease, contacted=False) for lease in alone)
-            return [lease for lease in leases if lease not in alone]
+    async def _isolate_suspects(self, leases: list[Lease]) -> list[Lease]:
+        """The leases without the suspects: requests on their last attempt that lost a worker before.
+
+        Suspects are released, and then leased one by one when nothing else is in flight. So a page that kills its
+        worker costs the other pages in flight an attempt, but never their last one."""
+        max_attempts = self._config.retry.max_attempts
+        last = [lease for lease in leases if lease.attempt >= max_attempts > 1]
+        suspects = await self._persist(lambda: lost_before(self._frontier, last)) if last else []
+        if self._isolating and not suspects:
+            self._wake()  # to lease more than one again
+        self._isolating = bool(suspects)
+        if suspects and (len(leases) > 1 or self._active or self._ahead):
+            self._settled.extend(Released(lease, contacted=False) for lease in suspects)
+            return [lease for lease in leases if lease not in suspects]
         return leases
 
-    def _next_look(self, leased: Leased, *, short: bool) -> float | None:
-        """Seconds until the next lease. A shared queue is polled, as others may fill it; less often where the store
-        says that many idle workers do."""
-        wait = leased.wait
-        if not self._shared:
-            return wait
-        if not short:
-            self._lease_again, self._poll = 0.0, _POLL[0]
-            return 0.0 if len(self._active) < self.concurrency else None
-        wait = self._poll if wait is None else min(wait, self._poll)
-        self._poll = _POLL[0]
-        self.poll_after = 0.0 if leased.leases else leased.poll_after
-        if not leased.leases:
-            wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
-            self._poll = min(_POLL[1], 1.5 * wait)
-        self._lease_again = time.monotonic() + wait
-        return wait
-
     def _fill(self) -> None:
-        """Begin with what was leased ahead, as far as there are places."""
+        """Start tasks for leases that have not begun, while places are free."""
         while self._ahead and len(self._active) < self.concurrency and not self.stopping:
             lease = self._ahead.popleft()
             task = asyncio.create_task(self._work(lease))
@@ -297,45 +275,52 @@ class Engine:
             task.add_done_callback(self._task_ended)
 
     def stop(self, grace: float | None = None) -> None:
-        """Lease nothing more; end what is in flight, or give it back after ``grace`` (default ``shutdown_grace``)."""
-        if not self.stopping:
-            self.stopping = True
-            grace = self._config.shutdown_grace if grace is None else grace
-            loop = asyncio.get_running_loop()
-            loop.call_later(grace, self._cancel_active)
-            if self._shared:
-                loop.call_later(grace + _LAST_WORD, self._give_up)
-                loop.call_later(grace + 2 * _LAST_WORD, self._persist.give_up)
-            self.give_back()
+        """Lease nothing more. Pages in flight have ``grace`` seconds (default ``shutdown_grace``) to end; then they are
+        released."""
+        if self.stopping:
+            return
+        self.stopping = True
+        grace = self._config.shutdown_grace if grace is None else grace
+        loop = asyncio.get_running_loop()
+        loop.call_later(grace, self._cancel_active)
+        if (patience := self._pacing.give_up_after) is not None:
+            loop.call_later(grace + patience, self._give_up)
+            loop.call_later(grace + 2 * patience, self._persist.give_up)
+        self.release_ahead()
 
     def abort(self) -> None:
-        """Stop in this moment: what is in flight is dropped, and given back if the frontier still takes it."""
+        """Stop now: pages in flight are dropped, and released if the store still answers."""
         self.stop(0.0)
         self._cancel_active()
 
     @property
     def away(self) -> bool:
-        """The frontier's server could not be reached the last time."""
+        """Whether the server of the frontier did not answer the last call."""
         return self._persist.away
+
+    @property
+    def poll_after(self) -> float:
+        """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
+        return self._pacing.poll_after
 
     @property
     def in_flight(self) -> int:
         return len(self._active)
 
     def halt(self, halted: bool) -> None:
-        """While the run is paused nothing is leased, nor asked for. What is in flight is ended."""
+        """While the run is paused, lease nothing. Pages in flight end normally."""
         self._halted = halted
         if halted:
-            self.give_back()
+            self.release_ahead()
         self._wake()
 
-    def look(self) -> None:
-        """Ask for leases now: somebody knows that there may be some."""
-        self._lease_again = 0.0
+    def poll_now(self) -> None:
+        """Lease without waiting for the next poll: there may be due requests."""
+        self._pacing.poll_now()
         self._wake()
 
-    def give_back(self) -> None:
-        """What was leased ahead and has not begun."""
+    def release_ahead(self) -> None:
+        """Release the leases that have not begun."""
         for lease in self._ahead:
             self._leases.remove(lease)
             self._settled.append(Released(lease, contacted=False))
@@ -347,16 +332,16 @@ class Engine:
             task.cancel()
 
     def _give_up(self) -> None:
-        """A server that is away is not waited for any longer: what it has leased to us runs out by itself."""
+        """Stop waiting for a server that does not answer: the leases expire."""
         if self._persist.away or self._active or self._settled:
             self._persist.give_up()
 
     def _drop(self, lease: Lease) -> None:
-        """The lease is lost: whatever is done for it is for nothing."""
-        for ahead in self._ahead:  # which may have been renewed since
+        """The lease is lost: stop the work on it."""
+        for ahead in self._ahead:  # it may have been renewed since
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
-                self._settled.append(Released(ahead, contacted=False))  # if it is still ours, no attempt is lost
+                self._settled.append(Released(ahead, contacted=False))  # if it is still ours, this costs no attempt
                 self._wake()
                 break
         for task, held in self._active.items():
@@ -364,13 +349,12 @@ class Engine:
                 task.cancel()
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Until something happens, or for so long, and never for long. What happened since the top of the loop counts
-        too."""
+        """Sleep until something happens, at most ``seconds``. Events since the top of the loop count."""
         if self._woken:
             return
         loop = asyncio.get_running_loop()
         self._waker = loop.create_future()
-        timer = loop.call_later(_ROUND if seconds is None else min(_ROUND, max(0.001, seconds)), self._wake)
+        timer = loop.call_later(_MAX_SLEEP if seconds is None else min(_MAX_SLEEP, max(0.001, seconds)), self._wake)
         try:
             await self._waker
         finally:
@@ -385,7 +369,7 @@ class Engine:
     # -- one request
 
     async def _work(self, lease: Lease) -> None:
-        """The life of a lease. Whatever happens, it ends as a settlement."""
+        """Handle one lease. It always ends as a settlement."""
         task = asyncio.current_task()
         assert task is not None
         settlement: Settlement
@@ -406,64 +390,28 @@ class Engine:
         self._wake()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled before it began has settled nothing."""
+        """Settle a task that was cancelled before it began."""
         lease = self._active.pop(task, None)
         if lease is not None:
             self._ended(Released(lease, contacted=False), lease)
 
-    # -- settling with the frontier
+    # -- settling
 
     async def _settle(self) -> None:
-        """One batch for all that has ended since the last; what ends meanwhile is in the next."""
+        """Store everything that has ended since the last call, in one batch."""
         batch, self._settled = self._settled, []
-        self._lease_again = 0.0
+        self._pacing.poll_now()
+        self._recent.extend(map(lease_of, batch))
         try:
-            await self._settle_batch(batch)
+            await self._settler.settle(batch)
         except StoreRewoundError:
-            self._settled = batch + self._settled  # for ``start_over``, which releases their leases
+            self._settled = batch + self._settled  # `start_over` releases their leases
             raise
 
-    async def _settle_batch(self, batch: list[Settlement]) -> None:
-        if self._shared:
-            self._recent.extend(map(_lease_of, batch))
-        parsed = [each for each in batch if isinstance(each, Parsed)]
-        failures = [each for each in batch if isinstance(each, Failure)]
-        if parsed:
-            await self._commit(parsed)
-        if failures:
-            states = await self._persist(lambda: self._frontier.fail(failures))
-            self._scheduler.not_a_page(len(failures))
-            self._count_items(failures, states)
-        for contacted in (True, False):
-            leases = [each.lease for each in batch if isinstance(each, Released) and each.contacted is contacted]
-            if leases:
-                await self._release(leases, contacted=contacted)
-
-    async def _release(self, leases: list[Lease], *, contacted: bool) -> None:
-        await self._persist(lambda: self._frontier.release(leases, contacted=contacted))
-        self._scheduler.not_a_page(len(leases))
-
-    async def _commit(self, parsed: list[Parsed]) -> None:
-        completions = [each.completion for each in parsed]
-        results = await self._persist(lambda: self._frontier.complete(completions))
-        for each, pushed in zip(parsed, results, strict=True):
-            if pushed is not None and pushed.added + pushed.duplicates:  # else it has no links, or is a repeat
-                self._scheduler.learn(each.admitted)
-        self._count_items(completions, results)
-
-    def _count_items(self, settled: Sequence[Completion | Failure], results: Sequence[object]) -> None:
-        count = 0
-        for each, result in zip(settled, results, strict=True):
-            if result is None:
-                self.counters.leases_lost += 1
-                log.warning("lease lost; its work is not counted url=%s", each.lease.request.url)
-            elif result != "waiting":
-                count += len(each.items)
-        if count:
-            self.counters.items += count
-            self._log.expect_items()
-            for drain in self._drains:
-                drain.nudge()
+    def _items_stored(self) -> None:
+        self._log.expect_items()
+        for drain in self._drains:
+            drain.nudge()
 
     # -- helpers
 
@@ -474,27 +422,27 @@ class Engine:
                 self._wake()
                 return
             if self.stopping and isinstance(error, StoreAwayError):
-                return  # it was given up
+                return  # it was given up on purpose
             self._failure = error
             self.stop()
 
     async def _wind_down(self) -> None:
-        """Give back what is still out, whatever the reason."""
+        """Release whatever is still leased."""
         for task in (*self._helpers, *self._active):
             task.cancel()
         await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
         self._helpers = []
-        self.give_back()
+        self.release_ahead()
         if self._settled and not self._rewound:
             try:
                 await self._settle()
             except StoreRewoundError:
                 self._rewound = True
             except StoreAwayError as error:
-                log.warning("leases were not given back, they run out by themselves: %s", error)
+                log.warning("leases could not be released; they will expire: %s", error)
 
     async def snapshot(self, hosts: int = 8) -> Snapshot:
-        """The crawl at this moment."""
+        """The state of the crawl now."""
         return Snapshot(
             stats=await self._frontier.stats(),
             hosts=await self._frontier.host_states(hosts),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from shoal import clock
 from shoal.errors import FrontierError
 from shoal.frontier.rules import LOST_EVENT
-from shoal.ports import Frontier, Lease
+from shoal.ports import Inspection, Lease, Queue
 
 log = logging.getLogger("shoal.engine")
 
@@ -19,7 +19,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        frontier: Frontier,
+        frontier: Queue,
         ttl: float,
         drop: Callable[[Lease], None],
         may_work: Callable[[], bool] = lambda: True,
@@ -91,7 +91,7 @@ class LeaseKeeper:
         self._drop(lease)
 
 
-async def lost_before(frontier: Frontier, leases: Sequence[Lease]) -> list[Lease]:
+async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lease]:
     """Those that have lost a worker. Each of them may have been what killed it, or was only in flight beside that.
 
     One that was not filtered is not asked for: that may be a search through the whole run.

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
+from shoal.config import Config
 from shoal.errors import LeaseLostError, RequestError
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Failure, Frontier, Lease, Leased
+from shoal.spider import Spider
 from shoal.urls.known_links import KnownLinks
 from shoal.urls.normalize import resolve
 from shoal.urls.scope import Scope
@@ -220,6 +222,12 @@ class Scheduler:
 
     def _outside(self, request: Request) -> bool:
         return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
+
+
+def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
+    """The scheduler of a run, as the configuration and the spider want it."""
+    scope = Scope(config.scope, spider.allowed_domains)
+    return Scheduler(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
 
 
 def _check_storable(found: Request | LinkBatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from shoal.ports import Frontier, HostState, Stats
+from shoal.ports import HostState, RunView, Stats
 
 
 class Latency:
@@ -92,9 +92,9 @@ class Vitals(Struct, frozen=True, kw_only=True):
     spider: str
     counters: Counters
     in_flight: int = 0
-    went_round: float | None = None
+    looped_at: float | None = None
     """When its loop last did, on the monotonic clock; None while it has none: before it works, or standing by."""
-    frontier: Frontier | None = None
+    frontier: RunView | None = None
     """Whom to ask for the rest; None before it was opened."""
     standing: Standing | None = None
     """None: it is no node."""

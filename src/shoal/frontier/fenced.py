@@ -46,7 +46,6 @@ class FencedFrontier:
         self.audit = frontier.audit
         self.recover = frontier.recover
         self.rewinds = frontier.rewinds
-        self.is_finished = frontier.is_finished
         self.find = frontier.find
         self.dead_kinds = frontier.dead_kinds
         self.dead = frontier.dead

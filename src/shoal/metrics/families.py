@@ -47,8 +47,8 @@ def of_vitals(vitals: Vitals) -> list[Family]:
         _gauge("shoal_pages_in_flight", "Pages that are being fetched or parsed.", labels, vitals.in_flight),
         *of_counters(vitals.counters, labels),
     ]
-    if vitals.went_round is not None:
-        moment = time.time() - (time.monotonic() - vitals.went_round)
+    if vitals.looped_at is not None:
+        moment = time.time() - (time.monotonic() - vitals.looped_at)
         families.append(
             _gauge(
                 "shoal_worker_heartbeat_timestamp_seconds",

@@ -21,7 +21,7 @@ from shoal.crawling.stats import Vitals
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics.exposition import CONTENT_TYPE, Family, render
 from shoal.metrics.families import of_frontier, of_hosts, of_ledger, of_vitals
-from shoal.ports import Frontier, HostState, Stats
+from shoal.ports import HostState, RunView, Stats
 
 log = logging.getLogger("shoal.metrics")
 
@@ -119,7 +119,7 @@ class Exporter:
             families += [*of_ledger(state.stats, labels), *of_hosts(state.hosts, labels)]
         return families
 
-    async def _frontier_state(self, frontier: Frontier | None) -> FrontierState | None:
+    async def _frontier_state(self, frontier: RunView | None) -> FrontierState | None:
         """None if there is no answer in time. The query then continues, because cancelling it could cost the crawl a
         connection, and the next scrape waits for the same answer."""
         if frontier is None:
@@ -135,7 +135,7 @@ class Exporter:
             self._query.cancel()
 
 
-async def _query(frontier: Frontier) -> FrontierState | None:
+async def _query(frontier: RunView) -> FrontierState | None:
     try:
         return FrontierState(await frontier.stats(), await frontier.host_states(_MAX_HOSTS))
     except ShoalError as exc:  # its server is away, or the run was removed
@@ -149,8 +149,8 @@ def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
         return "it has not started"
     if not up:
         return "the frontier does not answer"
-    if vitals.went_round is not None and now - vitals.went_round > _HANG_TIMEOUT:
-        return f"its loop hangs: no heartbeat for {now - vitals.went_round:.0f} s"
+    if vitals.looped_at is not None and now - vitals.looped_at > _HANG_TIMEOUT:
+        return f"its loop hangs: no heartbeat for {now - vitals.looped_at:.0f} s"
     return None
 
 

@@ -14,7 +14,7 @@ from shoal.config import RobotsSettings
 from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
-from shoal.ports import Fetch, Frontier, HostUpdate
+from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, join_url, origin_of
 
 _AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
@@ -53,7 +53,7 @@ class Robots:
         self,
         config: RobotsSettings,
         user_agent: str,
-        frontier: Frontier,
+        frontier: Hosts,
     ) -> None:
         self._config = config
         self._frontier = frontier

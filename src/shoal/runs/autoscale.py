@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from shoal.errors import FrontierError, RunError
 from shoal.frontier import open_store
-from shoal.ports import Frontier, Store
+from shoal.ports import Inspection, Store
 from shoal.runs.start import RunSettings
 from shoal.runs.worker_pools import Pool
 
@@ -113,19 +113,19 @@ class Autoscaler:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._asked.wait(), self._every)
 
-    async def _open(self, store: Store) -> Frontier:
+    async def _open(self, store: Store) -> Inspection:
         """A run that was finished may have more to do by now (`shoal retry-failed`): then it goes on, as with any
         worker."""
         run = await store.get_run(self._run_id)
         if run is None:
             raise RunError(f"there is no run {self._run_id}")
         frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
-        if run.state == "finished" and not await frontier.is_finished():
+        if run.state == "finished" and not (await frontier.stats()).finished:
             with suppress(RunError):  # somebody else was first
                 await store.transition(run.run_id, "running")
         return frontier
 
-    async def _look(self, store: Store, frontier: Frontier) -> int | None:
+    async def _look(self, store: Store, frontier: Inspection) -> int | None:
         """How deep the queue is; None while nobody can say, and when the run is over.
 
         What is ready or leased counts. What waits for its next attempt does not: it waits for a host, and more

@@ -1,7 +1,4 @@
-"""One crawl, put together: spider, configuration, store, onion, engine, outputs.
-
-The command line and a user's own program start crawls in the same way.
-"""
+"""A crawl in this process: `crawl()` and `Crawl`, for the command line and for programs."""
 
 from __future__ import annotations
 
@@ -14,19 +11,20 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.config import Config, find_config_file, load_config, mask
-from shoal.crawling.assembly import frontier_options, make_engine, make_scheduler, new_run_id
-from shoal.crawling.engine import Engine
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
-from shoal.errors import RunError, ShoalError, SinkError, StoreRewoundError
+from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
+from shoal.runs.lifecycle import Plan, RunLifecycle
+from shoal.runs.start import frontier_options, new_run_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
@@ -34,7 +32,8 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
 
-_LAST_WORD = 5.0  # seconds that outputs have after a stop, if the frontier is a server's
+_OUTPUT_TIMEOUT = 5.0
+"""Seconds that outputs have after a stop, if the frontier is on a server."""
 
 
 def crawl(
@@ -47,8 +46,8 @@ def crawl(
 ) -> Crawl:
     """Crawl with a spider.
 
-    In a program without an event loop it runs to the end and returns the finished `Crawl` (``.items``, ``.summary``).
-    Inside a running loop it returns at once: ``await`` it, or take its items as they come with ``async for``.
+    Without a running event loop, it crawls to the end and returns the finished `Crawl` (``.items``, ``.summary``).
+    Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
     """
     made = Crawl(spider, config, outputs=outputs, arguments=arguments, new_run=new_run)
     try:
@@ -59,7 +58,7 @@ def crawl(
 
 
 class Stoppable(Protocol):
-    """A crawl, or a worker's part in one."""
+    """A crawl, a worker or a node."""
 
     def stop(self) -> None: ...
 
@@ -70,9 +69,9 @@ C = TypeVar("C", bound=Stoppable)
 
 
 def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
-    """Run a crawl on an event loop of its own. SIGINT and SIGTERM end it in good order, a second one at once.
+    """Run a crawl on its own event loop. SIGINT and SIGTERM shut it down; a second one ends the process at once.
 
-    ``during`` is a coroutine function that runs beside it, to show progress.
+    ``during``: a coroutine function that runs at the same time, to show progress.
     """
     import uvloop
 
@@ -93,9 +92,9 @@ def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
 
 @contextmanager
 def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Plain handlers, not the loop's: the second signal must be heard also while a callback blocks the loop."""
+    """Plain handlers, not those of the loop: the second signal must work also while a callback blocks the loop."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are someone else's
+        yield  # only the main thread may set signal handlers
         return
     asked = False
 
@@ -116,7 +115,7 @@ def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]
 
 
 class Crawl:
-    """A crawl that was asked for: awaitable once, or an async iterator over its items."""
+    """A crawl: awaitable once, or an async iterator over its items."""
 
     def __init__(
         self,
@@ -131,9 +130,9 @@ class Crawl:
         store: Store | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:
-        """``collect`` keeps the items in ``.items`` when there are no outputs; turn it off for large crawls. ``urls``
-        are crawled instead of the spider's own start requests. A process that has more than one crawl gives each its
-        ``store``, which they share, and a ``fetcher`` if pages are not to be had in the usual way; it closes both."""
+        """``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
+        crawl these instead of the spider's start requests. A process with several crawls gives all of them the same
+        ``store``, and may give a ``fetcher``; it closes both itself."""
         self._urls = urls
         self._store = store
         self._fetcher = fetcher
@@ -152,15 +151,15 @@ class Crawl:
         self.items: list[dict[str, Any]] = []
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
-        """Why the crawl could not go on to its end; also in the summary."""
+        """Why the crawl ended early; also in the summary."""
         self.run: Run | None = None
-        """What it works on. Set before it begins: the one to go on with, whichever others there are."""
+        """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.begun = asyncio.Event()
-        """Its outputs are open, and it works."""
+        """Set when the outputs are open and the crawl works."""
         self._new_run = new_run
         self._collect = collect and not outputs
-        self._engine: Engine | None = None
-        self._frontier: Frontier | None = None
+        self._life: RunLifecycle | None = None
+        self._has_started = False
         self._stop_asked = False
 
     def __await__(self) -> Generator[Any, None, Crawl]:
@@ -172,7 +171,7 @@ class Crawl:
         return self
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        """The items as they come. Leaving the loop early ends the crawl; a crawl that failed raises at the end."""
+        """The items as they arrive. Leaving the loop early stops the crawl. A failed crawl raises at the end."""
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
         sink = CollectSink(queue)
 
@@ -194,142 +193,94 @@ class Crawl:
             raise self.error
 
     def stop(self, grace: float | None = None) -> None:
-        """End in good order: finish what is in flight up to ``grace`` (default ``shutdown_grace``), and give the rest
-        back."""
+        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
         self._stop_asked = True
-        if self._engine is not None and not self._engine.stopping:
-            grace = self.config.shutdown_grace if grace is None else grace
-            log.warning("stopping: what is in flight has %g s to end", grace)
-            self._engine.stop(grace)
+        if self._life is not None:
+            self._life.stop(grace)
 
     @property
     def stopping(self) -> bool:
-        """It was asked to end."""
-        return self._stop_asked
+        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled."""
+        return self._stop_asked or (self._life is not None and self._life.stopping)
 
-    def halt(self, halted: bool) -> None:
-        """While the run is paused: what is in flight is ended, what was leased ahead goes back."""
-        if self._engine is not None:
-            self._engine.halt(halted)
+    async def poll_state(self) -> None:
+        """Do at once what the state of the run asks for: pause, continue, or stop."""
+        if self._life is not None:
+            await self._life.poll_state()
 
     async def snapshot(self) -> Snapshot | None:
-        """The crawl at this moment; None before it has begun."""
-        return None if self._engine is None else await self._engine.snapshot()
+        """The state of the crawl now. None before it begins."""
+        return None if self._life is None else await self._life.snapshot()
 
     def vitals(self) -> Vitals:
-        """What it knows of itself."""
-        engine = self._engine
-        return Vitals(
-            worker=f"{socket.gethostname()}-{os.getpid()}",
-            run_id="" if self.run is None else self.run.run_id,
-            spider=self.spider.spider_name(),
-            counters=Counters() if engine is None else engine.counters,
-            in_flight=0 if engine is None else engine.in_flight,
-            went_round=None if engine is None else engine.went_round,
-            frontier=self._frontier,
-        )
-
-    # -- putting it together
+        """What the crawl knows of itself, without a call to the store."""
+        worker = f"{socket.gethostname()}-{os.getpid()}"
+        if self._life is not None:
+            return self._life.vitals(worker)
+        run_id = "" if self.run is None else self.run.run_id
+        return Vitals(worker=worker, run_id=run_id, spider=self.spider.spider_name(), counters=Counters())
 
     async def _execute(self, collector: Sink | None) -> Summary:
-        if self.summary is not None or self._engine is not None:
-            raise RunError("this crawl has run already; make another one")
-        started = time.monotonic()
+        if self._has_started:
+            raise RunError("this crawl has already run; make another one")
+        self._has_started = True
         async with AsyncExitStack() as stack:
             store = self._store or await self._open_store(stack)
             run = self.run = self.run or await self.choose_run(store)
-            frontier = self._frontier = await store.frontier(run.run_id, frontier_options(self.config))
-            if run.state != "running" and not await frontier.is_finished():
-                run = self.run = await store.transition(run.run_id, "running")
-            shared = store.shared or self._store is not None  # another crawl may keep a host from this one
-            scheduler = make_scheduler(self.spider, self.config, frontier, shared=shared)
-            passing = self._store is None and self.config.frontier.startswith("memory:")
-            drainers = await self._open_outputs(frontier, collector)
-            engine = self._engine = make_engine(
-                self.spider, self.config, scheduler, stack, drainers,
-                source=self._source(), shared=shared, keep_items=self.config.items.keep and not passing,
-                fetcher=self._fetcher,
-            )  # fmt: skip
-            self.begun.set()
-            while True:
-                ended = False
-                try:
-                    if self._stop_asked:
-                        engine.stop()
-                    await engine.run()
-                    ended = scheduler.limit_reached or await frontier.is_finished()
-                except ShoalError as exc:
-                    self.error = exc
-                finally:
-                    # A run in memory of its own can't go on later: what there is now is all there will be.
-                    patient = ended or not store.shared
-                    rewound = await self._finish_outputs(drainers, ended or passing, patient=patient)
-                if self.error is None and ended and not rewound:
-                    rewound = not await self._finish_run(store, frontier, run.run_id)
-                if not rewound or self.error is not None or engine.stopping:
-                    break
-                try:
-                    await engine.start_over()
-                except ShoalError as exc:
-                    self.error = exc
-                    break
+            self._check_outputs()
+            self._life = RunLifecycle(store, run, self._plan(store, collector))
+            if self._stop_asked:
+                self._life.stop()
+            summary = await self._life.work()
+            self.error = self._life.error
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
-            return await self._summarize(run, frontier, scheduler, started)
+            return summary
 
-    async def _finish_run(self, store: Store, frontier: Frontier, run_id: str) -> bool:
-        """The run is over. False if the store went back in time meanwhile, so that it is not."""
-        try:
-            with suppress(RunError):  # it was cancelled in this moment
-                await store.transition(run_id, "finished")
-            await frontier.lease(0, 0.0)
-        except StoreRewoundError:
-            with suppress(RunError):
-                await store.transition(run_id, "running")
-            return False
-        return True
+    def _plan(self, store: Store, collector: Sink | None) -> Plan:
+        is_private = self._store is None and self.config.frontier.startswith("memory:")
+        shared = store.shared or self._store is not None  # another crawl may use the same hosts
+        return Plan(
+            spider=self.spider,
+            config=self.config,
+            options=frontier_options(self.config),
+            open_outputs=partial(self._open_outputs, collector),
+            make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
+            source=self._source(),
+            fetcher=self._fetcher,
+            shared=shared,
+            output_names=self.outputs,
+            resumes=True,
+            watches=self._store is not None,
+            is_private=is_private,
+            keep_items=self.config.items.keep and not is_private,
+            output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            on_begin=self.begun.set,
+        )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store
 
-    async def _finish_outputs(self, drainers: Sequence[Drainer], finished: bool, *, patient: bool) -> bool:
-        """Unless ``patient``, a server that is away is not waited for: the next to work on the run goes on. True if the
-        store went back in time, so that there may be more to do."""
-        rewound = False
-        for drainer in drainers:
-            try:
-                async with asyncio.timeout(None if patient else _LAST_WORD):
-                    await drainer.finish(finished)
-            except StoreRewoundError:
-                rewound = True
-            except ShoalError as exc:
-                self.error = self.error or exc
-            except TimeoutError:
-                log.warning("an output was not brought to its end; the next process goes on with it")
-        return rewound
-
     @property
     def words(self) -> dict[str, Any]:
-        """What it was asked for; kept with a run that it begins."""
+        """What this crawl was started with; stored with a run that it creates."""
         return {
             "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
             "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
         }
 
     async def choose_run(self, store: Store) -> Run:
-        """The run to go on with, or a new one."""
+        """The run to continue, or a new one."""
         name, start = self.spider.spider_name(), self.words
         if not self._new_run:
             for run in await store.list_runs(name):
                 if run.state == "finished" and self._urls is not None:
-                    break  # its URLs were others, or are done
-                if run.state != "cancelled" and "seeds" not in run.settings:  # a fleet's run is its workers' alone
+                    break  # it had other URLs, or they are done
+                if run.state != "cancelled" and "seeds" not in run.settings:  # only workers continue a fleet's run
                     if run.settings != start:
-                        log.warning(
-                            "run %s began with other start URLs or arguments; it goes on with its own", run.run_id
-                        )
+                        log.warning("run %s resumes with the start URLs and arguments it began with", run.run_id)
                     return run
         run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
         return await store.create_run(run)
@@ -338,14 +289,11 @@ class Crawl:
         urls = self._urls
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
 
-    async def _open_outputs(self, frontier: Frontier, collector: Sink | None) -> list[Drainer]:
-        self._check_outputs()
-        assert self.run is not None
-        drainers = [
-            Drainer(frontier, open_sink(spec, run_id=self.run.run_id, on_reject=self._count_rejects), sink_id(spec))
-            for spec in self.outputs
-        ]
-        if collector is not None:  # a role of its own each time: this program wants the items from the first on
+    async def _open_outputs(self, collector: Sink | None, frontier: Frontier) -> list[Drainer]:
+        assert self._life is not None
+        make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
+        drainers = [Drainer(frontier, make_sink(spec), sink_id(spec)) for spec in self.outputs]
+        if collector is not None:  # a new role each time: this program reads the items from the first one on
             drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
         started: list[Drainer] = []
         try:
@@ -358,33 +306,11 @@ class Crawl:
             raise
         return drainers
 
-    def _count_rejects(self, count: int) -> None:
-        """Items that an output can't take."""
-        if self._engine is not None:
-            self._engine.counters.item_errors += count
-
     def _check_outputs(self) -> None:
         identities = [sink_id(spec) for spec in self.outputs]
         for spec, identity in zip(self.outputs, identities, strict=True):
             if identities.count(identity) > 1:
-                raise SinkError(f"{mask(spec)} is given twice as an output")
+                raise SinkError(f"the output {mask(spec)} is given twice")
             scheme, _, path = self.config.frontier.partition(":///")
             if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
-                raise SinkError(f"{spec} is the frontier's own file; write the items to another one")
-
-    async def _summarize(self, run: Run, frontier: Frontier, scheduler: Scheduler, started: float) -> Summary:
-        assert self._engine is not None
-        error = self.error
-        finished = await frontier.is_finished()
-        state = "finished" if finished else "limit" if scheduler.limit_reached else "stopped"
-        return Summary(
-            run_id=run.run_id,
-            spider=run.spider,
-            state="failed" if error is not None else state,
-            error="" if error is None else str(error),
-            stats=await frontier.stats(),
-            dead_kinds=await frontier.dead_kinds(),
-            counters=self._engine.counters,
-            elapsed=time.monotonic() - started,
-            outputs=self.outputs,
-        )
+                raise SinkError(f"{spec} is the file of the frontier; write the items to another file")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shoal.config import Config
-from shoal.crawling.assembly import frontier_options
 from shoal.errors import ConfigError
 from shoal.ports import FrontierOptions, HostState, Run, Store
-from shoal.runs.start import RunSettings
+from shoal.runs.start import RunSettings, frontier_options
 from shoal.urls.normalize import host_of, normalize_url
 
 

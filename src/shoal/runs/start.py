@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import logging
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shoal.config import Config, Count, Seconds, mask
-from shoal.crawling.assembly import frontier_options, make_scheduler, new_run_id
 from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
@@ -102,6 +103,22 @@ def code_hash(spider: Spider) -> str:
     with suppress(OSError, TypeError):
         return hashlib.blake2b(Path(inspect.getfile(type(spider))).read_bytes(), digest_size=8).hexdigest()
     return ""
+
+
+def frontier_options(config: Config) -> FrontierOptions:
+    """The settings that a frontier needs."""
+    return FrontierOptions(
+        max_attempts=config.retry.max_attempts,
+        delay=config.download_delay,
+        concurrency_per_host=config.concurrency_per_host,
+        max_queue_size=config.queue.max_size,
+        in_memory=config.queue.in_memory,
+    )
+
+
+def new_run_id() -> str:
+    """A name that sorts by time: ``20260215_120000_3fa9``."""
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
 
 
 async def start_run(

@@ -16,12 +16,11 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.ports import Run, Store
 from shoal.runs.crawl import Crawl
+from shoal.runs.lifecycle import GRACE
 from shoal.runs.orchestrator import Chosen
-from shoal.runs.worker import GRACE
 
 log = logging.getLogger("shoal.server")
 
-_WATCH_EVERY = 1.0  # seconds between looks at what others do to a run
 _CLOSING = 5.0
 _REMEMBERED = 1000  # runs that were begun here, and can be begun again
 
@@ -79,7 +78,7 @@ class Jobs:
         """Work again on a run that was begun here. One that others work on is theirs."""
         job = self._jobs.get(run.run_id)
         if job is not None and not job.crawl.stopping:
-            await self.look(run.run_id)
+            await self.poll_state(run.run_id)
             return
         if job is not None:  # it was cancelled a moment ago
             await asyncio.wait({job.task})
@@ -122,7 +121,6 @@ class Jobs:
         return run
 
     async def _see_through(self, crawl: Crawl, fetcher: HttpFetcher, run_id: str) -> Exception | None:
-        watch = asyncio.create_task(self._watch(run_id))
         failure: Exception | None
         try:
             await crawl
@@ -131,30 +129,17 @@ class Jobs:
             failure = exc
         finally:
             del self._jobs[run_id]
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
             await fetcher.close()
         if failure is not None:
             log.error("run %s failed: %s", run_id, failure)
             self._failures[run_id] = redacted(str(failure))
         return failure
 
-    async def _watch(self, run_id: str) -> None:
-        while True:
-            await asyncio.sleep(_WATCH_EVERY)
-            with suppress(FrontierError):
-                await self.look(run_id)
-
-    async def look(self, run_id: str) -> None:
-        """Do what the run's state asks for: wait, go on, or leave."""
+    async def poll_state(self, run_id: str) -> None:
+        """Do at once what the state of a run asks for: pause, continue, or stop."""
         job = self._jobs.get(run_id)
-        if job is None:
-            return
-        run = await self._store.get_run(run_id)
-        if run is None or run.state == "cancelled":
-            job.crawl.stop(GRACE)
-        else:
-            job.crawl.halt(run.state == "paused")
+        if job is not None:
+            await job.crawl.poll_state()
 
     async def leave(self, run_id: str) -> None:
         """Stop working on a run, and forget it."""

@@ -83,7 +83,7 @@ class Server:
         """Counters of the local batches."""
         return Vitals(
             worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
-            in_flight=self.work.in_flight, went_round=time.monotonic(),  # the event loop runs: it serves this request
+            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # the event loop runs: it serves this request
         )  # fmt: skip
 
     async def why_not_ready(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
-from shoal.ports import Claim, Frontier, LoggedItem, Sink
+from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Drainer:
 
     def __init__(
         self,
-        frontier: Frontier,
+        frontier: ItemSource,
         sink: Sink,
         role: str,
         *,
@@ -375,7 +375,7 @@ def is_retryable(error: SinkError | OSError) -> bool:
 
 
 async def export(
-    frontier: Frontier, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
+    frontier: ItemLog, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
     """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items."""
     await sink.open(b"")

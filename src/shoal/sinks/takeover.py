@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shoal.errors import ShoalError, SinkError, StoreAwayError
-from shoal.ports import Frontier, Sink
+from shoal.ports import ItemSource, Sink
 from shoal.sinks.drainer import Drainer, RoleTakenError, is_retryable, position_of
 from shoal.sinks.storage import SinkBusyError
 
@@ -22,7 +22,7 @@ _MAX_PAUSE = 30.0
 class StandbyDrainer:
     """Drains while it holds the sink's role, and waits for the role otherwise: ``run`` as a task, then ``finish``."""
 
-    def __init__(self, frontier: Frontier, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
+    def __init__(self, frontier: ItemSource, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
         """``make_sink`` is called each time before the role is requested."""
         self._frontier = frontier
         self._make_sink = make_sink

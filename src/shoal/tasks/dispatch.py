@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from shoal.batch.session import OVER, Session
 from shoal.config import Config
-from shoal.crawling.assembly import make_scheduler
 from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import make_scheduler
 from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.ports import Lease, Stats
 from shoal.tasks.broker import publish, queue_is_empty

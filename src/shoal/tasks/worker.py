@@ -18,17 +18,19 @@ import uvloop
 from shoal.batch.quota import Quota
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.crawling.assembly import make_onion, make_scheduler
 from shoal.crawling.leases import LeaseKeeper
-from shoal.crawling.page import Handler, Parsed, Settlement
+from shoal.crawling.onion import make_onion
+from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.settling import Settler
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
-from shoal.ports import Failure, Lease, Store
+from shoal.ports import Lease, Store
 from shoal.tasks.messages import check_belongs, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 
@@ -109,7 +111,10 @@ class _OpenSession:
         scheduler = make_scheduler(spider, own, session.frontier, shared=True)
         onion = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
         self.on_lease, self._forget = onion.on_lease, onion.forget
-        self.handler = Handler(spider, own, scheduler, onion.fetch, Counters())
+        counters = Counters()
+        self.handler = Handler(spider, own, scheduler, onion.fetch, counters)
+        # Pages are settled at the same time, so none of them may teach the scheduler: see Settler.
+        self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
         self.tasks: dict[int, asyncio.Task[Settlement]] = {}
         """Pages in flight, by token."""
         self.reissued: dict[bytes, list[Lease]] = {}
@@ -201,16 +206,8 @@ class _TaskRunner:
         return opened.is_over
 
     async def _settle(self, opened: _OpenSession, settlement: Settlement) -> str:
-        frontier = opened.frontier
-        if isinstance(settlement, Parsed):
-            completion = settlement.completion
-            (pushed,) = await self._persist(lambda: frontier.complete([completion]))
-            return "lost" if pushed is None else "done"
-        if isinstance(settlement, Failure):
-            (state,) = await self._persist(lambda: frontier.fail([settlement]))
-            return state or "lost"
-        await self._persist(lambda: frontier.release([settlement.lease], contacted=settlement.contacted))
-        return "postponed"
+        (outcome,) = await opened.settler.settle([settlement])
+        return "postponed" if outcome == "released" else outcome
 
     async def _open_session(self, session_id: str) -> _OpenSession | None:
         async with self._opening:

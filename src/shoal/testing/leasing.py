@@ -14,7 +14,7 @@ from shoal.testing.steps import (
     TTL,
     ContractTests,
     all_items,
-    check_books,
+    check_balance,
     check_refused,
     check_wait,
     complete,
@@ -332,7 +332,7 @@ class LeasingContract(ContractTests):
         check_wait(harness, await frontier.lease(1, TTL), 70)
         await complete(frontier, lease)
         assert (await frontier.lease(1, TTL)).wait is None
-        await check_books(frontier)
+        await check_balance(frontier)
 
     async def test_a_lease_of_zero_requests_ends_expired_leases(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", "b")

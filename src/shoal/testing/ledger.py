@@ -12,7 +12,7 @@ from shoal.testing.steps import (
     TTL,
     ContractTests,
     all_items,
-    check_books,
+    check_balance,
     check_refused,
     complete,
     fail,
@@ -35,7 +35,7 @@ class LedgerContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_attempts=2))
 
         async def counts() -> tuple[int, ...]:
-            await check_books(frontier)
+            await check_balance(frontier)
             stats = await frontier.stats()
             return stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead
 
@@ -156,34 +156,34 @@ class LedgerContract(ContractTests):
     # -- finished
 
     async def test_a_run_that_is_not_seeded_is_not_finished(self, harness: Harness, frontier: Frontier) -> None:
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
         claim = await frontier.claim("seed", 5)
         assert claim is not None
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
         await frontier.relinquish(claim)
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
         await frontier.claim("seed", 5)
         await harness.advance(100)  # the role expires
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
         await finish_seeding(frontier)
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
 
     async def test_a_run_is_unfinished_while_a_request_is_open(self, harness: Harness, frontier: Frontier) -> None:
         await finish_seeding(frontier)
         await push(frontier, 1, 2)
-        assert not await frontier.is_finished()  # ready
+        assert not (await frontier.stats()).finished  # ready
         first, second = (await frontier.lease(2, ttl=30)).leases
-        assert not await frontier.is_finished()  # leased
+        assert not (await frontier.stats()).finished  # leased
         await complete(frontier, second)
         await fail(frontier, first, retry_in=20)
-        assert not await frontier.is_finished()  # waiting
+        assert not (await frontier.stats()).finished  # waiting
         await harness.advance(20)
-        assert not await frontier.is_finished()  # due again
+        assert not (await frontier.stats()).finished  # due again
         await lease_one(frontier, ttl=5)
         await harness.advance(100)
-        assert not await frontier.is_finished()  # expired
+        assert not (await frontier.stats()).finished  # expired
         await fail(frontier, await lease_one(frontier))
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
 
     async def test_a_request_that_dies_with_its_worker_ends_the_run(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=1))
@@ -192,7 +192,7 @@ class LedgerContract(ContractTests):
         await lease_one(frontier, ttl=5)
         await harness.advance(5)
         assert await lease_names(frontier) == []
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
 
     async def test_a_run_is_never_finished_between_a_page_and_its_children(self, frontier: Frontier) -> None:
         await finish_seeding(frontier)
@@ -203,19 +203,19 @@ class LedgerContract(ContractTests):
                 await fail(frontier, lease, children=[page(depth + 1)])
             else:
                 await complete(frontier, lease, children=[page(depth + 1)])
-            assert not await frontier.is_finished()
+            assert not (await frontier.stats()).finished
         await complete(frontier, await lease_one(frontier), children=[page(0)])  # nothing new
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
 
     async def test_a_finished_run_resumes_when_requests_are_added(self, frontier: Frontier) -> None:
         await finish_seeding(frontier)
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
         await push(frontier, 1)
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
         await fail(frontier, await lease_one(frontier))
-        assert await frontier.is_finished()
+        assert (await frontier.stats()).finished
         await frontier.retry_dead()
-        assert not await frontier.is_finished()
+        assert not (await frontier.stats()).finished
 
     # -- histories
 

@@ -365,11 +365,11 @@ class FrontierMachine(RuleBasedStateMachine):
             claim, expected = self._do(frontier.claim("seed", 100.0)), model.claim("seed", 100.0)
             assert claim
             assert expected
-            assert not self._do(frontier.is_finished())
+            assert not self._do(frontier.stats()).finished
             model.relinquish("seed", expected[0], finished=True)
             assert self._do(frontier.relinquish(claim, finished=True))
         pair.check_stats()
-        assert self._do(frontier.is_finished())
+        assert self._do(frontier.stats()).finished
         pair.check_log()
         kinds = [entry.kind for entry in model.in_state("dead")]
         assert self._do(frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}

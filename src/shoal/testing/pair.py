@@ -229,4 +229,4 @@ class Pair:
         assert finished == expected.finished
 
     async def _inspect(self) -> tuple[Stats, Stats, bool]:
-        return await self.frontier.stats(), await self.frontier.audit(), await self.frontier.is_finished()
+        return await self.frontier.stats(), await self.frontier.audit(), (await self.frontier.stats()).finished

@@ -272,8 +272,8 @@ class PolitenessContract(ContractTests):
         await harness.advance(10)
         assert await lease_names(two) == ["1"]
         await finish_seeding(one)
-        assert await one.is_finished()
-        assert not await two.is_finished()
+        assert (await one.stats()).finished
+        assert not (await two.stats()).finished
 
     async def test_runs_on_one_store_share_the_concurrency_of_a_host(self, harness: Harness) -> None:
         options = FrontierOptions(concurrency_per_host=3)

@@ -82,8 +82,8 @@ class RolesContract(ContractTests):
         other = await harness.open_run("second")
         await finish_seeding(frontier)
         claim = await claim_role(other)
-        assert await frontier.is_finished()
-        assert not await other.is_finished()
+        assert (await frontier.stats()).finished
+        assert not (await other.stats()).finished
         assert not await frontier.advance(claim, b"x", TTL)
 
     # -- seeding

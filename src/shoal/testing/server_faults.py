@@ -19,7 +19,7 @@ import pytest_asyncio
 from shoal.errors import StoreAwayError, StoreError
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Store
-from shoal.testing.steps import TTL, check_books, complete, history, lease_one, names, page, push, reissue
+from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
 
 TIMEOUT = 1.0
 """Seconds after which an impatient client gives up a call."""
@@ -126,7 +126,7 @@ class ServerFaultContract:
         assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
         assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0)] * 2
         assert await frontier.push([page("late"), page(1)]) == Pushed(1, 1)
-        await check_books(frontier)
+        await check_balance(frontier)
 
     async def test_a_server_that_is_killed_during_work_loses_no_request(self, faults: ServerFaultHarness) -> None:
         """Whether a call that was in flight happened or not, the counters balance and no token is used again."""
@@ -152,7 +152,7 @@ class ServerFaultContract:
         faults.restart()
         await until_back(frontier)
         stats = await frontier.stats()
-        await check_books(frontier)
+        await check_balance(frontier)
         assert stats.pushed == 300
         assert stats.done == stats.items >= len(acknowledged)
         again = await frontier.complete([Completion(lease=lease, children=[page("no")]) for lease in acknowledged])
@@ -176,7 +176,7 @@ class ServerFaultContract:
                 await faults.connect(TIMEOUT)
             assert time.monotonic() - started < 9 * TIMEOUT
         await until_back(frontier)
-        await check_books(frontier)
+        await check_balance(frontier)
 
     async def test_a_lease_that_its_client_gave_up_takes_nothing(self, faults: ServerFaultHarness) -> None:
         """A server that was frozen finds old calls in its sockets. It must not lease requests that nobody waits for."""
@@ -231,7 +231,7 @@ class ServerFaultContract:
         await asyncio.gather(*(work(client) for client in clients * 3))
         assert sorted(done, key=int) == [str(number) for number in range(600)]
         assert all(state.in_flight == 0 for state in await clients[0].host_states())
-        await check_books(clients[0])
+        await check_balance(clients[0])
         await faults.check_store()
 
     async def test_concurrent_completions_add_a_child_once(self, faults: ServerFaultHarness) -> None:
@@ -250,7 +250,7 @@ class ServerFaultContract:
         assert len(added) == 40
         assert sum(added) == 41
         assert (await clients[0].stats()).items == 40
-        await check_books(clients[0])
+        await check_balance(clients[0])
         await faults.check_store()
 
     async def test_concurrent_reissues_have_one_winner(self, faults: ServerFaultHarness) -> None:
@@ -266,7 +266,7 @@ class ServerFaultContract:
             assert not {lease.token for lease in won} & {lease.token for lease in leases}
             leases = won
         await complete(clients[1], *leases)
-        await check_books(clients[0])
+        await check_balance(clients[0])
         await faults.check_store()
 
     # -- what the server has stored
@@ -294,4 +294,4 @@ class ServerFaultContract:
         assert (await history(frontier, page(1))).state == "dead"
         stats = await frontier.stats()
         assert (stats.ready, stats.leased, stats.dead) == (0, 2, 2)
-        await check_books(frontier)
+        await check_balance(frontier)

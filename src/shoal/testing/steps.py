@@ -34,7 +34,7 @@ class ContractTests:
         """Law 1 holds at the end of each test."""
         yield
         for frontier in harness.frontiers.values():
-            await check_books(frontier)
+            await check_balance(frontier)
         await harness.close()
 
 
@@ -108,7 +108,7 @@ async def all_items(frontier: Frontier) -> list[LoggedItem]:
     return await frontier.read_items(0, 1_000_000)
 
 
-async def check_books(frontier: Frontier) -> None:
+async def check_balance(frontier: Frontier) -> None:
     """Law 1: the counters balance, and agree with the requests themselves."""
     stats = await frontier.stats()
     assert stats.balanced

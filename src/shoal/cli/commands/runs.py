@@ -36,7 +36,7 @@ def runs(
 
     async def work() -> None:
         from shoal.config import Config
-        from shoal.crawling.assembly import frontier_options
+        from shoal.runs.start import frontier_options
 
         async with opened_store(frontier, readonly=True) as store:
             found = await store.list_runs(spider)

@@ -71,16 +71,14 @@ def worker(
     if processes > 1:
         _run_processes(processes, metrics_port)
     from shoal.runs.orchestrator import check_fleet
-    from shoal.runs.worker import Worker
+    from shoal.runs.worker import Worker, WorkerOptions
 
     options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
+    how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
-        Worker(
-            made, resolved.config, run_id, outputs=output, keep_alive=keep_alive, allow_changed=allow_changed,
-            grace=shutdown_grace(resolved),
-        ),
+        Worker(made, resolved.config, run_id, outputs=output, options=how),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
     )  # fmt: skip
 
@@ -138,7 +136,7 @@ async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
 
 def shutdown_grace(resolved: Resolved) -> float:
     """How long a worker may finish its pages on SIGTERM: shorter than a crawl alone, unless it is configured."""
-    from shoal.runs.worker import GRACE
+    from shoal.runs.lifecycle import GRACE
 
     return GRACE if resolved.sources["shutdown_grace"] == "default" else resolved.config.shutdown_grace
 

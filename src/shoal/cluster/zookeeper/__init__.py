@@ -1,4 +1,4 @@
-"""The members and slots of a cluster on a ZooKeeper server, or an ensemble of them."""
+"""The coordinator of a cluster on ZooKeeper."""
 
 from __future__ import annotations
 

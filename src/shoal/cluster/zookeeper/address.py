@@ -1,4 +1,4 @@
-"""What a ZooKeeper URL says: where the ensemble is, who logs in, and under which path the clusters are."""
+"""The parts of a ZooKeeper URL."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from shoal.errors import CoordinatorError
 
 _PORT = 2181
 _TIMEOUT = 5.0
-_FORM = "write zookeeper://user:password@host:2181,host2:2181/path?timeout=seconds, where only one host is a must"
+_FORM = "write zookeeper://user:password@host:2181,host2:2181/path?timeout=seconds; only one host is required"
 
 
-class Address(NamedTuple):
-    """A ZooKeeper URL, taken apart."""
+class ZookeeperAddress(NamedTuple):
+    """Where the servers are, the login, and the path of Shoal's znodes."""
 
     hosts: tuple[str, ...]
     """Each as ``host:port``."""
     login: tuple[str, str] | None
     chroot: str
-    """The path above everything of Shoal's, or nothing."""
+    """The path above Shoal's znodes, or empty."""
     timeout: float
     """Seconds that a call may take."""
     shown: str
-    """The URL without its password."""
+    """The URL without its password, for messages."""
 
-
-def parse_url(url: str) -> Address:
-    """CoordinatorError for what is no ZooKeeper URL. It never shows the password."""
-    shown = mask(url).partition("?")[0]
-    try:
-        parts = urlsplit(url)
-        if parts.scheme != "zookeeper" or parts.fragment:
-            raise ValueError("it is of another form")
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        if wrong := sorted(query.keys() - {"timeout"}):
-            raise ValueError(f"there is no option {wrong[0]!r}, only timeout")
-        login, at, places = parts.netloc.rpartition("@")
-        return Address(
-            hosts=tuple(_host(place) for place in places.split(",")),
-            login=_login(login) if at else None,
-            chroot=_chroot(parts.path),
-            timeout=_seconds(query.get("timeout")),
-            shown=shown,
-        )
-    except ValueError as exc:
-        raise CoordinatorError(f"can't use {shown}: {exc}; {_FORM}") from None  # its cause may show the password
+    @classmethod
+    def parse(cls, url: str) -> ZookeeperAddress:
+        """CoordinatorError if it is not a valid ZooKeeper URL. The message never shows the password."""
+        shown = mask(url).partition("?")[0]
+        try:
+            parts = urlsplit(url)
+            if parts.scheme != "zookeeper" or parts.fragment:
+                raise ValueError("it is not a zookeeper:// URL")
+            query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+            if wrong := sorted(query.keys() - {"timeout"}):
+                raise ValueError(f"unknown option {wrong[0]!r}; the only option is timeout")
+            login, at, places = parts.netloc.rpartition("@")
+            return cls(
+                hosts=tuple(_host(place) for place in places.split(",")),
+                login=_login(login) if at else None,
+                chroot=_chroot(parts.path),
+                timeout=_seconds(query.get("timeout")),
+                shown=shown,
+            )
+        except ValueError as exc:
+            raise CoordinatorError(f"cannot use {shown}: {exc}; {_FORM}") from None  # the cause may show the password
 
 
 def _host(place: str) -> str:
     found = urlsplit(f"//{place}")
     if not found.hostname or re.search(r"[\s/?#@]", place) or found.port == 0:
-        raise ValueError(f"{place!r} is no host:port")
+        raise ValueError(f"{place!r} is not host:port")
     host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
     return f"{host}:{found.port or _PORT}"
 
@@ -61,9 +61,9 @@ def _host(place: str) -> str:
 def _login(text: str) -> tuple[str, str]:
     user, _, password = text.partition(":")
     if not user or not password:
-        raise ValueError("a login is a user and a password")
+        raise ValueError("the login needs a user and a password")
     if ":" in unquote(user):
-        raise ValueError("a user can't have a colon in the name")
+        raise ValueError("the user name has a colon")
     return unquote(user), unquote(password)
 
 
@@ -71,7 +71,7 @@ def _chroot(path: str) -> str:
     names = [unquote(name) for name in path.rstrip("/").split("/")[1:]]
     for name in names:
         if name in ("", ".", "..") or not name.isprintable() or "/" in name:
-            raise ValueError(f"{name!r} can't be a part of its path")
+            raise ValueError(f"invalid path element {name!r}")
     return "".join(f"/{name}" for name in names)
 
 
@@ -79,5 +79,5 @@ def _seconds(text: str | None) -> float:
     if text is None:
         return _TIMEOUT
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text) or float(text) <= 0:
-        raise ValueError(f"the timeout {text!r} is no number of seconds")
+        raise ValueError(f"the timeout {text!r} is not a positive number of seconds")
     return float(text)

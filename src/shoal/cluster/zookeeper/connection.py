@@ -1,4 +1,4 @@
-"""Kazoo's threads and its connection, where they have to be other than kazoo makes them."""
+"""Kazoo's threads and connection, with changes that Shoal needs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 
-_LONG = 6.0  # seconds of a session in which there is time to leave out a ping
+_LONG_SESSION = 6.0  # seconds: long enough to skip a ping
 
 
 class Result(AsyncResult):  # type: ignore[misc]
-    """Told at once by the thread that reads the connection. Kazoo would wake another one to tell it."""
+    """Calls its callbacks in the thread that reads the connection. Kazoo would wake another thread for them."""
 
     def _do_callbacks(self) -> None:
         for callback in self._callbacks:
@@ -27,14 +27,14 @@ class Result(AsyncResult):  # type: ignore[misc]
 
 
 class Threads(SequentialThreadingHandler):  # type: ignore[misc]
-    """A host that can't be reached is given up in time to try the others. Kazoo would take a whole session for it."""
+    """Gives up an unreachable host in time to try the others. Kazoo would spend a whole session on it."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, connect_timeout: float) -> None:
         super().__init__()
-        self._patience = patience
+        self._connect_timeout = connect_timeout
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
-        return super().create_connection(*args, timeout=min(timeout, self._patience), **kwargs)
+        return super().create_connection(*args, timeout=min(timeout, self._connect_timeout), **kwargs)
 
     def async_result(self) -> Result:
         return Result(self)
@@ -42,8 +42,8 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """By `poll`, which costs one system call. Kazoo's own makes an epoll object, registers, waits and closes, each
-        time. A file is asked to be read from or written to, not both."""
+        """Use `poll`, which costs one system call. Kazoo creates, registers and closes an epoll object each time. A
+        file is either read or written, not both."""
         poll = select.poll()
         files = {}
         for file, event in [(file, select.POLLIN) for file in readers] + [(file, select.POLLOUT) for file in writers]:
@@ -56,50 +56,49 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
         return [file for file in ready if file in readers], [file for file in ready if file in writers], []
 
 
-class Connection(ConnectionHandler):  # type: ignore[misc]
-    """Takes the place of the one that a client was made with."""
+class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
+    """Replaces the connection that a kazoo client was created with."""
 
-    def __init__(self, client: KazooClient, patience: float) -> None:
+    def __init__(self, client: KazooClient, connect_timeout: float) -> None:
         made = client._connection
         super().__init__(client, made.retry_sleeper, logger=made.logger)
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         self.ttl = 0.0
-        """Seconds after which the server forgets a client that is not heard of, as it has decided."""
+        """Seconds without a message after which the server ends the session, as the server decided."""
         self.silent_from = math.inf
-        """From this moment of the monotonic clock on the server is not told that the client lives. These threads would
-        go on to say so when nothing else does in this process."""
-        self._asked = -math.inf
-        """When something was last asked of the server."""
+        """From this time of the monotonic clock on, send no pings. Otherwise kazoo's threads would keep the session
+        alive when the rest of the process hangs."""
+        self._last_request = -math.inf
 
     @property
     def wire(self) -> Any:
-        """What it is connected by; none before it is."""
+        """The socket; None before it is connected."""
         return self._socket
 
     def drop(self, wire: Any) -> None:
-        """Make another connection, if this is still the one: it does not answer."""
+        """Close the socket if it is still in use, as it does not answer. Kazoo reconnects."""
         if wire is not None and wire is self._socket:
             with suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
-        """The first words. A server that is just starting may never answer them."""
-        return super()._invoke(min(timeout, self._patience), *request, **options)
+        """The first request. A server that is starting may never answer it."""
+        return super()._invoke(min(timeout, self._connect_timeout), *request, **options)
 
     def _connect(self, *place: Any) -> Any:
-        """Kazoo keeps to itself what the session was granted, but for two thirds of it, in milliseconds: the time after
-        which it gives a connection up."""
+        """Kazoo does not tell the granted session timeout, only the read timeout, which is two thirds of it, in
+        milliseconds."""
         read_timeout, connect_timeout = super()._connect(*place)
         self.ttl = read_timeout * 1.5 / 1000
         return read_timeout, connect_timeout
 
     def _send_request(self, *args: Any) -> None:
-        self._asked = time.monotonic()
+        self._last_request = time.monotonic()
         super()._send_request(*args)
 
     def _send_ping(self, *args: Any) -> None:
-        """Not beside heartbeats, which tell as much; but in a short session every word counts."""
+        """Skip a ping if there was a request lately, except in a short session."""
         now = time.monotonic()
-        just_heard = self.ttl >= _LONG and now - self._asked < self.ttl / 2
-        if now < self.silent_from and not just_heard:
+        is_recent = self.ttl >= _LONG_SESSION and now - self._last_request < self.ttl / 2
+        if now < self.silent_from and not is_recent:
             super()._send_ping(*args)

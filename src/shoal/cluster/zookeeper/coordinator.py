@@ -1,7 +1,7 @@
-"""The coordinator on ZooKeeper. A member lives as long as its session, and whatever it does is one transaction.
+"""The coordinator of a cluster on ZooKeeper. A member lives as long as its session. Each change is one transaction.
 
-What is kept where is in `shoal.cluster.zookeeper.znodes`. A session's calls are done in their order, also those whose
-answers nobody waits for any more: so what is read later shows what they did.
+The znodes are described in `shoal.cluster.zookeeper.znodes`. ZooKeeper executes the calls of a session in order, also
+calls whose caller was cancelled: so a later read shows their effect.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 
 from msgspec import json
 
-from shoal.cluster.zookeeper.address import parse_url
+from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.cluster.zookeeper.reads import children_of, data_of
-from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, Session
+from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, ZookeeperSession
 from shoal.cluster.zookeeper.znodes import EventRecord, LastRecord, MemberRecord, Paths, SlotRecord, as_name
 from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 
-_EVENTS = 100
-"""How many are kept at least."""
-_BELIEVED = 2
-"""Heartbeats for which what was seen is believed, while there is no sign of a change. Then it is read again, for what
-others do and whether they are fit."""
+_MIN_EVENTS = 100
+"""How many events are kept at least."""
+_CACHED_HEARTBEATS = 2
+"""Heartbeats that use a cached view if nothing changed. Then it is read again, for the state of other members."""
 _TRIM_EVERY = 20
-"""Events after which those before are looked through."""
+"""Events after which old ones are deleted."""
 
 
 class _Last(NamedTuple):
@@ -35,8 +34,8 @@ class _Last(NamedTuple):
     version: int
 
 
-class _Signs(NamedTuple):
-    """Versions that grow when something happens in a cluster."""
+class _Versions(NamedTuple):
+    """Versions that grow when the cluster changes."""
 
     config: int
     slots: int
@@ -44,12 +43,12 @@ class _Signs(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was seen. As long as the signs are the same, only what others do may be different by now."""
+    """A cached view. While the versions stay the same, only the state of other members may be outdated."""
 
-    signs: _Signs
+    versions: _Versions
     view: ClusterView
     beats: int = 0
-    """Since then."""
+    """Heartbeats since then."""
 
     def with_own(self, name: str, record: MemberRecord) -> ClusterView:
         members = tuple(
@@ -64,35 +63,35 @@ class _Known(NamedTuple):
 class ZookeeperCoordinator:
     """See `shoal.ports.Coordinator`."""
 
-    def __init__(self, session: Session, cluster: str, paths: Paths) -> None:
+    def __init__(self, session: ZookeeperSession, cluster: str, paths: Paths) -> None:
         self.ttl = session.ttl
         self._session = session
         self._client = session.client
         self._cluster = cluster
         self._paths = paths
         self._turn = asyncio.Lock()
-        """What a member does to its slot is done one after the other."""
+        """Serializes changes of this member and its slot."""
         self._name = ""
         self._where = ""
         self._joined_in = 0
-        """The session that the member lives in."""
+        """The session of this membership."""
         self._elements: list[str] = []
-        """The members when they were last looked at: they are likely to be the same the next time."""
+        """The members at the last read. They are likely to be the same at the next one."""
         self._known: _Known | None = None
         self._last: dict[int, _Last] = {}
         self._last_seen = 0
-        """The change of ``slots`` that it shows."""
+        """The version of ``slots`` that ``_last`` belongs to."""
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> ZookeeperCoordinator:
-        """CoordinatorError says what is wrong: with the URL, the login, or what answers there."""
-        address = parse_url(url)
+        """CoordinatorError if the URL, the login or the server is wrong, CoordinatorAwayError if no server answers."""
+        address = ZookeeperAddress.parse(url)
         paths = Paths(address.chroot, cluster)
-        session = await Session.open(address, ttl)
+        session = await ZookeeperSession.open(address, ttl)
         try:
             async with session.step():
                 await session.result(session.client.ensure_path_async(address.chroot or "/"))
-                await session.read(data_of(paths.config))  # a wrong password is told now
+                await session.read(data_of(paths.config))  # raises an error for a wrong password
         except BaseException:
             await session.close()
             raise
@@ -108,7 +107,7 @@ class ZookeeperCoordinator:
             joining_in = self._session.id
             await self._make_folders(counts)
             while not await self._try_to_join(name, None if again else counts, where):
-                pass  # another has joined in this moment: look again
+                pass  # another member joined at the same time: retry
             self._name, self._where, self._joined_in, self._known = name, where, joining_in, None
             self._session.stay_alive(self.ttl / 2)
 
@@ -126,10 +125,10 @@ class ZookeeperCoordinator:
         (_, config), members = await self._session.must_read(data_of(paths.config), children_of(paths.members))
         if member is not None:
             if member[1].ephemeralOwner == self._session.id:
-                return True  # in an attempt before, whose answer was lost
-            raise NameTakenError(f"a member named {name} lives in the cluster {self._cluster}; choose another name")
+                return True  # an earlier attempt, whose answer was lost
+            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
         if enrolled is not None:
-            await self._tell_lost(name)
+            await self._record_loss(name)
         step = client.transaction()
         if counts and not members:
             step.set_data(paths.config, json.encode(counts), config.version)
@@ -147,10 +146,10 @@ class ZookeeperCoordinator:
                 slot = await self._own_slot()
                 step = self._client.transaction()
                 if slot is not None:
-                    self._give_back(step, slot)
+                    self._release(step, slot)
                 step.delete(self._paths.member(self._name))
                 step.delete(self._paths.enrolled(self._name))
-                with suppress(NoNodeError):  # an attempt before, whose answer was lost, has done it
+                with suppress(NoNodeError):  # an earlier attempt, whose answer was lost, did it
                     await self._commit(step, EventRecord("left", self._name))
             self._name = ""
             self._session.stay_alive(math.inf)
@@ -165,11 +164,11 @@ class ZookeeperCoordinator:
 
     def _lost(self) -> SessionLostError:
         return SessionLostError(
-            f"{self._name or 'this'} is no member of the cluster {self._cluster} any more: it has left, or was not "
-            f"heard of for {self.ttl:g} seconds"
+            f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more: it has left, or "
+            f"sent no heartbeat for {self.ttl:g} seconds"
         )
 
-    # -- what is seen
+    # -- views
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
         async with self._session.step():
@@ -177,11 +176,16 @@ class ZookeeperCoordinator:
             record = MemberRecord(doing, fit, self._where)
             beating = self._client.set_async(self._paths.member(self._name), json.encode(record))
             try:
-                signs = await self._signs()
+                versions = await self._read_versions()
                 own = await self._session.result(beating)
                 known = self._known
-                if known is None or known.signs != signs or known.beats == _BELIEVED or not self._session.is_watching:
-                    known = _Known(signs, await self._view(now=own.mtime))
+                if (
+                    known is None
+                    or known.versions != versions
+                    or known.beats == _CACHED_HEARTBEATS
+                    or not self._session.is_watching
+                ):
+                    known = _Known(versions, await self._view(now=own.mtime))
             except NoNodeError as exc:
                 raise self._lost() from exc
             if own.ephemeralOwner != self._joined_in:
@@ -190,12 +194,12 @@ class ZookeeperCoordinator:
             self._session.stay_alive(self.ttl / 2)
             return known.with_own(self._name, record)
 
-    async def _signs(self) -> _Signs:
-        """By which it is seen whether members, slots or counts have changed. A heartbeat changes a member alone."""
+    async def _read_versions(self) -> _Versions:
+        """They change when members, slots or counts change, but not with a heartbeat."""
         config, slots, members = await self._session.must_read(
             data_of(self._paths.config), data_of(self._paths.slots), data_of(self._paths.members)
         )
-        return _Signs(config[1].version, slots[1].pzxid, members[1].pzxid)
+        return _Versions(config[1].version, slots[1].pzxid, members[1].pzxid)
 
     async def look(self) -> ClusterView:
         async with self._session.step():
@@ -206,8 +210,8 @@ class ZookeeperCoordinator:
                 raise self._no_cluster() from exc
 
     async def _view(self, now: int) -> ClusterView:
-        """What there is. ``now``: the server's time, by something that was written just now. The roster is read before
-        the members: who is in the one and not in the other was lost."""
+        """Read the cluster. ``now``: the server's time, from a write just before. The roster is read before the
+        members: a name that is only in the roster was lost."""
         paths, known = self._paths, self._elements
         await self._session.watch(data=paths.config, children=(paths.slots, paths.members))
         config, slots, held, roster, elements, *facts = await self._session.read(
@@ -219,16 +223,16 @@ class ZookeeperCoordinator:
             *(data_of(f"{paths.members}/{element}") for element in known),
         )
         if None in (config, slots, held, roster, elements):
-            raise NoNodeError  # somebody has deleted it
+            raise NoNodeError  # another program deleted it
         for lost in set(roster) - set(elements):
-            await self._tell_lost(as_name(lost))
+            await self._record_loss(as_name(lost))
         if elements != known:
             facts = await self._session.read(*(data_of(f"{paths.members}/{element}") for element in elements))
             self._elements = elements
         members = (
             _member(as_name(element), fact, now=now)
             for element, fact in zip(elements, facts, strict=True)
-            if fact is not None  # it was there a moment ago
+            if fact is not None  # else it was just lost
         )
         return ClusterView(
             counts=json.decode(config[0], type=Counts),
@@ -237,7 +241,7 @@ class ZookeeperCoordinator:
         )
 
     async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
-        """``last`` changes only when ``slots`` does, so it is read again only then."""
+        """``last`` changes only together with ``slots``, so it is read again only then."""
         if seen != self._last_seen:
             (indexes,) = await self._session.must_read(children_of(self._paths.last))
             found = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
@@ -251,10 +255,10 @@ class ZookeeperCoordinator:
             for index, last in sorted(self._last.items())
         )
 
-    async def _tell_lost(self, name: str) -> None:
-        """One of those who notice it does."""
+    async def _record_loss(self, name: str) -> None:
+        """Record that a member was lost. Only one of the members that notice it succeeds."""
         step = self._client.transaction()
-        step.create(self._paths.member(name))  # not if it lives again by now
+        step.create(self._paths.member(name))  # fails if it has joined again
         step.delete(self._paths.member(name))
         step.delete(self._paths.enrolled(name))
         had = next((index for index, last in self._last.items() if last.record.name == name), None)
@@ -269,7 +273,7 @@ class ZookeeperCoordinator:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._session.changed.wait()
-        self._session.changed.clear()  # the next beat sees what has changed until then, and watches again
+        self._session.changed.clear()  # the next heartbeat sees the changes, and watches again
 
     # -- slots
 
@@ -290,13 +294,13 @@ class ZookeeperCoordinator:
                 if slot.holder == self._name:
                     return slot.epoch if slot.index == index else None
             runner = json.decode(config[0], type=Counts).runner
-            if str(index) in held or index >= runner or len(held) >= runner:  # some may have still to retire
+            if str(index) in held or index >= runner or len(held) >= runner:  # some holders may still have to retire
                 return None
             return await self._take(index, own[1].mtime, config[1].version, slots[1].version)
 
     async def _take(self, index: int, now: int, config_version: int, slots_version: int) -> int | None:
-        """The epoch is also a time, in microseconds: so it grows even after the server has lost its data. One at a time
-        takes a slot, so that their number is right."""
+        """The epoch is at least the time in microseconds, so it grows even after the server lost its data. The version
+        of ``slots`` ensures that members take slots one at a time."""
         paths, name, known = self._paths, self._name, self._last.get(index)
         before = known.record if known else LastRecord("", 0)
         epoch = max(before.epoch + 1, now * 1000)
@@ -324,14 +328,14 @@ class ZookeeperCoordinator:
             slot = await self._own_slot() if self._is_member else None
             if slot is not None:
                 step = self._client.transaction()
-                self._give_back(step, slot)
+                self._release(step, slot)
                 await self._commit(step, EventRecord("retired", self._name, slot.index, slot.epoch))
 
     async def _own_slot(self) -> Slot | None:
         (_, stat), held = await self._session.must_read(data_of(self._paths.slots), children_of(self._paths.slots))
         return next((slot for slot in await self._slots(held, stat.pzxid) if slot.holder == self._name), None)
 
-    def _give_back(self, step: Any, slot: Slot) -> None:
+    def _release(self, step: Any, slot: Slot) -> None:
         step.delete(self._paths.slot(slot.index))
         step.set_data(self._paths.last_of(slot.index), json.encode(LastRecord("", slot.epoch)))
 
@@ -355,15 +359,15 @@ class ZookeeperCoordinator:
             return [_event(*answer) for answer in reversed(found) if answer is not None]
 
     async def _commit(self, step: Any, event: EventRecord) -> None:
-        """A step and its event, all or nothing."""
+        """Commit a transaction together with its event."""
         step.create(f"{self._paths.events}/e", json.encode(event), sequence=True)
         *_, made = await self._session.commit(step)
         if int(made[-10:]) % _TRIM_EVERY == 0:
             (numbers,) = await self._session.read(children_of(self._paths.events))
             trimming = self._client.transaction()
-            for old in sorted(numbers)[:-_EVENTS]:
+            for old in sorted(numbers)[:-_MIN_EVENTS]:
                 trimming.delete(f"{self._paths.events}/{old}")
-            with suppress(NoNodeError):  # another is at it too
+            with suppress(NoNodeError):  # another member trims too
                 await self._session.commit(trimming)
 
 

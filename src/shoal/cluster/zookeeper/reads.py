@@ -1,5 +1,5 @@
-"""Many reads in one call, or each heartbeat of a large cluster would be dozens of them. ZooKeeper has it since version
-3.6, kazoo has not: it is written here as kazoo writes its transactions.
+"""Many reads in one call, as a heartbeat of a large cluster needs dozens. ZooKeeper supports it since version 3.6, but
+kazoo does not. This follows kazoo's implementation of transactions.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from kazoo.protocol.serialization import (
 )
 
 Read: TypeAlias = Any
-"""What `data_of` and `children_of` make."""
+"""Made by `data_of` and `children_of`."""
 
 
 def data_of(path: str) -> Read:
-    """Answered by the data and the stat of a znode."""
+    """A read of the data and stat of a znode."""
     return GetData(path, None)
 
 
 def children_of(path: str) -> Read:
-    """Answered by a list of names."""
+    """A read of the names of a znode's children."""
     return GetChildren(path, None)
 
 
 class ReadAll(Transaction):  # type: ignore[misc]
-    """The reads of ``operations``, in their order. The answer is None for a znode that is not there."""
+    """The reads of ``operations``, in order. The answer is None for a missing znode."""
 
     type: ClassVar[int] = 22
 

@@ -1,4 +1,4 @@
-"""A session with ZooKeeper, for asyncio. Kazoo keeps it, in threads of its own."""
+"""A ZooKeeper session for asyncio, on top of kazoo and its threads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.security import make_digest_acl
 
 from shoal.cluster import call_timeout
-from shoal.cluster.zookeeper.address import Address
-from shoal.cluster.zookeeper.connection import Connection, Threads
+from shoal.cluster.zookeeper.address import ZookeeperAddress
+from shoal.cluster.zookeeper.connection import Threads, ZookeeperConnection
 from shoal.cluster.zookeeper.reads import Read, ReadAll
 from shoal.errors import CoordinatorAwayError, CoordinatorError
 
@@ -29,49 +29,48 @@ NoNodeError = exceptions.NoNodeError
 Pending: TypeAlias = Any
 """What kazoo's ``..._async`` methods return."""
 
-_MOMENT = 1.0
-"""Seconds that the end of a session is waited for, and for a word of what may be no ZooKeeper."""
-_REST = 1.0
-"""The longest that kazoo rests between two attempts to reach a server, in seconds."""
+_CLOSE_TIMEOUT = 1.0
+_PROBE_TIMEOUT = 1.0
+_MAX_RETRY_DELAY = 1.0  # seconds between two attempts to connect
 _AWAY = (
     exceptions.ConnectionLoss, exceptions.ConnectionClosedError, exceptions.SessionExpiredError,
     exceptions.SessionMovedError, exceptions.OperationTimeoutError, exceptions.ConnectionDropped, TimeoutError,
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.ERROR)  # what kazoo has to tell of connections that come and go, our errors tell
+_log.setLevel(logging.ERROR)  # Shoal's own errors report lost connections
 
 
-class Session:
-    """Kazoo keeps it alive by itself, and replaces it by another when it has expired.
+class ZookeeperSession:
+    """A session. Kazoo keeps it alive, and starts another one after it has expired.
 
-    ``client`` starts calls with its ``..._async`` methods, inside of ``step``; ``result`` awaits one.
+    Start calls with the ``..._async`` methods of ``client``, inside ``step``, and await them with ``result``.
     """
 
-    def __init__(self, address: Address, ttl: float) -> None:
+    def __init__(self, address: ZookeeperAddress, ttl: float) -> None:
         self.address = address
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._connected = asyncio.Event()
         self.changed = asyncio.Event()
-        """Something that is watched has changed, or the connection has."""
+        """Set when a watched znode or the connection has changed."""
         self._watching = False
-        patience = min(ttl, address.timeout) / (2 * len(address.hosts))
+        connect_timeout = min(ttl, address.timeout) / (2 * len(address.hosts))
         self.client = KazooClient(
             hosts=",".join(address.hosts),
             timeout=ttl,
-            handler=Threads(patience),
+            handler=Threads(connect_timeout),
             auth_data=[("digest", ":".join(address.login))] if address.login else None,
             default_acl=[make_digest_acl(*address.login, all=True)] if address.login else None,
-            connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": _REST},
+            connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": _MAX_RETRY_DELAY},
             logger=_log,
         )
-        self._connection = self.client._connection = Connection(self.client, patience)
-        self.client.add_listener(self._turned)
+        self._connection = self.client._connection = ZookeeperConnection(self.client, connect_timeout)
+        self.client.add_listener(self._on_state)
 
     @classmethod
-    async def open(cls, address: Address, ttl: float) -> Session:
-        """CoordinatorAwayError if nobody answers in time."""
+    async def open(cls, address: ZookeeperAddress, ttl: float) -> ZookeeperSession:
+        """CoordinatorAwayError if no server answers in time, CoordinatorError if another kind of server does."""
         session = cls(address, ttl)
         session.client.start_async()
         try:
@@ -79,12 +78,10 @@ class Session:
                 await session._connected.wait()
         except TimeoutError as exc:
             await session.close()
-            if any(await asyncio.gather(*map(_answers_otherwise, address.hosts))):
-                raise CoordinatorError(
-                    f"what answers at {address.shown} is not ZooKeeper; look at host and port"
-                ) from exc
+            if any(await asyncio.gather(*map(_is_other_server, address.hosts))):
+                raise CoordinatorError(f"the server at {address.shown} is not ZooKeeper; check host and port") from exc
             raise CoordinatorAwayError(
-                f"{address.shown} can't be reached or does not answer; look at host and port, and whether it runs"
+                f"cannot reach {address.shown}: no answer. Is ZooKeeper running? Otherwise check host and port"
             ) from exc
         except BaseException:
             await session.close()
@@ -93,29 +90,28 @@ class Session:
 
     @property
     def id(self) -> int:
-        """0 while there is none."""
+        """The id of the session; 0 if there is none."""
         known = self.client.client_id
         return known[0] if known else 0
 
     @property
     def ttl(self) -> float:
-        """Seconds after which the server forgets a client that is not heard of, as it has decided. Not known before the
-        first answer."""
+        """Seconds without a message after which the server ends the session. Known after the first answer."""
         return self._connection.ttl
 
     def stay_alive(self, seconds: float) -> None:
-        """Be silent from then on, so that the session ends if this is not called again. Without it a process that hangs
-        would seem to live."""
+        """Keep the session alive for this time only. Unless this is called again, the session of a process that hangs
+        ends."""
         self._connection.silent_from = time.monotonic() + seconds
 
     # -- calls
 
     @asynccontextmanager
     async def step(self) -> AsyncIterator[None]:
-        """Around what is asked of the server: it ends in time, and its errors are ours."""
+        """Wrap calls to the server: they end in time, and their errors become Shoal's."""
         if self._closed:
             raise CoordinatorError(f"the session with {self.address.shown} is closed")
-        if self.client.state != KazooState.CONNECTED:  # or kazoo would keep the calls and make them later
+        if self.client.state != KazooState.CONNECTED:  # else kazoo would queue the calls
             raise self._away("the connection is lost")
         wire = self._connection.wire
         try:
@@ -127,35 +123,37 @@ class Session:
             raise self._away(type(exc).__name__) from exc
         except (exceptions.NoAuthError, exceptions.AuthFailedError) as exc:
             raise CoordinatorError(
-                f"{self.address.shown} does not allow it: the znodes are another user's, or the password is wrong; "
-                "give both as zookeeper://user:password@host"
+                f"{self.address.shown} does not allow it: another user owns the znodes, or the password is wrong; "
+                "give user and password as zookeeper://user:password@host"
             ) from exc
         except exceptions.KazooException as exc:
-            raise CoordinatorError(f"{self.address.shown} refuses: {type(exc).__name__} {exc}".rstrip()) from exc
+            raise CoordinatorError(
+                f"{self.address.shown} refuses the call: {type(exc).__name__} {exc}".rstrip()
+            ) from exc
         except msgspec.MsgspecError as exc:
             raise CoordinatorError(
-                f"a znode at {self.address.shown} is not what Shoal made it ({exc}): something else has changed it"
+                f"cannot read a znode at {self.address.shown} ({exc}): another program has changed it"
             ) from exc
 
     def _away(self, why: str) -> CoordinatorAwayError:
-        return CoordinatorAwayError(f"{self.address.shown} can't be reached or does not answer ({why})")
+        return CoordinatorAwayError(f"cannot reach {self.address.shown}: {why}")
 
     async def read(self, *reads: Read) -> list[Any]:
-        """What `data_of` and `children_of` ask for, in one call; None for each that is not there."""
+        """Read in one call. None for each missing znode."""
         pending = self.client.handler.async_result()
         self.client._call(ReadAll(reads), pending)
         answers: list[Any] = await self.result(pending)
         return answers
 
     async def must_read(self, *reads: Read) -> list[Any]:
-        """The same of what has to be there: NoNodeError if somebody has deleted it."""
+        """The same, but NoNodeError if a znode is missing."""
         answers = await self.read(*reads)
         if None in answers:
             raise NoNodeError
         return answers
 
     async def watch(self, *, data: str, children: Sequence[str]) -> None:
-        """See to it that ``changed`` is set when they change. Nothing is asked while that is so already."""
+        """Set ``changed`` when these znodes change. Does nothing if it is watching already."""
         if self._watching:
             return
         self._watching = True
@@ -171,66 +169,66 @@ class Session:
 
     @property
     def is_watching(self) -> bool:
-        """Not so any more after a change, or when the connection was lost."""
+        """False after a change, or after the connection was lost."""
         return self._watching
 
     async def commit(self, transaction: TransactionRequest) -> list[Any]:
-        """All of it or nothing: raises the error that undid it."""
+        """Commit a transaction, or raise the error that rolled it back."""
         answers: list[Any] = await self.result(transaction.commit_async())
         for answer in answers:
-            if isinstance(answer, Exception) and not isinstance(answer, _UNDONE):
+            if isinstance(answer, Exception) and not isinstance(answer, _ROLLED_BACK):
                 raise answer
         return answers
 
     async def result(self, pending: Pending) -> Any:
-        """What a call of the client's gives."""
+        """Await a call of the client."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settle() -> None:
-            if future.done():  # nobody waits for it any more
+            if future.done():  # the caller is gone
                 return
             if pending.exception is None:
                 future.set_result(pending.value)
             else:
                 future.set_exception(pending.exception)
 
-        pending.rawlink(lambda _: self._tell(settle))
+        pending.rawlink(lambda _: self._call_soon(settle))
         return await future
 
-    # -- what kazoo's threads have to tell
+    # -- callbacks from kazoo's threads
 
     def _wake(self, _event: object = None) -> None:
-        """A watch of kazoo's. Each of them tells one change, and that a connection was lost."""
-        self._tell(self._note_change)
+        """Called by kazoo for one change, or when the connection was lost."""
+        self._call_soon(self._note_change)
 
     def _note_change(self) -> None:
         self._watching = False
         self.changed.set()
 
-    def _turned(self, state: str) -> None:
-        """The connection is lost or there again, or the session is over."""
+    def _on_state(self, state: str) -> None:
+        """Called by kazoo when the state of the connection or session changes."""
         self._wake()
         if state == KazooState.CONNECTED:
-            self._tell(self._connected.set)
+            self._call_soon(self._connected.set)
         elif state == KazooState.SUSPENDED:
-            self._tell(lambda: self._loop.call_later(self.ttl, self._be_modest))
+            self._call_soon(lambda: self._loop.call_later(self.ttl, self._forget_zxid))
         else:
-            self.stay_alive(math.inf)  # until somebody joins in the next session
+            self.stay_alive(math.inf)  # until a member joins in the next session
 
-    def _be_modest(self) -> None:
-        """A server that has lost its data refuses whoever has seen more than it has, for ever: so that is forgotten
-        after a while. A server that lags behind the others may then show what was before."""
+    def _forget_zxid(self) -> None:
+        """A server that lost its data refuses clients that have seen later transactions. So forget the last one after a
+        while. Afterwards a server that lags may show old data."""
         if self.client.state == KazooState.SUSPENDED:
             self.client.last_zxid = 0
 
-    def _tell(self, what: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(what)
+    def _call_soon(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
 
-    # -- the end
+    # -- closing
 
     async def close(self) -> None:
-        """Ends the session, if the server hears of it; else it ends there by itself, in time."""
+        """End the session. If the server cannot be reached, the session expires there."""
         if self._closed:
             return
         self._closed = True
@@ -240,24 +238,24 @@ class Session:
             with suppress(exceptions.KazooException):
                 self.client.stop()
                 self.client.close()
-            self._tell(ended.set)
+            self._call_soon(ended.set)
 
-        # kazoo may wait for ten seconds and more, and asyncio for its own threads at the end: so it is none of those
+        # a separate thread: kazoo may wait for ten seconds or more, and asyncio waits for its own threads at exit
         threading.Thread(target=end, daemon=True).start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MOMENT):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await ended.wait()
 
 
-_UNDONE = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
-"""What a transaction says of the steps that were not to blame."""
+_ROLLED_BACK = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
+"""Errors of the operations that did not cause the rollback."""
 
 
-async def _answers_otherwise(host: str) -> bool:
-    """Whether something says there what ZooKeeper never would."""
+async def _is_other_server(host: str) -> bool:
+    """Whether another kind of server answers."""
     name, _, port = host.rpartition(":")
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_MOMENT):
+        async with asyncio.timeout(_PROBE_TIMEOUT):
             reader, writer = await asyncio.open_connection(name.strip("[]"), int(port))
             try:
                 writer.write(b"srvr\r\n\r\n")

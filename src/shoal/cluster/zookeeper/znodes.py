@@ -1,17 +1,18 @@
-"""What is kept of a cluster in ZooKeeper: small facts in JSON, under ``/shoal/<cluster>``.
+"""The znodes of a cluster: small JSON records under ``/shoal/<cluster>``.
 
 ::
 
-    config             how many Runners and Backup Runners there are to be
-    members/<name>     ephemeral: a living member. Its mtime is when it was last heard of
-    roster/<name>      who has joined and not left: without its member, it was lost and nobody has told so yet
-    slots/<index>      ephemeral: somebody has the slot
-    last/<index>       who has it, or had it last, and under which epoch. Changes only together with slots/<index>, or
-                       stays behind when its holder was lost
-    events/<number>    the last that happened
-    clock              written by whoever looks, to know the server's time
+    config             wanted numbers of Runners and Backup Runners
+    members/<name>     ephemeral: a member. Its mtime is the time of its last heartbeat
+    roster/<name>      a member that joined and did not leave. Without members/<name> it was lost, and no event is
+                       recorded yet
+    slots/<index>      ephemeral: the slot is held
+    last/<index>       the holder or last holder of the slot, and its epoch. It changes together with slots/<index>, and
+                       stays when its holder is lost
+    events/<number>    the latest events
+    clock              written to learn the server's time
 
-The ephemeral ones end with the session of their member. They end in one step: nobody sees a slot of a lost member.
+ZooKeeper deletes all ephemeral znodes of a lost member in one step, so nobody sees a slot of a lost member.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.ports import ClusterStep
 
 
 class MemberRecord(Struct, frozen=True):
-    """What a member says of itself."""
+    """The state of a member."""
 
     doing: str = ""
     fit: bool = True
@@ -33,20 +34,20 @@ class MemberRecord(Struct, frozen=True):
 
 
 class SlotRecord(Struct, frozen=True):
-    """Who has a slot; for people who look at the znodes, since ``last`` says the same."""
+    """The holder of a slot, for people who look at the znodes. ``last`` has it too."""
 
     name: str
 
 
 class LastRecord(Struct, frozen=True):
-    """The last holder of a slot. ``name`` is empty if it gave the slot back, and stays if it was lost."""
+    """The last holder of a slot. ``name`` is empty if it released the slot, and stays if it was lost."""
 
     name: str
     epoch: int
 
 
 class EventRecord(Struct, frozen=True, omit_defaults=True):
-    """Something that happened, at the time at which its znode was made."""
+    """An event. Its time is the creation time of its znode."""
 
     what: ClusterStep
     member: str
@@ -56,7 +57,7 @@ class EventRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class Paths:
-    """Where the znodes of one cluster are."""
+    """The paths of the znodes of one cluster."""
 
     def __init__(self, chroot: str, cluster: str) -> None:
         root = f"{chroot}/shoal/{as_element(cluster)}"
@@ -68,7 +69,7 @@ class Paths:
         self.last = f"{root}/last"
         self.events = f"{root}/events"
         self.folders = (self.clock, self.members, self.roster, self.slots, self.last, self.events)
-        """All that must be there before the cluster has its config."""
+        """They are created before the config."""
 
     def member(self, name: str) -> str:
         return f"{self.members}/{as_element(name)}"
@@ -84,7 +85,7 @@ class Paths:
 
 
 def as_element(name: str) -> str:
-    """Any name as one element of a path."""
+    """Encode any name as one element of a path."""
     if not name:
         raise CoordinatorError("clusters and members need a name")
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")

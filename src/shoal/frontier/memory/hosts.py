@@ -13,7 +13,7 @@ Facts = dict[str, tuple[bytes, float]]
 
 
 class MemoryHosts:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Hosts`."""
 
     def __init__(self, requests: Requests, hosts: dict[str, Host], facts: Facts, clock: Callable[[], float]) -> None:
         self._requests = requests

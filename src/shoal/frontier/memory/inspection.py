@@ -15,7 +15,7 @@ from shoal.ports import Event, History, Rewind, Stats
 
 
 class MemoryInspection:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Inspection`."""
 
     def __init__(
         self,
@@ -48,9 +48,6 @@ class MemoryInspection:
             items=self._items.count,
             seeding=not self._roles.is_finished("seed"),
         )
-
-    async def is_finished(self) -> bool:
-        return self._stats(self._requests.counts).finished
 
     async def recover(self) -> Rewind | None:
         """None: memory never goes back in time."""

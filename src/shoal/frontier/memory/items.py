@@ -10,7 +10,7 @@ from shoal.ports import LoggedItem
 
 
 class MemoryItemLog:
-    """Items in the order in which their pages were completed. See `shoal.ports.Frontier`.
+    """Items in the order in which their pages were completed. See `shoal.ports.ItemLog`.
 
     Nothing can rewind it, so it ignores the proofs that a server checks (``last``, ``cursors``).
     """

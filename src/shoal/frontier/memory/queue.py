@@ -63,7 +63,7 @@ class _Held(msgspec.Struct):
 
 
 class MemoryQueue:
-    """See `shoal.ports.Frontier`. No method gives way to another task while it changes something, so each call is one
+    """See `shoal.ports.Queue`. No method gives way to another task while it changes something, so each call is one
     atomic step."""
 
     def __init__(

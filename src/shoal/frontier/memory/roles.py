@@ -39,7 +39,7 @@ class _Role(Struct):
 
 
 class MemoryRoles:
-    """The roles of a run: the holder, expiry and cursor of each. See `shoal.ports.Frontier`."""
+    """The roles of a run: the holder, expiry and cursor of each. See `shoal.ports.Roles`."""
 
     def __init__(self, clock: Callable[[], float], fences: Fences) -> None:
         self._clock = clock

@@ -368,9 +368,6 @@ class PostgresFrontier:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
 
-    async def is_finished(self) -> bool:
-        return (await self.stats()).finished
-
     async def find(self, request: Request) -> History | None:
         fingerprint = request.fingerprint()
         number = await self._database.value("find", self._run, fingerprint)

@@ -287,10 +287,6 @@ class RedisFrontier:
     async def audit(self) -> Stats:
         return await self._inspection.audit()
 
-    async def is_finished(self) -> bool:
-        stats = await self._inspection.stats()
-        return not (stats.remaining or stats.seeding)
-
     async def find(self, request: Request) -> History | None:
         return await self._inspection.find(request)
 

@@ -60,7 +60,7 @@ class SQLiteFrontier:
         self.update_host, self.host_states = host_part.update_host, host_part.host_states
         self.remember, self.recall = host_part.remember, host_part.recall
         inspection = SQLiteInspection(run, self._seen, self._lanes, histories, roles)
-        self.stats, self.audit, self.is_finished = inspection.stats, inspection.audit, inspection.is_finished
+        self.stats, self.audit = inspection.stats, inspection.audit
         self.recover, self.rewinds, self.find = inspection.recover, inspection.rewinds, inspection.find
         self.dead_kinds, self.dead, self.retry_dead = inspection.dead_kinds, inspection.dead, inspection.retry_dead
 

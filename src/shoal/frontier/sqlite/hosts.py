@@ -11,7 +11,7 @@ from shoal.ports import HostState, HostUpdate
 
 
 class SQLiteHosts:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Hosts`."""
 
     def __init__(self, run: RunFile, hosts: SharedHosts, lanes: StoredLanes, reload: Callable[[], None]) -> None:
         """``reload`` reads the lanes and leases of the run from the file."""

@@ -18,7 +18,7 @@ from shoal.ports import History, Rewind, Stats
 
 
 class SQLiteInspection:
-    """See `shoal.ports.Frontier`."""
+    """See `shoal.ports.Inspection`."""
 
     def __init__(self, run: RunFile, seen: Seen, lanes: StoredLanes, histories: Histories, roles: SQLiteRoles) -> None:
         self._file = run
@@ -43,9 +43,6 @@ class SQLiteInspection:
         sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
         return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
-
-    async def is_finished(self) -> bool:
-        return (await self.stats()).finished
 
     async def recover(self) -> Rewind | None:
         """None: only one process has the file, so nobody can rewind it."""

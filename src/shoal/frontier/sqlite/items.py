@@ -9,7 +9,7 @@ from shoal.ports import LoggedItem
 
 
 class SQLiteItemLog:
-    """Items in the order in which their pages were completed. See `shoal.ports.Frontier`.
+    """Items in the order in which their pages were completed. See `shoal.ports.ItemLog`.
 
     Only one process has the file, so nobody can rewind it. It ignores the proofs that a server checks (``last``,
     ``cursors``).

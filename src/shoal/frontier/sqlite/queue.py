@@ -58,7 +58,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 class SQLiteQueue:
-    """See `shoal.ports.Frontier`. Each call is one transaction."""
+    """See `shoal.ports.Queue`. Each call is one transaction."""
 
     def __init__(self, tables: Tables, options: FrontierOptions, expire_others: Callable[[float], None]) -> None:
         self.halted = False

@@ -13,7 +13,7 @@ def slot_columns(holder: Holder | None) -> tuple[str | None, int | None]:
 
 
 class SQLiteRoles:
-    """The roles of a run: the holder, expiry and cursor of each. See `shoal.ports.Frontier`.
+    """The roles of a run: the holder, expiry and cursor of each. See `shoal.ports.Roles`.
 
     The methods that are not async run within a transaction of the caller.
     """

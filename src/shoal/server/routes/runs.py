@@ -172,7 +172,7 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
     if state == "running":
         await server.jobs.resume(run)
     else:
-        await server.jobs.look(run_id)
+        await server.jobs.poll_state(run_id)
     return json_response(await _describe(server, run))
 
 
@@ -189,7 +189,7 @@ async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | Non
 async def remove(
     run_id: RunId,
     request: Request,
-    force: Annotated[bool, Query(description="Delete a run that is not finished or cancelled, too.")] = False,
+    force: Annotated[bool, Query(description="Also delete a run that is not finished or cancelled.")] = False,
 ) -> Response:
     """Delete a run: its URLs, counts and item log. Its outputs are not touched."""
     server = server_of(request)

@@ -1,0 +1,75 @@
+"""The layers around the fetcher: robots.txt, the spider's own, cookies, throttling, retries, cache."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.config import Config
+from shoal.http import Request, Response
+from shoal.middleware import Postponed, wrap
+from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
+from shoal.spider import Spider
+
+
+class Onion(NamedTuple):
+    """A fetcher with its layers."""
+
+    fetch: Fetch
+    on_lease: Callable[[Lease], None] = lambda lease: None
+    """Called with each lease before its page is fetched."""
+    forget: Callable[[], None] = lambda: None
+    """Drops what the layers cached from the store."""
+
+
+def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetcher:
+    """``networks``: private addresses that may be contacted; all other private ones are refused. None: no limit."""
+    from shoal.fetch.guard import AddressGuard
+    from shoal.fetch.http import HttpFetcher
+
+    guard = None if networks is None else AddressGuard(networks)
+    return HttpFetcher(config.http, config.user_agent, guard)
+
+
+def make_onion(
+    spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] = lambda: True
+) -> Onion:
+    """Wrap the fetcher in its layers, outermost first."""
+    from shoal.middleware.cache import Cache
+    from shoal.middleware.cookies import Cookies
+    from shoal.middleware.retry import StatusCheck
+    from shoal.middleware.robots import Robots
+    from shoal.middleware.throttle import Throttle
+
+    robots = Robots(config.robots, config.user_agent, hosts) if config.robots.obey else None
+    throttle = Throttle(config.throttle, hosts.update_host) if config.throttle.enabled else None
+    layers: list[Middleware | None] = [
+        robots,
+        *spider.middlewares,
+        Cookies(keep=config.cookies),
+        throttle,
+        StatusCheck(config.retry.statuses, spider.handle_statuses),
+        Cache(config.cache) if config.cache.enabled else None,
+    ]
+    onion = Onion(wrap(_guarded(fetcher.fetch, may_work), [layer for layer in layers if layer is not None]))
+    if throttle is not None:
+        onion = onion._replace(on_lease=throttle.adopt)
+    return onion if robots is None else onion._replace(forget=robots.forget)
+
+
+def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
+    """A process that lost its slot sends nothing, not even a request that was waiting for a robots.txt."""
+
+    async def guarded(request: Request) -> Response:
+        if not may_work():
+            raise Postponed("this process may not work any more", contacted=False)
+        return await fetch(request)
+
+    return guarded
+
+
+def preload() -> None:
+    """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
+    for name in ("fetch.http", "middleware.cache", "middleware.cookies", "middleware.robots", "middleware.throttle"):
+        importlib.import_module(f"shoal.{name}")

@@ -1,0 +1,116 @@
+"""When the engine leases and settles: one strategy for a store in this process, one for a store on a server."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Protocol
+
+from shoal.ports import Leased
+
+_LINGER = 0.02
+"""Seconds that a settlement waits for others while there is enough to do."""
+_POLL = (0.05, 0.5)
+"""Seconds between polls of a queue that other processes may fill: the first, and the maximum."""
+_GIVE_UP_AFTER = 0.4
+"""Seconds that releasing leases may take after the grace period."""
+
+
+class Pacing(Protocol):
+    """Decides how many leases the engine asks for, and when it settles finished pages."""
+
+    poll_after: float
+    """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
+    give_up_after: float | None
+    """Seconds after the grace period of a stop at which the store is no longer waited for. None: never."""
+
+    def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
+        """Seconds to wait for more settlements before all of them are stored together."""
+        ...
+
+    def room(self, free: int, ahead: int, concurrency: int) -> int:
+        """How many requests to lease now. ``ahead``: leases that have not begun."""
+        ...
+
+    def pause(self) -> float | None:
+        """Seconds until the next poll, when nothing is leased now. None: until something happens."""
+        ...
+
+    def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
+        """Seconds until the next poll after an answer. ``short``: fewer leases than asked for. None: until something
+        happens."""
+        ...
+
+    def poll_now(self) -> None:
+        """Lease again without waiting for the next poll."""
+        ...
+
+
+class LocalPacing:
+    """The store is in this process: lease whenever a place is free, and settle at once."""
+
+    def __init__(self) -> None:
+        self.poll_after = 0.0
+        self.give_up_after: float | None = None
+
+    def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
+        return 0.0
+
+    def room(self, free: int, ahead: int, concurrency: int) -> int:
+        return free
+
+    def pause(self) -> float | None:
+        return None
+
+    def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
+        return leased.wait
+
+    def poll_now(self) -> None:
+        pass
+
+
+class RemotePacing:
+    """The store is a round trip away, and other processes use it too.
+
+    Settlements wait for each other for a moment. Some requests are leased ahead, so that no place stays empty during a
+    round trip. A queue without due requests is polled, less often if the store asks for it.
+    """
+
+    def __init__(self, batch: int) -> None:
+        """``batch``: requests in one call, at most."""
+        self.poll_after = 0.0
+        self.give_up_after: float | None = _GIVE_UP_AFTER
+        self._batch = batch
+        self._poll = _POLL[0]
+        self._next_poll = 0.0
+        """On the monotonic clock. 0: now."""
+
+    def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
+        if 4 * busy <= 3 * concurrency or 4 * settled >= self._batch:
+            return 0.0
+        return max(0.0, since + _LINGER - time.monotonic())
+
+    def room(self, free: int, ahead: int, concurrency: int) -> int:
+        most_ahead = min(self._batch, concurrency)  # not more: other workers need requests too
+        if 2 * ahead > most_ahead or time.monotonic() < self._next_poll:
+            return 0
+        return min(self._batch, free + most_ahead - ahead)
+
+    def pause(self) -> float | None:
+        return max(0.0, self._next_poll - time.monotonic()) if self._next_poll else None
+
+    def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
+        if not short:
+            self._next_poll, self._poll = 0.0, _POLL[0]
+            return 0.0 if has_place else None
+        wait = self._poll if leased.wait is None else min(leased.wait, self._poll)
+        self._poll = _POLL[0]
+        self.poll_after = 0.0 if leased.leases else leased.poll_after
+        if not leased.leases:
+            wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
+            self._poll = min(_POLL[1], 1.5 * wait)
+        self._next_poll = time.monotonic() + wait
+        return wait
+
+    def poll_now(self) -> None:
+        self._next_poll = 0.0

@@ -1,0 +1,67 @@
+"""The contracts between the parts of Shoal: values, and Protocols without behaviour.
+
+A `Frontier` is composed of `Queue`, `Roles`, `ItemLog`, `Hosts` and `Inspection`. Code that uses a frontier declares
+only the parts that it needs. The laws that every frontier keeps are in ``docs/architecture.md``; ``shoal.testing``
+checks them on a backend.
+"""
+
+from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot
+from shoal.ports.fetching import Fetch, Fetcher, Middleware
+from shoal.ports.hosts import Hosts, HostState, HostUpdate
+from shoal.ports.inspection import Event, History, Inspection, Rewind, Stats
+from shoal.ports.items import ItemLog, LoggedItem, Sink
+from shoal.ports.queue import (
+    Completion,
+    Failure,
+    FrontierOptions,
+    Holder,
+    Lease,
+    Leased,
+    Pushed,
+    Queue,
+    RequestState,
+)
+from shoal.ports.roles import Claim, Roles, RoleState
+from shoal.ports.store import Frontier, ItemSource, Run, RunState, RunView, Store
+
+__all__ = [
+    "Claim",
+    "ClusterEvent",
+    "ClusterStep",
+    "ClusterView",
+    "Completion",
+    "Coordinator",
+    "Counts",
+    "Event",
+    "Failure",
+    "Fetch",
+    "Fetcher",
+    "Frontier",
+    "FrontierOptions",
+    "History",
+    "Holder",
+    "HostState",
+    "HostUpdate",
+    "Hosts",
+    "Inspection",
+    "ItemLog",
+    "ItemSource",
+    "Lease",
+    "Leased",
+    "LoggedItem",
+    "Member",
+    "Middleware",
+    "Pushed",
+    "Queue",
+    "RequestState",
+    "Rewind",
+    "RoleState",
+    "Roles",
+    "Run",
+    "RunState",
+    "RunView",
+    "Sink",
+    "Slot",
+    "Stats",
+    "Store",
+]

@@ -1,0 +1,111 @@
+"""What can be asked about a run: its counters, its dead requests, the history of a URL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from shoal.http import Request
+from shoal.ports.queue import RequestState
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """The counters of a run."""
+
+    pushed: int = 0
+    ready: int = 0
+    waiting: int = 0
+    leased: int = 0
+    done: int = 0
+    dead: int = 0
+    duplicates: int = 0
+    items: int = 0
+    seeding: bool = False
+    incoming: int = 0
+    """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but
+    they remain to be done."""
+    rewinds: int = 0
+    """How often clients noticed that the store had gone back in time: see ``Inspection.rewinds``."""
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every pushed request is in exactly one state."""
+        return self.pushed == self.ready + self.waiting + self.leased + self.done + self.dead
+
+    @property
+    def remaining(self) -> int:
+        """Requests that are neither done nor dead."""
+        return self.ready + self.waiting + self.leased + self.incoming
+
+    @property
+    def finished(self) -> bool:
+        """Nothing remains, and seeding is complete."""
+        return not (self.remaining or self.seeding)
+
+
+class Rewind(Struct, frozen=True, kw_only=True):
+    """The store went back in time: a restored backup, a promoted replica that lagged, a power cut before a sync."""
+
+    at: float
+    """When a client noticed it, by the store's clock."""
+    lost_seconds: float | None = None
+    """At most this many seconds of changes were lost. None if that is not known."""
+
+
+class Event(Struct, frozen=True):
+    """Something that happened to a request."""
+
+    at: float
+    what: str
+    detail: str = ""
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """What happened to a URL."""
+
+    url: str
+    state: RequestState
+    depth: int
+    priority: float
+    attempts: int
+    status: int
+    items: int
+    parent: str | None
+    reason: str
+    events: tuple[Event, ...]
+
+
+class Inspection(Protocol):
+    """Questions about a run. None of them changes a lease."""
+
+    async def stats(self) -> Stats:
+        """The counters. Cheap enough to call every second."""
+        ...
+
+    async def audit(self) -> Stats:
+        """The same counters, counted anew from the requests themselves."""
+        ...
+
+    async def rewinds(self) -> list[Rewind]:
+        """The rewinds of the store that clients of this run noticed, oldest first."""
+        ...
+
+    async def find(self, request: Request) -> History | None:
+        """The history of a request. If the run has its URL only under other fingerprints (not filtered, or not a GET),
+        the history of the first one; that search may read the whole run."""
+        ...
+
+    async def dead_kinds(self) -> dict[str, int]:
+        """The number of dead requests by kind of failure."""
+        ...
+
+    def dead(self) -> AsyncIterator[History]:
+        """The dead requests, in any order."""
+        ...
+
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
+        forbids."""
+        ...

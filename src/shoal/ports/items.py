@@ -1,0 +1,60 @@
+"""Items on their way to outputs: the item log of a run, and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class LoggedItem(Struct, frozen=True):
+    """An item in the item log of a run. ``key`` is the same however often its page was tried."""
+
+    seq: int
+    fingerprint: bytes
+    index: int
+    payload: bytes
+    token: int = 0
+    """Token of the lease under which its page was completed. Together with ``seq`` it identifies this entry, also in a
+    store that was rewound and has other items under the same numbers. 0 in stores that cannot be rewound."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.fingerprint.hex()}-{self.index}"
+
+
+class ItemLog(Protocol):
+    """The items of a run in the order in which their pages were completed."""
+
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+        """Up to ``limit`` items with a sequence number above ``after``, in order.
+
+        ``last``: the item ``after`` as the caller read it. StoreRewoundError if the log ends before it, or has another
+        item in its place. A trimmed item is not checked."""
+        ...
+
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        """Forget the items through this sequence number; the count of items stays. With ``cursors``: only if these
+        roles have these cursors. Otherwise the caller's view is outdated, and nothing is forgotten."""
+        ...
+
+
+class Sink(Protocol):
+    """An output for items.
+
+    It is opened at the state that its last ``flush`` returned. Whatever was written after that flush is undone or
+    overwritten, so repeating a write changes nothing.
+    """
+
+    async def open(self, state: bytes) -> None: ...
+
+    async def write(self, items: Sequence[LoggedItem]) -> None: ...
+
+    async def flush(self) -> bytes:
+        """Make everything written so far durable, and return the state to open at."""
+        ...
+
+    async def close(self, *, finished: bool) -> None:
+        """``finished``: the run is over, and all its items were written."""
+        ...

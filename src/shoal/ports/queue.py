@@ -1,0 +1,156 @@
+"""The queue of a run: requests, leases, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from shoal.http import Request
+from shoal.ports.roles import Claim
+
+RequestState: TypeAlias = Literal["ready", "waiting", "leased", "done", "dead"]
+
+
+class FrontierOptions(Struct, frozen=True, kw_only=True):
+    """The settings that a frontier needs."""
+
+    max_attempts: int = 3
+    delay: float = 0.0
+    """Seconds from the end of one fetch to the next lease on the same host, unless the host has its own delay."""
+    concurrency_per_host: int = 8
+    max_queue_size: int | None = None
+    """An explicit push beyond it raises QueueFullError. Children of a completed request always enter."""
+    in_memory: int = 100_000
+    """Queued requests that stay in memory before the rest goes to disk (memory frontier only)."""
+
+
+class Lease(Struct, frozen=True):
+    """The right to work on one request until ``deadline``, proven by ``token``."""
+
+    request: Request
+    fingerprint: bytes
+    token: int
+    attempt: int
+    """1 for the first attempt. A crash counts. For a lease that is not begun: the number that the attempt will have."""
+    host: str
+    deadline: float
+    """On this process's `shoal.clock`. Taken before the store is called, so it is never later than the store's."""
+    learned_delay: float = 0.0
+    """The delay that the fleet had learned for the host at the time of the lease."""
+
+
+class Holder(Struct, frozen=True):
+    """A node that works under a slot of a cluster. Of two epochs of a slot, the later one is valid."""
+
+    slot: str
+    epoch: int
+
+
+class Leased(Struct, frozen=True):
+    """The answer to ``lease``."""
+
+    leases: list[Lease]
+    wait: float | None
+    """Seconds until a waiting request may become due. None if no request waits for time alone."""
+    poll_after: float = 0.0
+    """Minimum seconds before a caller that got nothing polls again. A store that many idle callers poll raises it, so
+    that all of them together cost little."""
+
+
+class Completion(Struct, kw_only=True):
+    """A page that was handled. It becomes done, with its items and children, in one atomic step."""
+
+    lease: Lease
+    items: Sequence[bytes] = ()
+    children: Sequence[Request] = ()
+    status: int = 0
+    duplicates: int = 0
+    """Links that this process left out because the run had them already. Only counted."""
+    contacted: bool = True
+    """False if nothing was sent to the host (a cached page): the delay of the host does not start again."""
+    note: str = ""
+
+
+class Failure(Struct, kw_only=True):
+    """A failed attempt. The request waits ``retry_in`` seconds and becomes ready again. With None it is dead.
+
+    A request without attempts left is dead whatever ``retry_in`` says. Items and children (of an errback) are stored
+    only if the request dies.
+    """
+
+    lease: Lease
+    kind: str
+    reason: str
+    retry_in: float | None = None
+    items: Sequence[bytes] = ()
+    children: Sequence[Request] = ()
+    status: int = 0
+    contacted: bool = True
+
+
+class Pushed(Struct, frozen=True):
+    """How many requests of a push were new, and how many the run already had."""
+
+    added: int
+    duplicates: int
+
+
+class Queue(Protocol):
+    """Requests of a run: pushed, leased, and settled."""
+
+    async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
+        """Add the requests that are new. QueueFullError: nothing was added.
+
+        With ``seed``: the push is fenced by the token of the role, and ``cursor`` is stored in the same step by
+        compare-and-set. The stored cursor must be ``seed.cursor``, or already ``cursor`` (a repeat); otherwise
+        StoreRewoundError. If the role was lost, nothing is pushed."""
+        ...
+
+    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+        """Lease up to ``limit`` requests whose host is due: highest priority first, then first in, first out.
+
+        Expired leases, also those of other runs, are released first. A paused or cancelled run leases nothing.
+        ``begun=False`` is for leases that are sent to other processes: the attempt counts from ``reissue`` on, and a
+        lease that is lost before that is released unused.
+
+        ``nonce``: 8 to 32 random bytes. A call with the same nonce as this object's last call returns the leases of
+        that call that are still held, and leases nothing more. So a lost answer costs nothing. Without a nonce the
+        frontier makes one. Tokens are derived from it, so they never repeat, also not after a rewind. One call leases
+        at most 65,535 requests.
+        """
+        ...
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
+        """Return the same leases with a new deadline, and None for each that is lost."""
+        ...
+
+    async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
+        """Return the same leases under new tokens and with a new deadline. The old tokens are no longer valid. None for
+        each lease that was already lost. So of all processes that were sent a lease, only one begins.
+
+        ``nonce``: 8 to 32 random bytes of the caller. A repeat with the same old token and nonce returns the same new
+        token while that is valid. So a call whose answer was lost can be repeated."""
+        ...
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        """Complete pages. For each: how many children were new; None if the lease was lost, and nothing was changed.
+
+        A repeat under the token that made the request done changes nothing. It returns ``Pushed(0, 0)``, or None in
+        stores where no answer can be lost (in one process). Do not remember links of a repeat: it is not proof against
+        a rewind."""
+        ...
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        """Record failed attempts. The new state of each request; None if the lease was lost."""
+        ...
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        """Release leases unused: each request is ready again in its old place, and the attempt does not count."""
+        ...
+
+    async def fence(self, slot: str, epoch: int) -> int:
+        """Release everything that the slot holds under earlier epochs: leases count as expired, roles become free. From
+        then on ``lease`` and ``claim`` of an earlier epoch raise FencedError. Returns the number of leases."""
+        ...

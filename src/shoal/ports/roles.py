@@ -1,0 +1,59 @@
+"""Roles of a run: work that one process at a time does, such as seeding or writing an output."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from shoal.ports.items import LoggedItem
+
+
+class Claim(Struct, frozen=True):
+    """The right to one role of a run (``seed``, or the drainer of one sink), with the stored cursor.
+
+    Moving the cursor is a compare-and-set on ``cursor``. After a successful move, continue with ``moved_to``.
+    """
+
+    role: str
+    token: int
+    cursor: bytes
+
+    def moved_to(self, cursor: bytes) -> Claim:
+        """The same claim after its cursor was moved."""
+        return Claim(self.role, self.token, cursor)
+
+
+class RoleState(Struct, frozen=True, kw_only=True):
+    """A role of a run. ``held``: a process holds it, and its time has not run out."""
+
+    role: str
+    cursor: bytes
+    held: bool
+    finished: bool
+
+
+class Roles(Protocol):
+    """Roles of a run, each with a cursor that says how far its work is."""
+
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+        """Take a role. None while another process holds it, or if it is finished. A repeat with the same ``nonce`` (8
+        to 32 random bytes) returns the claim that the first call took, if that is still valid."""
+        ...
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
+        """Move the cursor and keep the role. False if the role was lost.
+
+        This is a compare-and-set: the stored cursor must be ``claim.cursor``, or already ``cursor`` (a repeat). Another
+        cursor under a valid token means that the store was rewound: StoreRewoundError, and nothing was changed. The
+        same holds if the item log no longer has ``last``, the last item that the cursor covers: see ``read_items``."""
+        ...
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        """Release a role, for good if ``finished``. False if it was lost. A run whose ``seed`` role is not finished is
+        not finished. ``finished`` requires the stored cursor to be ``claim.cursor``; otherwise StoreRewoundError."""
+        ...
+
+    async def roles(self) -> list[RoleState]:
+        """All roles that were ever claimed in this run."""
+        ...

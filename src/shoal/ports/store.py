@@ -1,0 +1,93 @@
+"""The frontier of a run, and the store that keeps runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from shoal.ports.hosts import Hosts
+from shoal.ports.inspection import Inspection, Rewind
+from shoal.ports.items import ItemLog
+from shoal.ports.queue import FrontierOptions, Holder, Queue
+from shoal.ports.roles import Roles
+
+RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One execution of a spider."""
+
+    run_id: str
+    spider: str
+    state: RunState
+    created_at: float
+    settings: Mapping[str, Any] = {}
+
+
+class ItemSource(Roles, ItemLog, Inspection, Protocol):
+    """The parts of a frontier that outputs need."""
+
+
+class RunView(Hosts, Inspection, Protocol):
+    """The parts of a frontier that show a run."""
+
+
+class Frontier(Queue, Roles, ItemLog, Hosts, Inspection, Protocol):
+    """All URLs of one run. Many tasks and processes may call every method at the same time.
+
+    Each call that changes something is one atomic step: after a crash it happened completely or not at all. Any call
+    may raise FrontierError; then nothing was changed.
+
+    A frontier on a server remembers the last completion that the server acknowledged. It presents this receipt with
+    each ``lease``, ``complete``, ``fail``, ``release`` and ``push``. A server that does not know the completion was
+    rewound: the call changes nothing and raises StoreRewoundError. So does every later call until ``recover``.
+    """
+
+    async def recover(self) -> Rewind | None:
+        """Continue after a StoreRewoundError. None if the store was not rewound.
+
+        It records the rewind in the run, makes every host of the store wait one delay from now, and clears what this
+        object remembers. The caller must first drop all it knows of the store: known links, cursors, leases. Clients
+        that notice the same rewind record it once."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Keeps runs and their frontiers. Opened by a URL."""
+
+    shared: ClassVar[bool]
+    """Whether other processes may work on it at the same time."""
+
+    async def create_run(self, run: Run) -> Run: ...
+
+    async def transition(self, run_id: str, state: RunState) -> Run:
+        """Move a run to another state. RunError if there is no such run, or the step is not allowed."""
+        ...
+
+    async def get_run(self, run_id: str) -> Run | None: ...
+
+    async def run_state(self, run_id: str) -> RunState | None:
+        """The state alone, for callers that poll: the settings of a run may be large."""
+        ...
+
+    async def run_states(self, spider: str) -> dict[str, RunState]:
+        """The states of all runs of a spider, oldest first."""
+        ...
+
+    async def list_runs(self, spider: str | None = None) -> list[Run]:
+        """Newest first."""
+        ...
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run and everything that belongs to it. Hosts stay. RunError if there is no such run."""
+        ...
+
+    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+        """The frontier of a run. With ``holder``, its leases and roles belong to that slot: see ``Queue.fence``."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,388 @@
+"""One process's part in a run, from its first lease to its summary.
+
+`RunLifecycle` is the only place that builds the engine of a run, watches the state of the run, ends its outputs, moves
+the run to its final state, and makes the summary. `Crawl`, `Worker`, a local batch and a run of the server say in a
+`Plan` how they take part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Protocol
+
+from msgspec import Struct
+
+from shoal.config import Config
+from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.onion import make_fetcher, make_onion
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.seeder import Source
+from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
+from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, Stats, Store
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.run")
+
+_POLL = 1.0
+"""Seconds between two polls of the run's state."""
+_POLL_PAUSED = 4.0
+_SEEDING_POLLS = 10
+"""Polls between two checks that seeding is complete."""
+_SUMMARY_TIMEOUT = 1.0
+"""Seconds that the last call of a stopped process may take."""
+GRACE = 0.5
+"""Seconds that pages in flight have when a worker stops, or a run is cancelled."""
+
+
+class Output(Drain, Protocol):
+    """An output of a run."""
+
+    async def finish(self, *, finished: bool) -> None:
+        """Write what the item log has, and close the output. ``finished``: the run is over."""
+        ...
+
+
+class Plan(Struct, kw_only=True):
+    """How one process takes part in a run."""
+
+    spider: Spider
+    config: Config
+    options: FrontierOptions
+    frontier: Frontier | None = None
+    """Used instead of a new one."""
+    open_outputs: Callable[[Frontier], Awaitable[Sequence[Output]]]
+    make_scheduler: Callable[[Frontier], Scheduler]
+    source: Source | None = None
+    """Start requests. None: another process pushes them."""
+    fetcher: Fetcher | None = None
+    """Used instead of a new one. The caller closes it."""
+    networks: Sequence[str] | None = None
+    """See `make_fetcher`."""
+    shared: bool = False
+    """Other processes, or other crawls of this process, use the frontier too."""
+    output_names: tuple[str, ...] = ()
+    """For the summary."""
+    resumes: bool = False
+    """A paused run continues when this process begins. Otherwise the process waits until somebody resumes the run."""
+    watches: bool = False
+    """Poll the state of the run: another process may pause, resume or cancel it."""
+    stays: bool = False
+    """Stay when the run is finished: it may get more requests."""
+    is_private: bool = False
+    """The run ends with this process, so its outputs are complete when it ends, for whatever reason."""
+    keep_items: bool = True
+    grace: float | None = None
+    """Seconds that pages in flight have after a stop. None: ``shutdown_grace``."""
+    output_timeout: float | None = None
+    """Seconds that outputs have after a stop. None: as long as they need."""
+    holder: Holder | None = None
+    """The slot in a cluster under which this process works."""
+    may_work: Callable[[], bool] = lambda: True
+    on_begin: Callable[[], None] = lambda: None
+    """Called when the outputs are open and the engine exists."""
+    on_state: Callable[[str], None] = lambda state: None
+    """Called when this process moved the run to another state."""
+    on_unseeded: Callable[[], Awaitable[object]] | None = None
+    """Called when seeding is incomplete and no process is seeding."""
+
+
+class RunLifecycle:
+    """Works on one run until it is finished, cancelled, or ``stop``. Use it once."""
+
+    def __init__(self, store: Store, run: Run, plan: Plan) -> None:
+        self.run_id = run.run_id
+        self.error: ShoalError | None = None
+        """Why the work ended early."""
+        self.engine: Engine | None = None
+        self.frontier: Frontier | None = None
+        self._store = store
+        self._run = run
+        self._plan = plan
+        self._stop_asked = asyncio.Event()
+        self._persist = Persistence(shared=store.shared)
+        self._outputs: Sequence[Output] = ()
+        self._shown = "running"
+        """The state of the run at the last poll."""
+        self._polls = 0
+
+    # -- control
+
+    def stop(self, grace: float | None = None) -> None:
+        """Lease nothing more. Pages in flight have ``grace`` seconds (default: that of the plan)."""
+        grace = self._plan.grace if grace is None else grace
+        self._stop_asked.set()
+        if self.engine is None:
+            self._persist.give_up()
+        elif not self.engine.stopping:
+            seconds = self._plan.config.shutdown_grace if grace is None else grace
+            log.warning("stopping: pages in flight have %g s to end", seconds)
+            self.engine.stop(grace)
+
+    def abort(self) -> None:
+        """Stop now. Pages in flight are dropped."""
+        self._stop_asked.set()
+        if self.engine is None:
+            self._persist.give_up()
+        else:
+            self.engine.abort()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop_asked.is_set()
+
+    def halt(self, halted: bool) -> None:
+        """While the run is paused: lease nothing."""
+        if self.engine is not None:
+            self.engine.halt(halted)
+
+    async def snapshot(self) -> Snapshot | None:
+        """The state of the crawl now. None before it begins."""
+        return None if self.engine is None else await self.engine.snapshot()
+
+    def vitals(self, worker: str, standing: Standing | None = None) -> Vitals:
+        """What this process knows of itself, without a call to the store."""
+        engine = self.engine
+        return Vitals(
+            worker=worker,
+            run_id=self.run_id,
+            spider=self._run.spider,
+            counters=Counters() if engine is None else engine.counters,
+            in_flight=0 if engine is None else engine.in_flight,
+            looped_at=None if engine is None else engine.looped_at,
+            frontier=self.frontier,
+            standing=standing,
+        )
+
+    def count_rejects(self, count: int) -> None:
+        """Count items that an output could not take."""
+        if self.engine is not None:
+            self.engine.counters.item_errors += count
+
+    # -- work
+
+    async def work(self) -> Summary:
+        """Take part in the run. The error that ended it is in ``error`` and in the summary."""
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            scheduler = await self._prepare(stack)
+            watch = asyncio.create_task(self._watch()) if self._plan.watches else None
+            self._plan.on_begin()
+            try:
+                await self._work(scheduler)
+            finally:
+                if watch is not None:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+            return await self._summarize(scheduler, started)
+
+    async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
+        plan = self._plan
+        opening = partial(self._store.frontier, self.run_id, plan.options, plan.holder)
+        frontier = await self._persist(opening) if plan.frontier is None else plan.frontier
+        self.frontier = frontier
+        if plan.holder is not None:
+            await self._persist(partial(self._fence, plan.holder))
+        scheduler = plan.make_scheduler(frontier)
+        fetcher = plan.fetcher
+        if fetcher is None:
+            fetcher = make_fetcher(plan.config, plan.networks)
+            stack.push_async_callback(fetcher.close)
+        self._outputs = await plan.open_outputs(frontier)
+        self.engine = Engine(
+            plan.spider,
+            plan.config,
+            scheduler,
+            make_onion(plan.spider, plan.config, frontier, fetcher, plan.may_work),
+            self._outputs,
+            source=plan.source,
+            options=EngineOptions(
+                shared=plan.shared, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+            ),
+        )
+        await self._persist(self._mark_running)
+        return scheduler
+
+    async def _fence(self, holder: Holder) -> None:
+        """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
+        assert self.frontier is not None
+        count = await self.frontier.fence(holder.slot, holder.epoch)
+        log.log(logging.WARNING if count else logging.DEBUG, "released %d leases of the last holder", count)
+
+    async def _mark_running(self) -> None:
+        assert self.frontier is not None
+        state = await self._store.run_state(self.run_id)
+        has_more = state == "finished" and not (await self.frontier.stats()).finished
+        if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
+            await self._move_to("running")
+
+    async def _move_to(self, state: str) -> None:
+        with suppress(RunError):  # another process was first, or the run was cancelled
+            await self._store.transition(self.run_id, state)  # type: ignore[arg-type]
+            self._plan.on_state(state)
+
+    async def _work(self, scheduler: Scheduler) -> None:
+        """Run the engine and end the outputs. After a rewind of the store, do it again."""
+        engine = self.engine
+        assert engine is not None
+        while True:
+            try:
+                if self._stop_asked.is_set():
+                    engine.stop(self._plan.grace)
+                await engine.run()
+            except ShoalError as exc:
+                self.error = exc
+            try:
+                await self._end(scheduler)
+                return
+            except StoreRewoundError as exc:
+                if self.error is not None or engine.stopping:
+                    log.error("%s", exc)
+                    return
+            try:
+                await engine.start_over()
+            except ShoalError as exc:
+                self.error = exc
+                return
+
+    # -- the end
+
+    async def _end(self, scheduler: Scheduler) -> None:
+        """Finish the outputs and the run. A stopped process does not wait longer than its time for that."""
+        finishing = asyncio.create_task(self._finish(scheduler))
+        stop_asked = asyncio.create_task(self._stop_asked.wait())
+        try:
+            if not self._stop_asked.is_set() and self.error is None:  # an output that is down is waited for
+                await asyncio.wait({finishing, stop_asked}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
+            if not done:
+                log.warning("an output or the server of the frontier does not answer; the next process continues")
+                return
+            finishing.result()
+        except StoreRewoundError:
+            raise
+        except ShoalError as exc:
+            self.error = self.error or exc
+        finally:
+            stop_asked.cancel()
+            finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
+
+    async def _finish(self, scheduler: Scheduler) -> None:
+        has_ended = self.error is None and await self._has_ended(scheduler)
+        if not has_ended and not self.stopping and self.error is None:
+            await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
+        failure: ShoalError | None = None
+        for output in self._outputs:
+            try:
+                await output.finish(finished=has_ended or self._plan.is_private)
+            except StoreRewoundError:
+                raise
+            except ShoalError as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+        if has_ended:
+            await self._mark_finished()
+
+    async def _has_ended(self, scheduler: Scheduler) -> bool:
+        """Whether nothing remains for any process: all requests are settled, or the page limit is reached. Pages that
+        another process has leased may come back."""
+        assert self.frontier is not None
+        stats = await self._persist(self.frontier.stats)
+        return stats.finished or (scheduler.limit_reached and not stats.leased)
+
+    async def _mark_finished(self) -> None:
+        """Move the run to ``finished``. StoreRewoundError if the store went back in time meanwhile: the run may have
+        requests again, so it is running."""
+        if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
+            await self._persist(partial(self._move_to, "running"))
+        await self._persist(partial(self._move_to, "finished"))
+        try:
+            await self._check_store()
+        except StoreRewoundError:
+            await self._persist(partial(self._move_to, "running"))
+            raise
+
+    async def _check_store(self) -> None:
+        """StoreRewoundError if the store does not know the last completion of this process."""
+        frontier = self.frontier
+        assert frontier is not None
+        await self._persist(lambda: frontier.lease(0, self._plan.config.lease.ttl))
+
+    async def _summarize(self, scheduler: Scheduler, started: float) -> Summary:
+        assert self.frontier is not None
+        assert self.engine is not None
+        timeout = _SUMMARY_TIMEOUT if self.stopping and self._store.shared else None
+        stats, kinds = await last_stats(self.frontier, timeout)
+        state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
+        return Summary(
+            run_id=self.run_id,
+            spider=self._run.spider,
+            state="failed" if self.error is not None else state,
+            error="" if self.error is None else str(self.error),
+            stats=stats,
+            dead_kinds=kinds,
+            counters=self.engine.counters,
+            elapsed=time.monotonic() - started,
+            outputs=self._plan.output_names,
+        )
+
+    # -- the state of the run
+
+    async def _watch(self) -> None:
+        """Follow what other processes do to the run: pause, resume, cancel, remove."""
+        while not self.stopping:
+            idle = 0.0 if self.engine is None else 4 * self.engine.poll_after  # many idle workers poll seldom
+            await asyncio.sleep(max(idle, _POLL_PAUSED if self._shown == "paused" else _POLL))
+            try:
+                await self.poll_state()
+            except FrontierError as exc:
+                log.debug("could not poll the state of the run: %s", exc)
+
+    async def poll_state(self) -> None:
+        """Do what the state of the run asks for: pause, continue, or stop."""
+        state = await self._store.run_state(self.run_id)
+        if state is None or state == "cancelled":
+            log.warning("run %s was %s", self.run_id, state or "removed")
+            self.stop(GRACE if self._plan.grace is None else None)
+            return
+        if state == "queued":  # the store went back to a time before the run began
+            await self._move_to("running")
+            state = "running"
+        if state != self._shown:
+            log.warning("run %s is %s", self.run_id, state)
+            self._shown = state
+            self.halt(state == "paused")
+        self._polls += 1
+        if self._polls % _SEEDING_POLLS == 0 and self._plan.on_unseeded is not None:
+            await self._check_seeding(self._plan.on_unseeded)
+        if self._plan.stays and state in ("running", "finished"):
+            await self._show_state(state)
+
+    async def _check_seeding(self, on_unseeded: Callable[[], Awaitable[object]]) -> None:
+        assert self.frontier is not None
+        if not (await self.frontier.stats()).seeding:
+            return
+        if not any(role.held for role in await self.frontier.roles() if role.role == "seed"):
+            await on_unseeded()
+
+    async def _show_state(self, state: str) -> None:
+        """A process that stays moves the run between ``running`` and ``finished``."""
+        assert self.frontier is not None
+        finished = (await self.frontier.stats()).finished
+        if finished != (state == "finished"):
+            await self._move_to("finished" if finished else "running")
+
+
+async def last_stats(frontier: Frontier, timeout: float | None) -> tuple[Stats, dict[str, int]]:
+    """Counters and kinds of dead requests for a summary. Empty ones if the store does not answer in time."""
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout(timeout):
+            return await frontier.stats(), await frontier.dead_kinds()
+    return Stats(seeding=True), {}
