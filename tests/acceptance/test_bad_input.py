@@ -560,7 +560,7 @@ async def test_outputs_that_can_not_be_opened(bad: MisbehavingServer, tmp_path: 
         "corrupt.db": "database disk image is malformed",
         "items.xml": "unknown type of output: '.*items.xml'",
         "items.json": r"use .*items\.jsonl",
-        "items": "can't tell from",
+        "items": "unknown type of output",
     }
     for name, message in wrong.items():
         with pytest.raises(SinkError, match=message):
@@ -612,7 +612,7 @@ async def test_a_file_that_may_not_grow(bad: MisbehavingServer, tmp_path: Path, 
     code, _, err = await python("-c", limited, *command, cwd=tmp_path)
     assert code == 1
     assert "Traceback" not in err
-    assert f"{output}: it has reached the largest size that is allowed for a file" in err
+    assert f"{output}: it has reached the maximum size of a file" in err
     assert re.search(r"lost +0", err)
     text = (tmp_path / output).read_text()
     assert len(text) <= 4000

@@ -114,7 +114,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     fleet.start(f"{url}/", settings={"download_delay": 1})
     fleet.shoal("cancel", fleet.run_id)
     assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)
-    assert "can't become paused" in says("pause", fleet.run_id)
+    assert "cannot become paused" in says("pause", fleet.run_id)
     assert "there is no file nowhere.txt" in says("start", "spider.py", "--urls-file", "nowhere.txt")
     assert "a file of one machine" in says("start", "spider.py", "-o", "items.jsonl")
 
@@ -123,7 +123,7 @@ def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)
         assert done.returncode == 2
-        assert "a fleet cannot share the frontier" in done.stderr
+        assert "a fleet can't share the frontier" in done.stderr
 
 
 # -- the registry and the orchestrator
