@@ -127,7 +127,7 @@ def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 3
     log = cluster.nodes[victim].log.read_text()
-    assert "taken for dead" in log
+    assert "missed its heartbeats" in log
     assert [event.what for event in cluster.events() if event.member == victim][-3:] == ["lost", "joined", "left"]
 
 
