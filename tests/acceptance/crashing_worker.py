@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.crawling.callbacks import Callbacks, Found
-from shoal.crawling.engine import Engine
 from shoal.crawling.page import Parsed
 from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.settling import Outcome, Settler
 from shoal.fetch.http import HttpFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
@@ -111,28 +111,29 @@ def _after_parsing(fuse: _Fuse) -> None:
 
 def _while_completing(fuse: _Fuse) -> None:
     """The server is told, and its answer is not waited for: nobody knows whether it happened."""
-    original = Engine._commit
+    original = Settler._complete
 
-    async def commit(self: Engine, parsed: list[Parsed]) -> None:
+    async def commit(self: Settler, parsed: list[Parsed]) -> dict[int, Outcome]:
         if fuse.is_last:
-            telling = asyncio.ensure_future(self._frontier.complete([each.completion for each in parsed]))
+            telling = asyncio.ensure_future(self._queue.complete([each.completion for each in parsed]))
             await asyncio.sleep(0.001)
             fuse.burn(each.completion.lease.request.url for each in parsed)
             await telling
         fuse.burn([])
-        await original(self, parsed)
+        return await original(self, parsed)
 
-    Engine._commit = commit  # type: ignore[method-assign]
+    Settler._complete = commit  # type: ignore[method-assign]
 
 
 def _after_completing(fuse: _Fuse) -> None:
-    original = Engine._commit
+    original = Settler._complete
 
-    async def commit(self: Engine, parsed: list[Parsed]) -> None:
-        await original(self, parsed)
+    async def commit(self: Settler, parsed: list[Parsed]) -> dict[int, Outcome]:
+        outcomes = await original(self, parsed)
         fuse.burn(each.completion.lease.request.url for each in parsed)
+        return outcomes
 
-    Engine._commit = commit  # type: ignore[method-assign]
+    Settler._complete = commit  # type: ignore[method-assign]
 
 
 def _after_draining(fuse: _Fuse, step: str, output: str) -> None:

@@ -228,7 +228,7 @@ class Node:
             log.warning(
                 "this node was never a Runner, and has written nothing to %s", ", ".join(map(mask, self._outputs))
             )
-        stats, kinds = await last_stats(frontier, _LAST_WORD)
+        stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _LAST_WORD)
         state = "finished" if stats.finished else "stopped"
         return Summary(
             run_id=run.run_id,

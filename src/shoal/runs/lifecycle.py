@@ -35,8 +35,6 @@ _POLL = 1.0
 _POLL_PAUSED = 4.0
 _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
-_SUMMARY_TIMEOUT = 1.0
-"""Seconds that the last call of a stopped process may take."""
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
 
@@ -111,6 +109,8 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._deadline: float | None = None
+        """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
     # -- control
 
@@ -238,6 +238,8 @@ class RunLifecycle:
                 await engine.run()
             except ShoalError as exc:
                 self.error = exc
+            if self._plan.output_timeout is not None:
+                self._deadline = asyncio.get_running_loop().time() + self._plan.output_timeout
             try:
                 await self._end(scheduler)
                 return
@@ -318,8 +320,7 @@ class RunLifecycle:
     async def _summarize(self, scheduler: Scheduler, started: float) -> Summary:
         assert self.frontier is not None
         assert self.engine is not None
-        timeout = _SUMMARY_TIMEOUT if self.stopping and self._store.shared else None
-        stats, kinds = await last_stats(self.frontier, timeout)
+        stats, kinds = await last_stats(self.frontier, self._deadline if self.stopping else None)
         state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=self.run_id,
@@ -380,9 +381,10 @@ class RunLifecycle:
             await self._move_to("finished" if finished else "running")
 
 
-async def last_stats(frontier: Frontier, timeout: float | None) -> tuple[Stats, dict[str, int]]:
-    """Counters and kinds of dead requests for a summary. Empty ones if the store does not answer in time."""
+async def last_stats(frontier: Frontier, deadline: float | None) -> tuple[Stats, dict[str, int]]:
+    """Counters and kinds of dead requests for a summary. Empty ones if the store does not answer until ``deadline``, on
+    the clock of the event loop."""
     with suppress(FrontierError, TimeoutError):
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout_at(deadline):
             return await frontier.stats(), await frontier.dead_kinds()
     return Stats(seeding=True), {}
