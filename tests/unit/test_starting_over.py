@@ -35,8 +35,9 @@ CONFIG = Config().with_settings({"download_delay": 0, "retry.max_attempts": 1})
 
 
 class Rewinding:
-    """A frontier that goes back in time when a call ``at`` is made for the first time: a page that was done is to be
-    done again. From then on it refuses each call until it is recovered, as real ones do."""
+    """A frontier that goes back in time at the first call that ``at`` accepts: one page must be crawled again.
+
+    From then on it refuses each call until ``recover``, as real frontiers do."""
 
     def __init__(self, inner: Frontier, at: Callable[[str, tuple[Any, ...]], bool], *, page: str = "") -> None:
         self.inner = inner

@@ -47,7 +47,6 @@ class Drain(Protocol):
 
     def nudge(self) -> None:
         """There are new items."""
-        ...
 
     async def run(self) -> None: ...
 
