@@ -48,10 +48,10 @@ class Callbacks:
                 name = type(pipeline).__name__
                 raise SpiderError(f"the pipeline {name} can't be called: give a function, or a class with __call__")
 
-    async def call(self, name: str | None, request: Request, *arguments: Any) -> Found:
+    async def call(self, name: str | None, request: Request, /, *arguments: Any, **named: Any) -> Found:
         """Everything that the method of this name gives, sorted. ``request`` is the one that it is about."""
         found = Found([], [])
-        for output in await _collect(self._spider.callback(name)(*arguments)):
+        for output in await _collect(self._spider.callback(name)(*arguments, **named)):
             if isinstance(output, (LinkBatch, Request)):
                 self._check(output)
                 found.links.append(output)

@@ -87,7 +87,8 @@ class Handler:
         if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
             return await self._redirected(lease, response)
         try:
-            return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
+            found = await self._callbacks.call(request.callback, request, response, **request.cb_kwargs)
+            return self._parsed(lease, response, found)
         except TooComplexError as error:
             error.status = status
             return await self._failed(lease, error)
