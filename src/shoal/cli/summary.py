@@ -8,9 +8,12 @@ from rich.text import Text
 
 from shoal.cli.progress import duration
 from shoal.config import Config, mask
-from shoal.crawling.stats import Summary
+from shoal.crawling.stats import Counters, Summary
 from shoal.printable import printable
 
+_MAX_REASONS = 5
+_MAX_OWN = 50
+"""Counters of the spider that are shown."""
 _TITLES = {
     "finished": "finished: every page found is accounted for",
     "stopped": "stopped before it was finished",
@@ -43,7 +46,10 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     rows = [
         ("run", summary.run_id),
         ("fetched", fetched + _details((counters.redirected, "redirects"), (counters.from_cache, "from the cache"))),
-        ("items", f"{stats.items}" + _details((counters.dropped, "dropped"), (counters.item_errors, "not stored"))),
+        (
+            "items",
+            f"{stats.items}" + _details((counters.dropped, _drops(counters)), (counters.item_errors, "not stored")),
+        ),
         ("duplicates", str(stats.duplicates)),
         ("out of scope", str(counters.out_of_scope)),
         ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
@@ -56,9 +62,19 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("rewinds", f"{stats.rewinds}: the store went back in time, see `shoal audit`" if stats.rewinds else ""),
         ("time", duration(summary.elapsed)),
         ("speed", f"{summary.pages_per_second:.1f} pages/s"),
+        *((name, str(count)) for name, count in list(summary.own_counters.items())[:_MAX_OWN]),
         *(("written to", _output(mask(output), summary)) for output in summary.outputs if output != "-"),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _drops(counters: Counters) -> str:
+    """``dropped: sold out 3, no price 1``; one reason needs no number."""
+    reasons = counters.drop_reasons.most_common(_MAX_REASONS)
+    if len(reasons) == 1:
+        return f"dropped: {reasons[0][0]}"
+    more = len(counters.drop_reasons) - len(reasons)
+    return "dropped: " + ", ".join(f"{reason} {n}" for reason, n in reasons) + (f", {more} more" if more else "")
 
 
 def _details(*counts: tuple[int, str]) -> str:

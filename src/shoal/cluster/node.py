@@ -70,7 +70,7 @@ class Node:
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
         self._makes_run = run_id is None
-        self._outputs = tuple(outputs)
+        self._outputs = tuple(dict.fromkeys((*self.spider.outputs, *outputs)))
         self._keep_alive = keep_alive
         self._allow_changed = allow_changed
         self._grace = grace

@@ -6,7 +6,7 @@ import logging
 import os
 import sysconfig
 import traceback
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from inspect import isawaitable
 from types import GeneratorType
 from typing import Any
@@ -21,6 +21,8 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.callbacks")
 
+_MAX_REASON = 200  # characters of the reason why an item was dropped
+
 _NOT_THE_USERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -33,6 +35,8 @@ class Found(Struct):
 
     items: list[bytes]
     links: list[Request | LinkBatch]
+    dropped: list[str] = []
+    """The reasons of the items that pipelines dropped."""
 
 
 class Callbacks:
@@ -42,8 +46,11 @@ class Callbacks:
     def __init__(self, spider: Spider, counters: Counters) -> None:
         self._spider = spider
         self._counters = counters
-        self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
-        for pipeline in self._pipelines:
+        self.pipelines: list[Callable[..., Any]] = [
+            each() if isinstance(each, type) else each for each in spider.pipelines
+        ]
+        self._fields = dict.fromkeys(spider.fields)
+        for pipeline in self.pipelines:
             if not callable(pipeline):
                 name = type(pipeline).__name__
                 raise SpiderError(f"the pipeline {name} can't be called: give a function, or a class with __call__")
@@ -55,7 +62,7 @@ class Callbacks:
             if isinstance(output, (LinkBatch, Request)):
                 self._check(output)
                 found.links.append(output)
-            elif output is not None and (encoded := await self._encode(output, request)) is not None:
+            elif output is not None and (encoded := await self._encode(output, request, found)) is not None:
                 found.items.append(encoded)
         return found
 
@@ -65,18 +72,22 @@ class Callbacks:
             if name is not None:
                 self._spider.callback(name)
 
-    async def _encode(self, item: Any, request: Request) -> bytes | None:
+    async def _encode(self, item: Any, request: Request, found: Found) -> bytes | None:
         try:
-            for pipeline in self._pipelines:
+            for pipeline in self.pipelines:
                 item = pipeline(item, self._spider)
                 if isawaitable(item):
                     item = await item
                 if item is None:
                     name = getattr(pipeline, "__name__", type(pipeline).__name__)
                     raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
+            if self._fields and type(item) is dict:
+                item = self._fields | item
             return encode_item(item)
         except DropItem as dropped:
-            self._counters.dropped += 1
+            reason = str(dropped)[:_MAX_REASON] or "no reason"
+            self._counters.drop(reason)
+            found.dropped.append(reason)
             log.debug("item dropped url=%s reason=%s", request.url, dropped)
         except ItemError as error:
             self._counters.item_errors += 1

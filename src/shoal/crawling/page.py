@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -21,6 +22,8 @@ from shoal.spider import Spider
 from shoal.urls.normalize import host_of, join_url
 
 log = logging.getLogger("shoal.engine")
+
+_MAX_REASONS = 5  # of dropped items, in the history of a page
 
 # Headers that say what a client is and understands. Anything else may be a secret (X-Api-Key, Private-Token,
 # X-Amz-Security-Token ...): no list of secrets is ever complete, so this is the list of what is none.
@@ -58,7 +61,7 @@ class Handler:
         self._max_redirects = config.http.max_redirects
         self._retry = RetryPolicy(config.retry)
         self._handled = frozenset(spider.handle_statuses)
-        self._callbacks = Callbacks(spider, counters)
+        self.callbacks = Callbacks(spider, counters)
 
     async def handle(self, lease: Lease) -> Settlement:
         """Whatever becomes of the page, for the frontier to be told. Only a cancellation comes through."""
@@ -87,7 +90,7 @@ class Handler:
         if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
             return await self._redirected(lease, response)
         try:
-            found = await self._callbacks.call(request.callback, request, response, **request.cb_kwargs)
+            found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
             return self._parsed(lease, response, found)
         except TooComplexError as error:
             error.status = status
@@ -103,12 +106,13 @@ class Handler:
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
         admitted = self._scheduler.admit(found.links, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
-        note = ""
+        note = _dropped(found.dropped) if found.dropped else ""
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._scheduler.scope.max_links
-            note = f"{admitted.left_out} links were left out: at most {most} are taken (scope.max_links)"
-            log.warning("%s url=%s", note, lease.request.url)
+            left_out = f"{admitted.left_out} links were left out: at most {most} are taken (scope.max_links)"
+            log.warning("%s url=%s", left_out, lease.request.url)
+            note = f"{note}; {left_out}" if note else left_out
         completion = Completion(
             lease=lease,
             items=found.items,
@@ -174,7 +178,7 @@ class Handler:
     async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
         try:
             request = lease.request
-            found = await self._callbacks.call(request.errback, request, request, error)
+            found = await self.callbacks.call(request.errback, request, request, error)
             failure.items = found.items
             failure.children = self._scheduler.admit(found.links, request).children
         except Exception as exc:  # the user's code again
@@ -190,6 +194,12 @@ class Handler:
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure
+
+
+def _dropped(reasons: list[str]) -> str:
+    """What a page's history says about the items that pipelines dropped."""
+    counted = Counter(reasons).most_common(_MAX_REASONS)
+    return "items dropped: " + ", ".join(f"{count} ({reason})" for reason, count in counted)
 
 
 def meant_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -22,7 +22,7 @@ _MOST_CHARACTERS, _CHARACTERS_TIMES = 1 << 20, 4  # of all fields of a page, or 
 class PageSpider(Spider):
     """An item for each page: its URL and the chosen fields; follows the links of the page."""
 
-    fields: Mapping[str, str] = {}
+    queries: Mapping[str, str] = {}
     """Name to CSS query, of elements whose text is taken or of ``::text`` and ``::attr``; empty: title and text."""
     markdown = False
     """Text as Markdown instead of plain."""
@@ -30,13 +30,13 @@ class PageSpider(Spider):
     def parse(self, response: Response) -> Iterator[dict[str, Any] | LinkBatch]:
         if not _is_html(response):
             return
-        yield {"url": response.url, **(self._chosen(response) if self.fields else self._whole(response))}
+        yield {"url": response.url, **(self._chosen(response) if self.queries else self._whole(response))}
         yield response.follow_all()
 
     def _chosen(self, response: Response) -> dict[str, Any]:
         item: dict[str, Any] = {}
         room = most = max(_MOST_CHARACTERS, _CHARACTERS_TIMES * len(response.body))
-        for name, query in self.fields.items():
+        for name, query in self.queries.items():
             texts: list[str] = []
             for each in response.css(query):
                 text = each.text_content().strip()
@@ -59,7 +59,7 @@ def page_spider(url: str, *, same_site: bool, fields: Mapping[str, str], markdow
     url = normalize_url(url if re.match(r"\s*[a-zA-Z][\w+.-]*://", url) else "http://" + url.strip())
     host = host_of(url)
     kind = type("PageSpider", (PageSpider,), {"name": url.partition("://")[2].rstrip("/"), "settings": DEFAULTS})
-    spider: PageSpider = kind(start_urls=[url], fields=dict(fields), markdown=markdown)
+    spider: PageSpider = kind(start_urls=[url], queries=dict(fields), markdown=markdown)
     if same_site:
         spider.allowed_domains = [host.removeprefix("www.")]
     return spider

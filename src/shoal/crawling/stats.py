@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from shoal.ports import HostState, RunView, Stats
 
+_MAX_REASONS = 100
+"""Reasons of dropped items. Others are counted together: a page may decide them."""
+
 
 class Latency:
     """How long fetches took: how many fell into each bucket, and all of them together."""
@@ -39,8 +42,8 @@ class Counters:
     """What one process did. The run's own ledger is the frontier's."""
 
     __slots__ = (
-        "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency", "leases_lost",
-        "left_out", "out_of_scope", "redirected", "retried", "started",
+        "bytes", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency",
+        "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,13 +54,29 @@ class Counters:
         """Of pages that came over the network."""
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
+        self.drop_reasons: Counter[str] = Counter()
+        """Dropped items by reason, up to a number of reasons."""
 
     def add(self, other: Counters) -> None:
         """What another part of the same process did."""
         for name in self.__slots__:
-            if name not in ("errors", "started"):
+            if name not in ("drop_reasons", "errors", "started"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors.update(other.errors)
+        self.drop_reasons.update(other.drop_reasons)
+
+    def drop(self, reason: str) -> None:
+        """Count a dropped item."""
+        self.dropped += 1
+        if reason not in self.drop_reasons and len(self.drop_reasons) >= _MAX_REASONS:
+            reason = "other reasons"
+        self.drop_reasons[reason] += 1
+
+    def numbers(self) -> dict[str, float]:
+        """All plain numbers, by name."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "started"}
+        found = {name: value for name, value in values.items() if isinstance(value, int)}
+        return {**found, "errors": self.errors.total(), "elapsed": self.elapsed}
 
     @property
     def elapsed(self) -> float:
@@ -113,6 +132,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     counters: Counters
     elapsed: float
     outputs: tuple[str, ...]
+    own_counters: dict[str, int] = {}
+    """What the spider counted with ``self.stats.inc``."""
 
     @property
     def lost(self) -> int:

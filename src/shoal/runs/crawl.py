@@ -28,7 +28,7 @@ from shoal.runs.start import frontier_options, new_run_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
-from shoal.spider import Spider
+from shoal.spider import Spider, check_declared
 
 log = logging.getLogger("shoal.crawl")
 
@@ -136,7 +136,10 @@ class Crawl:
         self._urls = urls
         self._store = store
         self._fetcher = fetcher
-        self.spider = spider(**(arguments or {})) if isinstance(spider, type) else spider
+        if isinstance(spider, type):
+            check_declared(spider, arguments or {})
+            spider = spider(**(arguments or {}))
+        self.spider = spider
         if isinstance(config, Config):
             self.config = config
         else:
@@ -147,7 +150,7 @@ class Crawl:
                 spider_name=type(self.spider).__name__,
                 code=config,
             ).config
-        self.outputs = tuple(outputs)
+        self.outputs = tuple(dict.fromkeys((*self.spider.outputs, *outputs)))
         self.items: list[dict[str, Any]] = []
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
@@ -157,7 +160,7 @@ class Crawl:
         self.begun = asyncio.Event()
         """Set when the outputs are open and the crawl works."""
         self._new_run = new_run
-        self._collect = collect and not outputs
+        self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
         self._has_started = False
         self._stop_asked = False

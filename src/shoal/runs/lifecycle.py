@@ -15,10 +15,12 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import make_fetcher, make_onion
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
@@ -172,15 +174,23 @@ class RunLifecycle:
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             scheduler = await self._prepare(stack)
+            assert self.engine is not None
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
+            hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
+            stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:
-                await self._work(scheduler)
+                await self._open_and_work(hooks, scheduler)
             finally:
                 if watch is not None:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-            return await self._summarize(scheduler, started)
+            summary = await self._summarize(scheduler, started)
+            failure = await hooks.close(summary.state)
+            if failure is not None and self.error is None:
+                self.error = failure
+                summary = msgspec.structs.replace(summary, state="failed", error=str(failure))
+            return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
         plan = self._plan
@@ -208,6 +218,18 @@ class RunLifecycle:
         )
         await self._persist(self._mark_running)
         return scheduler
+
+    async def _open_and_work(self, hooks: SpiderHooks, scheduler: Scheduler) -> None:
+        """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
+        assert self.engine is not None
+        self._plan.spider.stats.bind(self.engine.counters.numbers)
+        try:
+            await hooks.open()
+        except ShoalError as exc:
+            self.error = exc
+            await self._end(scheduler)
+            return
+        await self._work(scheduler)
 
     async def _fence(self, holder: Holder) -> None:
         """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
