@@ -196,7 +196,7 @@ async def remove(
     run = await _find_run(server, run_id)
     if run.state not in OVER and not force:
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
-    await server.jobs.leave(run_id)
+    await server.jobs.forget(run_id)
     await server.store.delete_run(run_id)
     return json_response({"run_id": run_id, "removed": True})
 
