@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, SpiderError
 
@@ -32,7 +32,7 @@ def find_spider(name: str) -> tuple[str, Entry | None]:
     raise SpiderError(f"there is no spider {name}: use FILE.py, FILE.py:Class or a name from shoal.toml{hint}")
 
 
-def make_spider(reference: str, arguments: Mapping[str, Any]) -> Spider:
+def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
     """Create the spider of a file with its arguments."""
     from shoal.spider import load_spider
 

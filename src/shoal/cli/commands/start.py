@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -109,7 +109,7 @@ async def _start(
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
-    answer: dict[str, Any] = {
+    answer: dict[str, object] = {
         "status": started.run.state,
         "run_id": started.run.run_id,
         "spider": started.run.spider,
