@@ -1,12 +1,11 @@
-"""How help looks, and which name an unknown one resembles."""
+"""How help looks, and how commands are found."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -15,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from shoal.cli.terminal import raw_stdout
+from shoal.suggestions import did_you_mean
 
 # Older versions of Typer use Click, newer ones have their own copy of it. This is the right class in both.
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -24,12 +24,6 @@ _Click: TypeAlias = Any
 """A context, formatter, parameter or command: of Click or of Typer, depending on Typer's version."""
 _MAX_WIDTH = 100
 _BOLD, _CYAN, _RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?`` with the nearest known name, or nothing."""
-    near = get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Layout:

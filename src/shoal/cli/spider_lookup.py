@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, SpiderError
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.runs.registry import Entry
@@ -69,8 +69,7 @@ def _did_you_mean(name: str, registered: list[str]) -> str:
             for kind in classes:
                 known.setdefault(kind.lower(), f"{each}:{kind}")
         sought = path.name.lower()
-    near = get_close_matches(sought, known, 1)
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    return did_you_mean(sought, known)
 
 
 def _classes(path: Path) -> list[str]:
