@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import FencedError, QueueFullError, StoreRewoundError
+from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import Fences, MemoryRoles
-from shoal.frontier.politeness import OpenRuns, effective_concurrency, effective_delay
+from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog

@@ -20,6 +20,7 @@ from shoal.frontier.rules import (
     LOST_EVENT,
     LOST_KIND,
     MAX_LEASES,
+    NOTE_EVENT,
     READY,
     STATE_NAMES,
     WAITING,
@@ -235,7 +236,7 @@ class MemoryQueue:
         items = self._items.append(completion.lease.fingerprint, completion.items, head.items)
         requests.update(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
         if completion.note:
-            requests.add_event(number, now, "note", completion.note)
+            requests.add_event(number, now, NOTE_EVENT, completion.note)
         pushed = requests.add_children(completion, new, completion.duplicates, now)
         held.lane.host.end_lease(now, contacted=completion.contacted)
         return pushed

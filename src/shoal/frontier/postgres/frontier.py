@@ -20,14 +20,17 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.politeness import effective_concurrency, effective_delay
+from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
+from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
+    DONE,
     KINDS_NOT_RETRIED,
     MAX_LEASES,
     STATE_NAMES,
+    UNREADABLE,
     claim_token,
     new_nonce,
     push_fingerprint,
@@ -60,12 +63,9 @@ from shoal.stores.postgres.client import PostgresClient, storable_text
 
 log = logging.getLogger("shoal.frontier")
 
-UNREADABLE = "unreadable"
-"""The kind of a dead request that another program wrote."""
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
-_DONE, _DONE_ALREADY = 3, 5
 _decode = msgspec.msgpack.Decoder(Request).decode
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -216,7 +216,7 @@ class PostgresFrontier:
         result: dict[int, tuple[int, int]] = {}
         for nth, state, added, number, _, order in rows:
             result[endings.places[nth - 1]] = (state, added)
-            if state == _DONE:
+            if state == DONE:
                 self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
         for place, ended in endings.staged.items():
             state, _ = result.get(place, (0, 0))
@@ -404,7 +404,7 @@ def _read(payload: bytes | None) -> Request | None:
 
 
 def _pushed(page: Completion, state: int, added: int) -> Pushed:
-    if state == _DONE_ALREADY:
+    if state == ALREADY_DONE:
         return Pushed(0, 0)
     return Pushed(added, len(page.children) - added + page.duplicates)
 

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from shoal.errors import RunError
+from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.rules import check_transition
 from shoal.ports import FrontierOptions, Holder, Run, RunState
@@ -22,7 +23,6 @@ from shoal.stores.postgres.client import PostgresClient, storable_text
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
-COMPONENT = schema.Component("frontier", "shoal.frontier.postgres")
 _DELETE_BATCH = 2_000
 
 

@@ -18,10 +18,11 @@ from shoal import clock
 from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
-from shoal.frontier.redis.endings import FOREVER, Endings
+from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
+from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import (
     Parcel,
     known_item,

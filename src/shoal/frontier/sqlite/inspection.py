@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.rules import SEED_ROLE, STATE_NAMES
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -33,7 +33,7 @@ class SQLiteInspection:
     def _stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self._file.ledger())
         del ledger["newest"]
-        return Stats(**ledger, seeding=not self._roles.is_finished("seed"))
+        return Stats(**ledger, seeding=not self._roles.is_finished(SEED_ROLE))
 
     async def audit(self) -> Stats:
         return await self._file.read(self._audit)

@@ -2,7 +2,7 @@
 
 CREATE FUNCTION no_run() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'the run was deleted' USING ERRCODE = 'SH001';
+    RAISE EXCEPTION 'the run was deleted' USING ERRCODE = {NO_RUN};
 END
 $$;
 
@@ -27,16 +27,16 @@ $$;
 
 CREATE FUNCTION rewound(_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION '%', _what USING ERRCODE = 'SH004';
+    RAISE EXCEPTION '%', _what USING ERRCODE = {REWOUND};
 END
 $$;
 
--- SH004 unless this request is done under this token, as the store acknowledged to the client. A done request stays done,
+-- REWOUND unless this request is done under this token, as the store acknowledged to the client. A done request stays done,
 -- and tokens never repeat: otherwise the store was rewound.
 CREATE FUNCTION check_receipt(_run integer, _id bigint, _token bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF _id IS NOT NULL THEN
-        PERFORM 1 FROM outcome o WHERE o.id = _id AND o.token = _token AND o.state = 3;
+        PERFORM 1 FROM outcome o WHERE o.id = _id AND o.token = _token AND o.state = {DONE};
         IF NOT FOUND THEN
             PERFORM check_run(_run);
             PERFORM rewound('a completion that it had acknowledged is missing');
@@ -63,7 +63,7 @@ BEGIN
     _now := clock(_offset);
     SELECT u.age INTO _lost FROM unnest(_ages, _ids, _tokens) WITH ORDINALITY u(age, id, token, nth)
         CROSS JOIN LATERAL (SELECT o.token, o.state FROM outcome o WHERE o.id = u.id LIMIT 1) o
-        WHERE o.token = u.token AND o.state = 3 ORDER BY u.nth LIMIT 1;
+        WHERE o.token = u.token AND o.state = {DONE} ORDER BY u.nth LIMIT 1;
     SELECT r.id, r.noticed INTO _last FROM rewind r WHERE r.run = _run ORDER BY r.run DESC, r.id DESC LIMIT 1;
     IF _last.noticed >= _now - _age THEN
         RETURN QUERY

@@ -62,7 +62,7 @@ BEGIN
 END
 $$;
 
--- Lock a role. False if it is not held under this token. SH004 if its cursor is neither the one that the client knows nor
+-- Lock a role. False if it is not held under this token. REWOUND if its cursor is neither the one that the client knows nor
 -- the new one.
 CREATE FUNCTION lock_role(_run integer, _role text, _token bigint, _known bytea, _cursor bytea)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -80,7 +80,7 @@ BEGIN
 END
 $$;
 
--- Returns how many were new; null if the seed role was lost. SH002 if the queue would have more than _max requests.
+-- Returns how many were new; null if the seed role was lost. QUEUE_FULL if the queue would have more than _max requests.
 CREATE FUNCTION push(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _max bigint, _role text, _token bigint, _known bytea, _cursor bytea,
@@ -103,7 +103,7 @@ BEGIN
             ) q ON true
             WHERE q.one IS NULL;
         IF _added > 0 AND _queued + _added > _max THEN
-            RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+            RAISE EXCEPTION 'the queue is full' USING ERRCODE = {QUEUE_FULL};
         END IF;
     END IF;
     SELECT * INTO _new FROM enqueue(
@@ -121,7 +121,7 @@ BEGIN
         PERFORM no_run();
     END IF;
     IF _added > 0 AND _queued > _max THEN
-        RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+        RAISE EXCEPTION 'the queue is full' USING ERRCODE = {QUEUE_FULL};
     END IF;
     IF _role IS NOT NULL THEN
         UPDATE role r SET cursor = _cursor WHERE r.run = _run AND r.role = _role;

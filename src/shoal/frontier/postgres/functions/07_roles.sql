@@ -23,7 +23,7 @@ BEGIN
 END
 $$;
 
--- SH004 if the item log ends before the item _seq, or has another item there than the client has read. _item_token 0: it
+-- REWOUND if the item log ends before the item _seq, or has another item there than the client has read. _item_token 0: it
 -- has read none. A trimmed item is not checked.
 CREATE FUNCTION check_item(_run integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer)
 RETURNS void LANGUAGE plpgsql AS $$

@@ -6,7 +6,7 @@ RETURNS TABLE (
     items bigint, seeding boolean, incoming bigint, rewinds bigint
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
-        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished),
+        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
         g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
     FROM ledger g WHERE g.run = _run
 $$;
@@ -23,9 +23,9 @@ RETURNS TABLE (
         h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding,
         (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run), s.rewinds
     FROM stats(_run) s,
-        (SELECT count(*) FILTER (WHERE state = 1) AS waiting, count(*) FILTER (WHERE state = 2) AS leased
+        (SELECT count(*) FILTER (WHERE state = {WAITING}) AS waiting, count(*) FILTER (WHERE state = {LEASED}) AS leased
          FROM held WHERE run = _run) h,
-        (SELECT count(*) FILTER (WHERE state = 3) AS done, count(*) FILTER (WHERE state = 4) AS dead
+        (SELECT count(*) FILTER (WHERE state = {DONE}) AS done, count(*) FILTER (WHERE state = {DEAD}) AS dead
          FROM outcome WHERE run = _run) o
 $$;
 
@@ -55,7 +55,7 @@ RETURNS TABLE (
     SELECT q.id, s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
     FROM request q LEFT JOIN request p ON p.id = q.parent
     CROSS JOIN LATERAL (
-        SELECT 0::smallint AS state, r.attempts, r.status, r.items, r.at, '' AS reason FROM ready r
+        SELECT {READY}::smallint AS state, r.attempts, r.status, r.items, r.at, '' AS reason FROM ready r
             WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
         UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '' FROM held h WHERE h.id = q.id
         UNION ALL SELECT o.state, o.attempts, o.status, o.items, o.at, coalesce(o.reason, '') FROM outcome o
@@ -83,9 +83,9 @@ RETURNS TABLE (
             array_agg(e.detail ORDER BY e.id) AS detail
         FROM event e WHERE e.request = o.id
     ) e
-    WHERE o.run = _run AND o.state = 4 AND o.id > _after ORDER BY o.id LIMIT _limit
+    WHERE o.run = _run AND o.state = {DEAD} AND o.id > _after ORDER BY o.id LIMIT _limit
 $$;
 
 CREATE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = 4 GROUP BY o.kind
+    SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = {DEAD} GROUP BY o.kind
 $$;

@@ -67,7 +67,7 @@ DECLARE
     _held record;
     _lanes integer[];
 BEGIN
-    SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = 2), '{}') AS hosts
+    SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = {LEASED}), '{}') AS hosts
         INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
@@ -116,7 +116,7 @@ BEGIN
     DELETE FROM chunk c WHERE (c.token, c.number) IN (
         SELECT d.token, d.number FROM chunk d WHERE d.run = _run LIMIT greatest(_limit / 100, 1));
     GET DIAGNOSTICS _chunks = ROW_COUNT;
-    FOR _place IN 0..3 LOOP
+    FOR _place IN {EMPTY}..{FULL} LOOP
         EXIT WHEN _rows > 0;
         DELETE FROM lane l WHERE l.id = ANY(ARRAY(
             SELECT k.id FROM lane k WHERE k.run = _run AND k.place = _place ORDER BY k.id LIMIT _limit FOR UPDATE));

@@ -1,6 +1,6 @@
 -- Fences: slots of clusters get nothing more under earlier epochs.
 
--- SH003 if the slot was fenced with a later epoch.
+-- FENCED if the slot was fenced with a later epoch.
 CREATE FUNCTION read_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _latest bigint;
@@ -8,7 +8,7 @@ BEGIN
     SELECT f.epoch INTO _latest FROM fence f WHERE f.run = _run AND f.slot = _slot;
     IF _latest > _epoch THEN
         RAISE EXCEPTION 'slot % is now held under epoch %; epoch % gets nothing more', _slot, _latest, _epoch
-            USING ERRCODE = 'SH003';
+            USING ERRCODE = {FENCED};
     END IF;
 END
 $$;
@@ -36,7 +36,7 @@ BEGIN
         INTO _lost
         FROM (
             SELECT h.token, h.host, h.lane FROM held h
-            WHERE h.run = _run AND h.slot = _slot AND h.state = 2 AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
+            WHERE h.run = _run AND h.slot = _slot AND h.state = {LEASED} AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
         ) o;
     IF _lost.tokens IS NULL THEN
         RETURN 0;

@@ -4,7 +4,7 @@
 -- Returns, packed: when the rewind was noticed, by `now` and by `real`, and how many seconds were lost at most (NaN if not
 -- known).
 
-local KEPT, REWIND = 100, '<ddd'
+local KEPT = 100
 local key, age, lost = own.key .. ':rewinds', tonumber(ARGV[5]), nil
 local ago = tonumber(ARGV[6])
 for i = 7, #ARGV, 2 do

@@ -9,7 +9,7 @@ repeat
   local page = call('HSCAN', key, cursor, 'COUNT', 1000)
   cursor = page[1]
   for i = 1, #page[2], 2 do
-    local fingerprint, kind = page[2][i], (read('<I4c0', page[2][i + 1]))
+    local fingerprint, kind = page[2][i], (read(TEXT, page[2][i + 1]))
     if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
       kind_of[fingerprint] = kind
       chosen[#chosen + 1] = fingerprint
@@ -30,7 +30,7 @@ for i, fingerprint in ipairs(chosen) do
   if request and request.state == DEAD and request.host > 0 then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
-    note(own, fingerprint, 'retried', 'made ready again with all its attempts')
+    note(own, fingerprint, RETRIED_EVENT, RETRIED_DETAIL)
     move(own, fingerprint, request, READY)
     request.attempts, request.at = 0, real
     save_record(own, fingerprint, request)
