@@ -119,8 +119,8 @@ class Leases:
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, call.deadline, learned))
             changes.append((token, *slot, begun, attempt, until, now, number))
         self._db.executemany(
-            f"UPDATE request SET state = {LEASED}, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL, nonce = NULL,"
-            " attempts = ?, due = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {LEASED}, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL,"
+            " nonce = NULL, attempts = ?, due = ?, at = ? WHERE id = ?",
             changes,
         )
         ledger.ready -= len(leases)

@@ -244,8 +244,8 @@ class SQLiteQueue:
         new = self._select_children(dead, encoded)
         for held, failure in dead:
             self._db.execute(
-                f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?, items = ?,"
-                " at = ? WHERE id = ?",
+                f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"
+                " items = ?, at = ? WHERE id = ?",
                 (
                     storable(failure.kind), storable(failure.reason), failure.status,
                     held.items + len(failure.items), now, held.number,
