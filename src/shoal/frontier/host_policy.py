@@ -8,6 +8,8 @@ A rule reads from three places: the ``host``, the host ``*`` (``all``), and the 
 
 from __future__ import annotations
 
+from shoal.ports import HostState
+
 DEFAULT_HOST = "*"
 """Its delay and concurrency apply to every host that has none of its own."""
 
@@ -16,6 +18,11 @@ _MOST_SPECIFIC = ("host", "all", "run")
 _DELAY_REASONS = ("set for this host", "set for all hosts", "download_delay")
 _AT_LEAST = {"crawl_delay": "robots.txt Crawl-delay", "learned_delay": "learned from its answers"}
 """A host is never contacted faster than these say."""
+
+Delays = tuple[float | None, float | None, float, float | None, float | None]
+"""The arguments of `effective_delay`."""
+Limits = tuple[int | None, int | None, int]
+"""The arguments of `effective_concurrency` after the delay."""
 
 
 def effective_delay(
@@ -47,6 +54,30 @@ def effective_concurrency(delay: float, own: int | None, default: int | None, co
 def due_at(delay: float, ended_at: float, blocked_until: float) -> float:
     """When a host may be contacted again: one delay after its last fetch ended, and not while it is blocked."""
     return max(ended_at + delay, blocked_until) if delay else blocked_until
+
+
+def host_state(
+    name: str,
+    delays: Delays,
+    limits: Limits,
+    *,
+    in_flight: int,
+    ready: int,
+    blocked_for: float,
+    block_reason: str,
+) -> HostState:
+    """The politeness in force. Not blocked if ``blocked_for`` is not positive."""
+    delay, why = effective_delay(*delays)
+    return HostState(
+        host=name,
+        delay=delay,
+        why=why,
+        concurrency=effective_concurrency(delay, *limits),
+        in_flight=in_flight,
+        ready=ready,
+        blocked_for=max(0.0, blocked_for),
+        block_reason=block_reason if blocked_for > 0 else "",
+    )
 
 
 def sql() -> dict[str, str]:

@@ -14,7 +14,15 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
-from shoal.frontier.host_policy import DEFAULT_HOST, due_at, effective_concurrency, effective_delay
+from shoal.frontier.host_policy import (
+    DEFAULT_HOST,
+    Delays,
+    Limits,
+    due_at,
+    effective_concurrency,
+    effective_delay,
+    host_state,
+)
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
 Key = tuple[float, int]
@@ -47,16 +55,6 @@ class Host:
         """When the last fetch from this host ended."""
         self.lanes: list[tuple[LaneTable[object], Lane[object]]] = []
 
-    def effective_delay(self, options: FrontierOptions, default: Host | None) -> tuple[float, str]:
-        """The delay in force, and where it comes from."""
-        everyone = None if default is None else default.delay
-        return effective_delay(self.delay, everyone, options.delay, self.crawl_delay, self.learned_delay)
-
-    def effective_concurrency(self, delay: float, options: FrontierOptions, default: Host | None) -> int:
-        """How many requests may be in flight under this delay."""
-        everyone = None if default is None else default.concurrency
-        return effective_concurrency(delay, self.concurrency, everyone, options.concurrency_per_host)
-
     def apply(self, update: HostUpdate, now: float) -> None:
         """Change the values that the update names."""
         if update.delay is not UNSET:
@@ -86,6 +84,9 @@ class Host:
         self.in_flight -= 1
         if contacted:
             self.ended_at = now
+
+
+_NO_DEFAULTS = Host(DEFAULT_HOST)
 
 
 class Lane(Generic[Queue]):
@@ -134,9 +135,15 @@ class LaneTable(Generic[Queue]):
 
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
-        host, default = lane.host, self._hosts.get(DEFAULT_HOST)
-        lane.delay, _ = host.effective_delay(self.options, default)
-        lane.limit = host.effective_concurrency(lane.delay, self.options, default)
+        delays, limits = self._policy(lane.host)
+        lane.delay, _ = effective_delay(*delays)
+        lane.limit = effective_concurrency(lane.delay, *limits)
+
+    def _policy(self, host: Host) -> tuple[Delays, Limits]:
+        """What the rules of politeness depend on."""
+        default, options = self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS), self.options
+        delays = host.delay, default.delay, options.delay, host.crawl_delay, host.learned_delay
+        return delays, (host.concurrency, default.concurrency, options.concurrency_per_host)
 
     def place(self, lane: Lane[Queue], now: float) -> None:
         """Put the lane into the right heap after it or its host has changed."""
@@ -204,18 +211,10 @@ class LaneTable(Generic[Queue]):
 
     def _state(self, lane: Lane[Queue], now: float) -> HostState:
         host = lane.host
-        delay, why = host.effective_delay(self.options, self._hosts.get(DEFAULT_HOST))
-        blocked_for = max(0.0, host.blocked_until - now)
-        return HostState(
-            host=host.name,
-            delay=delay,
-            why=why,
-            concurrency=lane.limit,
-            in_flight=host.in_flight,
-            ready=lane.ready,
-            blocked_for=blocked_for,
-            block_reason=host.block_reason if blocked_for else "",
-        )
+        return host_state(
+            host.name, *self._policy(host), in_flight=host.in_flight, ready=lane.ready,
+            blocked_for=host.blocked_until - now, block_reason=host.block_reason,
+        )  # fmt: skip
 
 
 class OpenRun(Protocol):

@@ -49,10 +49,6 @@ class MemoryInspection:
             seeding=not self._roles.is_finished(SEED_ROLE),
         )
 
-    async def recover(self) -> Rewind | None:
-        """None: memory never goes back in time."""
-        return None
-
     async def rewinds(self) -> list[Rewind]:
         return []
 

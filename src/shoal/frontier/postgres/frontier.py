@@ -20,7 +20,7 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.host_policy import effective_concurrency, effective_delay
+from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
@@ -321,11 +321,10 @@ class PostgresFrontier:
 
     def _state(self, row: asyncpg.Record) -> HostState:
         host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
-        delay, why = effective_delay(own, everyone, self._options.delay, crawl, learned)
-        limit = effective_concurrency(delay, concurrency, None, self._options.concurrency_per_host)
-        return HostState(
-            host=host, delay=delay, why=why, concurrency=limit,
-            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason if blocked_for else "",
+        options = self._options
+        return host_state(
+            host, (own, everyone, options.delay, crawl, learned), (concurrency, None, options.concurrency_per_host),
+            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason,
         )  # fmt: skip
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
@@ -379,18 +378,20 @@ class PostgresFrontier:
             number = await self._database.value("search", self._run, named, patient=True)
         if number is None:
             return None
-        rows = await self._database.call("history", number, patient=True)
-        return _history(rows[0]) if rows else None
+        return next(iter(await self._histories([number])), None)
+
+    async def _histories(self, numbers: Sequence[int]) -> list[History]:
+        return [_history(row) for row in await self._database.call("histories", numbers, patient=True)]
 
     async def dead_kinds(self) -> dict[str, int]:
         return {row[0]: row[1] for row in await self._database.call("dead_kinds", self._run, patient=True)}
 
     async def dead(self) -> AsyncIterator[History]:
         last = 0
-        while rows := await self._database.call("dead_page", self._run, last, _PAGE):
-            for row in rows:
-                yield _history(row)
-            last = rows[-1][0]
+        while numbers := await self._database.value("dead_page", self._run, last, _PAGE):
+            for history in await self._histories(numbers):
+                yield history
+            last = numbers[-1]
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""
@@ -426,7 +427,7 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    _, state, attempts, status, items, at, reason, payload, above, *columns = row
+    state, attempts, status, items, at, reason, payload, above, *columns = row
     request, parent = _read(payload), _read(above)
     events: list[Any] = list(zip(*(column or () for column in columns), strict=True))
     return History(

@@ -81,11 +81,11 @@ class PostgresStore:
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        rows = await self._database.call("get_run", storable_text(run_id))
+        rows = await self._database.call("runs", storable_text(run_id), None)
         return (rows[0][0], _run_of(rows[0])) if rows else None
 
     async def list_runs(self, spider: str | None = None) -> list[Run]:
-        rows = await self._database.call("list_runs", None if spider is None else storable_text(spider))
+        rows = await self._database.call("runs", None, None if spider is None else storable_text(spider))
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:

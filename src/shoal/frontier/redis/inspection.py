@@ -16,7 +16,6 @@ from shoal.frontier.redis.records import (
     NO_HOST,
     RecordHead,
     UnreadableError,
-    host_state,
     known_item,
     read_events,
     read_head,
@@ -25,6 +24,7 @@ from shoal.frontier.redis.records import (
     read_reason,
     read_record,
     read_rewind,
+    state_of,
 )
 from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
 from shoal.http import Request
@@ -65,27 +65,27 @@ class RunInspection:
         return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
 
     async def rewinds(self) -> list[Rewind]:
-        return [read_rewind(each) for each in await self._run("rewinds")]
+        return [read_rewind(each) for each in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
 
     # -- items
 
-    async def read_items(self, after: int, limit: int, last: LoggedItem | None) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         words = (after, max(0, limit), *known_item(last))
         begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
         items = (item for last, _, key, *words in entries for item in read_items(last, key, words[1::2]))
         return [item for item in items if item.seq > begin][:limit]
 
-    async def trim_items(self, through: int, cursors: Mapping[str, bytes]) -> None:
-        seen = [word for role, cursor in cursors.items() for word in (storable_bytes(role), cursor)]
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        seen = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
         await self._run_continued(_ITEMS, "items", "trim", through, *seen)
 
     # -- hosts
 
-    async def host_states(self, limit: int) -> list[HostState]:
+    async def host_states(self, limit: int = 100) -> list[HostState]:
         now, every, options, *rest = await self._run("states")
         others = read_host(every) if every else NO_HOST
         states = [
-            host_state(read_host(record), others, options, ready, float(now))
+            state_of(read_host(record), others, options, ready, float(now))
             for record, ready in zip(rest[::2], rest[1::2], strict=True)
         ]
         return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
@@ -113,7 +113,7 @@ class RunInspection:
         cursor, needle = b"0", url.encode()
         found: list[tuple[int, bytes]] = []
         while True:
-            cursor, *some = await self._run("search", cursor, _SEARCH_STEP, needle)
+            cursor, some = await self._run("search", cursor, _SEARCH_STEP, needle)
             for fingerprint, record in zip(some[::2], some[1::2], strict=True):
                 head, request = _readable(record)
                 if request is not None and request.url == url:
@@ -131,7 +131,7 @@ class RunInspection:
     # -- the dead
 
     async def dead_kinds(self) -> dict[str, int]:
-        pairs = await self._run("kinds")
+        pairs = await self._run("value", "HGETALL", ":kinds")
         return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
 
     async def dead(self) -> AsyncIterator[History]:
@@ -146,7 +146,7 @@ class RunInspection:
             if cursor == b"0":
                 return
 
-    async def retry_dead(self, kinds: Sequence[str] | None) -> int:
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """One call for every ten thousand requests."""
         chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
         retried: int = 0

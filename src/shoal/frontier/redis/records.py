@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.frontier.host_policy import DEFAULT_HOST, effective_concurrency, effective_delay
+from shoal.frontier.host_policy import DEFAULT_HOST, host_state
 from shoal.frontier.redis.layouts import (
     CHUNK,
     ENDING,
@@ -202,24 +202,17 @@ def read_host(record: bytes) -> HostRecord:
     return HostRecord._make((*HOST.unpack_from(record), name, read_text(record, at)[0]))
 
 
-def host_state(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
-    """The delay and concurrency in force. ``every`` is the host ``*``."""
-    delay, concurrency, _ = OPTIONS.unpack(options)
-    delays = (host.delay, every.delay, delay, host.crawl_delay, host.learned_delay)
-    own, default, configured, crawl, learned = (None if math.isnan(each) else each for each in delays)
-    in_force, why = effective_delay(own, default, configured or 0.0, crawl, learned)
-    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
-    blocked_for = max(0.0, host.blocked_until - now)
-    return HostState(
-        host=host.name,
-        delay=in_force,
-        why=why,
-        concurrency=effective_concurrency(in_force, limit, default_limit, concurrency),
-        in_flight=host.in_flight,
-        ready=ready,
-        blocked_for=blocked_for,
-        block_reason=host.block_reason if blocked_for else "",
+def state_of(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
+    """The politeness in force. ``every`` is the host ``*``."""
+    configured, concurrency, _ = OPTIONS.unpack(options)
+    own, default, crawl, learned = (
+        None if math.isnan(each) else each for each in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
     )
+    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
+    return host_state(
+        host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency),
+        in_flight=host.in_flight, ready=ready, blocked_for=host.blocked_until - now, block_reason=host.block_reason,
+    )  # fmt: skip
 
 
 # -- rewinds

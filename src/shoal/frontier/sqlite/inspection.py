@@ -44,10 +44,6 @@ class SQLiteInspection:
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
         return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
 
-    async def recover(self) -> Rewind | None:
-        """None: only one process has the file, so nobody can rewind it."""
-        return None
-
     async def rewinds(self) -> list[Rewind]:
         return []
 

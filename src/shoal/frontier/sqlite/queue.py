@@ -265,3 +265,12 @@ class SQLiteQueue:
             return [held is not None for held in ending]
 
         return await self._run.change(step)
+
+    async def fence(self, slot: str, epoch: int) -> int:
+        def step(ledger: Ledger, now: float) -> int:
+            self._roles.fence(slot, epoch)
+            lost = self._leases.fenced(slot, epoch)
+            self._leases.lose(lost, ledger, now)
+            return len(lost)
+
+        return await self._run.change(step)

@@ -1,8 +1,9 @@
 -- Checks at the start of a call, and rewinds of the store.
 
-CREATE FUNCTION no_run() RETURNS void LANGUAGE plpgsql AS $$
+-- Raise an error with one of the codes in shoal/stores/postgres/errors.py.
+CREATE FUNCTION refuse(_code text, _what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'the run was deleted' USING ERRCODE = {NO_RUN};
+    RAISE EXCEPTION '%', _what USING ERRCODE = _code;
 END
 $$;
 
@@ -10,7 +11,7 @@ CREATE FUNCTION check_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
 END
 $$;
@@ -20,14 +21,8 @@ CREATE FUNCTION hold_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM run r WHERE r.id = _run AND NOT r.deleting FOR SHARE;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
-END
-$$;
-
-CREATE FUNCTION rewound(_what text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION '%', _what USING ERRCODE = {REWOUND};
 END
 $$;
 
@@ -39,7 +34,7 @@ BEGIN
         PERFORM 1 FROM outcome o WHERE o.id = _id AND o.token = _token AND o.state = {DONE};
         IF NOT FOUND THEN
             PERFORM check_run(_run);
-            PERFORM rewound('a completion that it had acknowledged is missing');
+            PERFORM refuse({REWOUND}, 'a completion that it had acknowledged is missing');
         END IF;
     END IF;
 END

@@ -5,12 +5,6 @@
 -- assumes: a table that was empty at the last ANALYZE may have a million rows a minute later. Rows that are locked are
 -- updated by their ctid. A row that is not locked could move and be skipped, so the number of updated rows is checked.
 
-CREATE FUNCTION not_locked() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'a row was changed that was not locked' USING ERRCODE = 'serialization_failure';
-END
-$$;
-
 -- A lane with the politeness in force for its host. After a rewind nobody knows when a host was last contacted: it counts
 -- as contacted at the time of the rewind, which is the ended_at of host 0.
 CREATE VIEW politeness AS
@@ -93,7 +87,7 @@ BEGIN
         WHERE host.ctid = s.tid;
     GET DIAGNOSTICS _rows = ROW_COUNT;
     IF _rows <> (SELECT count(DISTINCT u.host) FROM unnest(_hosts) u(host) WHERE u.host > 0) THEN
-        PERFORM not_locked();
+        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
     END IF;
 END
 $$;
@@ -121,7 +115,7 @@ BEGIN
         WHERE lane.ctid = s.tid;
     GET DIAGNOSTICS _rows = ROW_COUNT;
     IF _rows <> (SELECT count(DISTINCT u.lane) FROM unnest(_lanes) u(lane)) THEN
-        PERFORM not_locked();
+        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
     END IF;
 END
 $$;

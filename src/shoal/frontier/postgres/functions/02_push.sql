@@ -74,7 +74,7 @@ BEGIN
         RETURN false;
     END IF;
     IF _stored NOT IN (_known, _cursor) THEN
-        PERFORM rewound(format('the cursor of %s has changed', _role));
+        PERFORM refuse({REWOUND}, format('the cursor of %s has changed', _role));
     END IF;
     RETURN true;
 END
@@ -103,7 +103,7 @@ BEGIN
             ) q ON true
             WHERE q.one IS NULL;
         IF _added > 0 AND _queued + _added > _max THEN
-            RAISE EXCEPTION 'the queue is full' USING ERRCODE = {QUEUE_FULL};
+            PERFORM refuse({QUEUE_FULL}, 'the queue is full');
         END IF;
     END IF;
     SELECT * INTO _new FROM enqueue(
@@ -118,10 +118,10 @@ BEGIN
         duplicates = g.duplicates + cardinality(_fingerprint) - _added
         WHERE g.run = _run RETURNING g.ready + g.waiting INTO _queued;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF _added > 0 AND _queued > _max THEN
-        RAISE EXCEPTION 'the queue is full' USING ERRCODE = {QUEUE_FULL};
+        PERFORM refuse({QUEUE_FULL}, 'the queue is full');
     END IF;
     IF _role IS NOT NULL THEN
         UPDATE role r SET cursor = _cursor WHERE r.run = _run AND r.role = _role;

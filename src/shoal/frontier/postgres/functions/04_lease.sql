@@ -159,7 +159,7 @@ BEGIN
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
         INTO _may_lease, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF NOT _knows THEN
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -172,7 +172,7 @@ BEGIN
     _late := coalesce(real_clock(0) > _not_after, false);
     IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
-            PERFORM read_fence(_run, _slot, _epoch);
+            PERFORM check_fence(_run, _slot, _epoch);
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
         RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
@@ -182,7 +182,7 @@ BEGIN
     END IF;
     PERFORM lock_run(_run);
     IF _slot IS NOT NULL THEN
-        PERFORM read_fence(_run, _slot, _epoch);
+        PERFORM check_fence(_run, _slot, _epoch);
     END IF;
     _now := real_clock(_offset) + _ahead;
     _late := coalesce(real_clock(0) > _not_after, false);
@@ -313,7 +313,7 @@ BEGIN
         GET DIAGNOSTICS _more_rows = ROW_COUNT;
         SELECT count(DISTINCT u.nth) INTO _lanes_taken FROM unnest(_best.nths) u(nth);
         IF _rows <> _lanes_taken OR _more_rows <> _lanes_taken THEN
-            PERFORM not_locked();
+            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
         END IF;
     END IF;
 
@@ -321,7 +321,7 @@ BEGIN
         PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
         GET DIAGNOSTICS _rows = ROW_COUNT;
         IF _rows <> (SELECT count(DISTINCT u.run) FROM unnest(_back.runs || _run) u(run)) THEN
-            PERFORM not_locked();             -- a run is being deleted: retry without it
+            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');             -- a run is being deleted: retry without it
         END IF;
         UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
             leased = g.leased - b.leased, dead = g.dead + b.dead
@@ -332,7 +332,7 @@ BEGIN
     IF _count > 0 THEN
         UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
     END IF;
 

@@ -46,7 +46,7 @@ BEGIN
     LOOP
         SELECT sum(c.size) INTO _found FROM chunk c WHERE c.token = _each.token;
         IF _found IS DISTINCT FROM _each.staged THEN
-            PERFORM rewound('uploaded links are missing');
+            PERFORM refuse({REWOUND}, 'uploaded links are missing');
         END IF;
         INSERT INTO stage (token, run, parent, remaining) VALUES (_each.token, _run, _each.id, _each.staged);
         _incoming := _incoming + _each.staged;
@@ -87,7 +87,7 @@ BEGIN
             duplicates = g.duplicates + _chunk.size - _added, incoming = g.incoming - _chunk.size
             WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
         _token := _chunk.token;
     END IF;

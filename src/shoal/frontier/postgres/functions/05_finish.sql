@@ -34,7 +34,7 @@ BEGIN
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
         INTO _most, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF NOT _knows THEN
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -134,7 +134,7 @@ BEGIN
         incoming = g.incoming + _incoming
         WHERE g.run = _run RETURNING g.items, g.incoming, g.done INTO _last, _incoming, _done;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF _total.items > 0 THEN
         INSERT INTO item (run, position, seq, token, fingerprint, payload)
@@ -176,7 +176,7 @@ BEGIN
         PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
         UPDATE ledger g SET ready = g.ready + _count, dead = g.dead - _count WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
     END IF;
     RETURN _count;

@@ -13,10 +13,13 @@ CREATE FUNCTION create_run(
     SELECT EXISTS (SELECT FROM made)
 $$;
 
-CREATE FUNCTION get_run(_run_id text)
+-- The run of this name, or all runs, or those of a spider; newest first.
+CREATE FUNCTION runs(_run_id text, _spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
+    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
+    WHERE (_run_id IS NULL OR r.run_id = _run_id) AND (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting
+    ORDER BY r.number DESC
 $$;
 
 CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$
@@ -25,13 +28,6 @@ $$;
 
 CREATE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.number
-$$;
-
-CREATE FUNCTION list_runs(_spider text)
-RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
-LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
-    WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.number DESC
 $$;
 
 -- False if its state is not _from.

@@ -56,6 +56,18 @@ local function fetch(key, fields)
   return found
 end
 
+-- Visit about `count` fields of a hash, from a cursor on. Returns the next cursor ('0' at the end).
+local function scan(key, cursor, count, visit)
+  local left = tonumber(count)
+  repeat
+    local page = call('HSCAN', key, cursor, 'COUNT', math.min(left, 1000))
+    cursor = page[1]
+    for i = 1, #page[2], 2 do visit(page[2][i], page[2][i + 1]) end
+    left = left - #page[2] / 2
+  until cursor == '0' or left < 1
+  return cursor
+end
+
 -- -- runs
 
 local COUNTERS = {'sequence', 'freed', unpack(STATS)}

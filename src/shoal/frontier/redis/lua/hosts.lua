@@ -138,7 +138,13 @@ local function belongs(run, host, stood)
   return 'l', due
 end
 
-local function open_member(place, number) return pack(OPEN_LANE, (read(BEST, place, 2)), number) end
+local SETS = {o = ':open', l = ':later', f = ':full'}
+
+-- The member of the sorted set of a place.
+local function member_at(place, number)
+  if sub(place, 1, 1) ~= 'o' then return number end
+  return pack(OPEN_LANE, (read(BEST, place, 2)), number)
+end
 
 -- Move the touched lanes of a run to where they belong.
 local function place(run)
@@ -149,30 +155,18 @@ local function place(run)
   end
   local found = fetch(key, missing)
   for i, number in ipairs(missing) do run.lanes[number] = found[i] end
-  local open, not_open, later, not_later, full, not_full, lanes = {}, {}, {}, {}, {}, {}, {}
+  local added, removed, lanes = {o = {}, l = {}, f = {}}, {o = {}, l = {}, f = {}}, {}
   for _, number in ipairs(run.touched_list) do
-    local host, stood = hosts[number], run.lanes[number]
+    local stood = run.lanes[number]
     local was = stood or ''
     local may_move = was == '' or was == 'f' or run.queues[number] or run.taken[number]
     if may_move or run.touched[number] == 'stale' then
-      local is, score = belongs(run, host, stood)
-      local old, new = sub(was, 1, 1), sub(is, 1, 1)
-      if is ~= was then
-        if old == 'o' then not_open[#not_open + 1] = open_member(was, number) end
-        if old == 'l' and new ~= 'l' then not_later[#not_later + 1] = number end
-        if old == 'f' and new ~= 'f' then not_full[#not_full + 1] = number end
-        if new == 'o' then
-          open[#open + 1] = score
-          open[#open + 1] = open_member(is, number)
-        end
-      end
-      if new == 'l' then
-        later[#later + 1] = score
-        later[#later + 1] = number
-      end
-      if new == 'f' then
-        full[#full + 1] = score
-        full[#full + 1] = number
+      local is, score = belongs(run, hosts[number], stood)
+      local from, to = removed[sub(was, 1, 1)], added[sub(is, 1, 1)]
+      if from and is ~= was then from[#from + 1] = member_at(was, number) end
+      if to and (is ~= was or to ~= added.o) then
+        to[#to + 1] = score
+        to[#to + 1] = member_at(is, number)
       end
       if is ~= stood and (stood or is ~= '') then
         run.lanes[number] = is
@@ -181,12 +175,10 @@ local function place(run)
       end
     end
   end
-  many('ZREM', run.key .. ':open', not_open)
-  many('ZADD', run.key .. ':open', open)
-  many('ZREM', run.key .. ':later', not_later)
-  many('ZADD', run.key .. ':later', later)
-  many('ZREM', run.key .. ':full', not_full)
-  many('ZADD', run.key .. ':full', full)
+  for part, name in pairs(SETS) do
+    many('ZREM', run.key .. name, removed[part])
+    many('ZADD', run.key .. name, added[part])
+  end
   many('HSET', key, lanes)
 end
 
@@ -220,4 +212,12 @@ local function finish()
   end
   save_hosts()
   save_state()
+end
+
+-- Let every host wait one delay from now.
+local function let_all_wait()
+  load_hosts({})
+  hosts[0].ended_at = now
+  change(hosts[0])
+  finish()
 end
