@@ -17,6 +17,7 @@ from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, ItemError, SpiderError
 from shoal.http import LinkBatch, Request
 from shoal.item import encode_item, is_item
+from shoal.selector.usage import begin_page
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.callbacks")
@@ -58,6 +59,7 @@ class Callbacks:
     async def call(self, name: str | None, request: Request, /, *arguments: Any, **named: Any) -> Found:
         """Everything that the method of this name gives, sorted. ``request`` is the one that it is about."""
         found = Found([], [])
+        begin_page()
         for output in await _collect(self._spider.callback(name)(*arguments, **named)):
             if isinstance(output, (LinkBatch, Request)):
                 self._check(output)

@@ -27,14 +27,18 @@ class SpiderHooks:
         self._opened: list[Callable[..., Any]] = []
         self._is_open = False
 
-    async def open(self) -> None:
-        """SpiderError if a hook fails. Call ``close`` also then."""
-        for pipeline in self._pipelines:
-            if hasattr(pipeline, "open"):
-                await self._call(f"{_name(pipeline)}.open", pipeline.open, self._spider)
-            self._opened.append(pipeline)
-        await self._call("opened", self._spider.opened)
+    async def open(self) -> ShoalError | None:
+        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
+        try:
+            for pipeline in self._pipelines:
+                if hasattr(pipeline, "open"):
+                    await self._call(f"{_name(pipeline)}.open", pipeline.open, self._spider)
+                self._opened.append(pipeline)
+            await self._call("opened", self._spider.opened)
+        except SpiderError as error:
+            return error
         self._is_open = True
+        return None
 
     async def close(self, reason: str) -> ShoalError | None:
         """Close whatever is open. The first error; all of them are logged."""

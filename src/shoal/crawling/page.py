@@ -189,6 +189,7 @@ class Handler:
         """The page is dead: nothing of it is stored. Once the spider is mended, `retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         reason = describe(exc)
+        self.counters.callback_error = self.counters.callback_error or reason
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if lease.request.errback is not None:

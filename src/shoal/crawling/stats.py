@@ -42,8 +42,8 @@ class Counters:
     """What one process did. The run's own ledger is the frontier's."""
 
     __slots__ = (
-        "bytes", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency",
-        "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
+        "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
+        "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,11 +56,13 @@ class Counters:
         """Failed attempts by kind."""
         self.drop_reasons: Counter[str] = Counter()
         """Dropped items by reason, up to a number of reasons."""
+        self.callback_error = ""
+        """The first error of a callback."""
 
     def add(self, other: Counters) -> None:
         """What another part of the same process did."""
         for name in self.__slots__:
-            if name not in ("drop_reasons", "errors", "started"):
+            if name not in ("callback_error", "drop_reasons", "errors", "started"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors.update(other.errors)
         self.drop_reasons.update(other.drop_reasons)
@@ -74,7 +76,7 @@ class Counters:
 
     def numbers(self) -> dict[str, float]:
         """All plain numbers, by name."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "started"}
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("callback_error", "started")}
         found = {name: value for name, value in values.items() if isinstance(value, int)}
         return {**found, "errors": self.errors.total(), "elapsed": self.elapsed}
 
@@ -134,6 +136,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     own_counters: dict[str, int] = {}
     """What the spider counted with ``self.stats.inc``."""
+    failed_url: str = ""
+    """One of the failed requests, if there are any."""
+    unmatched: dict[str, int] = {}
+    """Queries that found nothing on any page of this process, with the number of pages."""
+    expects_items: bool = False
+    """The run has outputs or pipelines, so a run without items is a disappointment."""
 
     @property
     def lost(self) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.http")
 
+_ALL_LINKS = "a[href]"
 _MAX_CHARACTERS = 48 << 20  # of all links that one query finds
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
@@ -186,7 +187,7 @@ class Response:
         """Return the absolute URL of a link on this page."""
         return join_url(self.base_url, href)
 
-    def links(self, within: str = "a[href]") -> list[str]:
+    def links(self, within: str = _ALL_LINKS) -> list[str]:
         """Return the URLs of the page's links, without duplicates and URLs that cannot be crawled."""
         return resolve(self.base_url, self._hrefs(within))
 
@@ -245,7 +246,7 @@ class Response:
 
     def follow_all(
         self,
-        links: str | Iterable[str | Selector] = "a[href]",
+        links: str | Iterable[str | Selector] = _ALL_LINKS,
         callback: Callable[..., Any] | str | None = None,
         *,
         allow: Patterns = (),
@@ -282,6 +283,10 @@ class Response:
             elements = self._tree.select(query)
         except ValueError as exc:
             raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
+        if query != _ALL_LINKS:
+            from shoal.selector.usage import counted
+
+            counted(query, elements)
         hrefs = self._attributes.values(elements, "href")
         if None not in hrefs:
             return cast(list[str], hrefs)

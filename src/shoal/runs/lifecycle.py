@@ -28,6 +28,8 @@ from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, Stats, Store
+from shoal.selector.usage import QueryUsage
+from shoal.selector.usage import current as current_queries
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
@@ -37,6 +39,8 @@ _POLL = 1.0
 _POLL_PAUSED = 4.0
 _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
+_MAX_FAILED = 100
+"""Failed requests that are read to find one for the summary."""
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
 
@@ -111,6 +115,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._queries = QueryUsage()
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -217,19 +222,28 @@ class RunLifecycle:
             ),
         )
         await self._persist(self._mark_running)
+        if plan.resumes:
+            await self._report_resumed()
         return scheduler
 
     async def _open_and_work(self, hooks: SpiderHooks, scheduler: Scheduler) -> None:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
         assert self.engine is not None
         self._plan.spider.stats.bind(self.engine.counters.numbers)
+        before = current_queries.set(self._queries)
         try:
-            await hooks.open()
-        except ShoalError as exc:
-            self.error = exc
-            await self._end(scheduler)
-            return
-        await self._work(scheduler)
+            self.error = await hooks.open()
+            await (self._work(scheduler) if self.error is None else self._end(scheduler))
+        finally:
+            current_queries.reset(before)
+
+    async def _report_resumed(self) -> None:
+        """Log how far the run is, if an earlier process began it."""
+        assert self.frontier is not None
+        stats = await self._persist(self.frontier.stats)
+        if stats.pushed and stats.remaining:
+            failed = f", {stats.dead} failed" if stats.dead else ""
+            log.info("resuming run %s: %d done%s, %d left", self.run_id, stats.done, failed, stats.remaining)
 
     async def _fence(self, holder: Holder) -> None:
         """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
@@ -342,7 +356,8 @@ class RunLifecycle:
     async def _summarize(self, scheduler: Scheduler, started: float) -> Summary:
         assert self.frontier is not None
         assert self.engine is not None
-        stats, kinds = await last_stats(self.frontier, self._deadline if self.stopping else None)
+        deadline = self._deadline if self.stopping else None
+        stats, kinds = await last_stats(self.frontier, deadline)
         state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=self.run_id,
@@ -354,6 +369,9 @@ class RunLifecycle:
             counters=self.engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
+            failed_url=await failed_url(self.frontier, deadline) if kinds else "",
+            unmatched=self._queries.unmatched(),
+            expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
         )
 
     # -- the state of the run
@@ -410,3 +428,19 @@ async def last_stats(frontier: Frontier, deadline: float | None) -> tuple[Stats,
         async with asyncio.timeout_at(deadline):
             return await frontier.stats(), await frontier.dead_kinds()
     return Stats(seeding=True), {}
+
+
+async def failed_url(frontier: Frontier, deadline: float | None) -> str:
+    """The URL of a failed request, if possible of one that robots.txt allows. Empty if the store does not answer."""
+    url = ""
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            left = _MAX_FAILED
+            async for history in frontier.dead():
+                url = url or history.url
+                left -= 1
+                if not history.reason.startswith("robots.txt"):
+                    return history.url
+                if not left:
+                    break
+    return url

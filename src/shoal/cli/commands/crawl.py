@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
@@ -19,9 +19,11 @@ from shoal.cli.options import (
     NewRun,
     Output,
     Quiet,
+    Replace,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     pairs,
     resolve,
 )
@@ -59,6 +61,7 @@ app = Commands()
 def crawl(
     url: Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")],
     output: Output = [],
+    replace: Replace = [],
     item: Annotated[
         list[str],
         typer.Option(
@@ -94,7 +97,7 @@ def crawl(
     spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
     options = _crawl_options(delay, concurrency, max_pages, frontier, depth)
     execute(
-        spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet,
+        spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port,
     )  # fmt: skip
 
@@ -109,6 +112,7 @@ def crawl(
 def run(
     spider: SpiderName,
     output: Output = [],
+    replace: Replace = [],
     argument: Argument = [],
     delay: Delay = None,
     concurrency: Concurrency = None,
@@ -127,8 +131,9 @@ def run(
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier)
     execute(
-        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
-        quiet=quiet, command=spider, metrics_port=metrics_port,
+        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
+        new_run=new_run,
+        quiet=quiet, metrics_port=metrics_port,
     )  # fmt: skip
 
 
@@ -147,22 +152,27 @@ def _crawl_options(
 
 
 def execute(
-    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
+    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
     urls: list[str] | None = None, metrics_port: str | None = None,
 ) -> NoReturn:  # fmt: skip
     """Crawl in this process, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
 
     made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
-    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
+    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:])
 
 
 def show_and_exit(
-    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: str = "",
+    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: Sequence[str] = (),
     notices: list[str] = [],
 ) -> NoReturn:  # fmt: skip
-    """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed."""
+    """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
+
+    With a ``command`` (the words after ``shoal``) the run is this process's own, and the exit code also tells a run
+    that achieved nothing. A worker is one of several, and a supervisor restarts a worker that fails.
+    """
     from shoal.cli import progress, summary
+    from shoal.crawling.verdict import Outcome, judge
     from shoal.runs.crawl import run_blocking
 
     collect_rarely()
@@ -173,7 +183,8 @@ def show_and_exit(
     run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port))
     assert made.summary is not None
     summary.show(console, made.summary, resolved.config, command)
-    sys.exit(1 if made.summary.state == "failed" else 0)
+    outcome, _ = judge(made.summary)
+    sys.exit(outcome.value if command or outcome is Outcome.FAILED else 0)
 
 
 def _beside(show: During | None, metrics_port: str | None) -> During | None:
