@@ -33,6 +33,8 @@ class Web:
         self.gate = asyncio.Event()
         """While it is clear, requests hang."""
         self.gate.set()
+        self.delay: Callable[[str], float] = lambda path: 0.0
+        """Seconds that a page takes."""
         self.closed = False
 
     async def fetch(self, request: Request) -> Response:
@@ -44,7 +46,7 @@ class Web:
         self.in_flight.append(path)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.delay(path))
             await self.gate.wait()
         finally:
             self.in_flight.remove(path)

@@ -14,7 +14,7 @@ from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.errors import FetchError, SinkError, SpiderError, StoreRewoundError
 from shoal.http import Request, Response
-from shoal.ports import Lease, Rewind
+from shoal.ports import Fetch, Lease, Rewind
 from shoal.spider import Spider
 from shoal.testing import FakeClock
 from tests.unit.fakes import CONFIG, SITE, Calls, Web, eventually, memory_frontier
@@ -99,11 +99,12 @@ async def test_pages_in_flight_are_limited() -> None:
 
 async def test_pages_of_a_shared_store_are_settled_together() -> None:
     """A round trip for each page would be the main cost of a crawl."""
-    frontier, web = Calls(await memory_frontier()), Web({"": links(40)})
-    await finished(engine_of(frontier, web, settings={"concurrency": 40}, shared=True))
-    assert (await frontier.inner.stats()).done == 41
-    assert frontier.count("complete") <= 6
-    assert frontier.count("lease") <= 12
+    frontier, web = Calls(await memory_frontier()), Web({"": links(200)})
+    web.delay = lambda path: 0.001 * (hash(path) % 7)
+    await finished(engine_of(frontier, web, settings={"concurrency": 16}, shared=True))
+    assert (await frontier.inner.stats()).done == 201
+    assert frontier.count("complete") <= 40
+    assert frontier.count("lease") <= 60
 
 
 async def test_failed_pages_are_tried_again_and_then_dead() -> None:
@@ -140,11 +141,11 @@ async def test_the_engine_stays_until_it_is_stopped() -> None:
 
 
 async def test_a_stop_lets_pages_in_flight_end_and_leases_nothing_more() -> None:
-    frontier, web = await memory_frontier(), Web({"": links(20)})
-    engine = engine_of(frontier, web, settings={"concurrency": 2}, shared=True)
-    task = asyncio.create_task(finished(engine))
-    await eventually(lambda: len(web.fetched) > 1)
+    frontier, web = await memory_frontier(), Web()
     web.gate.clear()
+    spider = Pages(start_urls=[f"{SITE}{number}" for number in range(20)])
+    engine = engine_of(frontier, web, spider=spider, settings={"concurrency": 2}, shared=True)
+    task = asyncio.create_task(finished(engine))
     await eventually(lambda: len(web.in_flight) == 2)
     before = list(web.fetched)
     engine.stop(grace=20)
@@ -184,36 +185,52 @@ async def test_an_abort_does_not_wait() -> None:
 
 
 async def test_a_paused_engine_leases_nothing() -> None:
-    frontier, web = Calls(await memory_frontier()), Web({"": links(20)})
-    engine = engine_of(frontier, web, settings={"concurrency": 1}, shared=True)
+    frontier, web = Calls(await memory_frontier()), Web()
+    web.gate.clear()
+    spider = Pages(start_urls=[f"{SITE}{number}" for number in range(20)])
+    engine = engine_of(frontier, web, spider=spider, settings={"concurrency": 4}, shared=True)
     task = asyncio.create_task(finished(engine))
-    await eventually(lambda: len(web.fetched) > 2)
+    await eventually(lambda: len(web.in_flight) == 4)
     engine.halt(True)
-    await eventually(lambda: not web.in_flight)
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(30):
+        while (await frontier.inner.stats()).leased > 4:  # those that have not begun are released
+            await asyncio.sleep(0.001)
     fetched, leased = len(web.fetched), frontier.count("lease")
+    web.gate.set()
+    await eventually(lambda: not web.in_flight)
     await asyncio.sleep(0.1)
     assert (len(web.fetched), frontier.count("lease")) == (fetched, leased)
     assert (await frontier.inner.stats()).leased == 0
     engine.halt(False)
     await task
-    assert len(web.fetched) == 21
+    assert len(web.fetched) == 20
 
 
 # -- leases
 
 
-async def test_without_the_right_to_work_nothing_is_fetched() -> None:
-    frontier, web = await memory_frontier(), Web({"": links(3)})
+async def test_without_the_right_to_work_no_page_begins() -> None:
+    began: list[str] = []
     allowed = True
-    engine = engine_of(frontier, web, settings={"concurrency": 1}, may_work=lambda: allowed)
+
+    async def layer(request: Request, fetch: Fetch) -> Response:
+        began.append(request.url.removeprefix(SITE))
+        return await fetch(request)
+
+    class Layered(Pages):
+        middlewares = (layer,)
+
+    frontier, web = await memory_frontier(), Web({"": links(3)})
+    web.gate.clear()
+    spider = Layered(start_urls=[SITE])
+    engine = engine_of(frontier, web, spider=spider, settings={"concurrency": 1}, may_work=lambda: allowed)
     task = asyncio.create_task(finished(engine))
-    await eventually(lambda: bool(web.fetched))
+    await eventually(lambda: web.in_flight == [""])
     allowed = False
-    await asyncio.sleep(0.02)
-    fetched = len(web.fetched)
+    web.gate.set()
+    await eventually(lambda: not web.in_flight)
     await asyncio.sleep(0.05)
-    assert len(web.fetched) == fetched
+    assert began == [""]
     allowed = True
     await task
     assert sorted(web.fetched) == ["", "0", "1", "2"]
