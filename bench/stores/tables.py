@@ -65,7 +65,11 @@ OTHERS = 0.15
 def disturbed(figures: list[Figure]) -> str:
     """A warning if other programs used the cores, or an empty text."""
     marked = sum(figure.get("others", 0.0) > OTHERS for figure in figures)
-    return f"Other programs used the cores in {marked} of {len(figures)} measurements; their rates are too low." if marked else ""
+    return (
+        f"Other programs used the cores during {marked} of {len(figures)} measurements. Rates are low."
+        if marked
+        else ""
+    )
 
 
 def rate(figure: Figure | None) -> str:

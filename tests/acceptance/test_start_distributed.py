@@ -1,4 +1,4 @@
-"""`scripts/start-distributed`: all parts of distributed crawling at one command, kept alive, and gone at Ctrl-C."""
+"""`scripts/start-distributed` starts all parts of distributed crawling, restarts them, and stops them at Ctrl-C."""
 
 from __future__ import annotations
 

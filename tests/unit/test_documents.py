@@ -1,4 +1,4 @@
-"""The documentation is complete and loads nothing from elsewhere: pages of the site, commands, pictures."""
+"""The documentation is complete and loads nothing from the network: pages of the site, commands, modules, pictures."""
 
 from __future__ import annotations
 
