@@ -1,4 +1,4 @@
-"""The values that `shoal.testing.machine` draws. There are few hosts and URLs, and times are in tens of seconds, so that
+"""The values that `shoal.testing.machine` draws. There are few hosts and URLs, and times in tens of seconds, so that
 many steps use the same request."""
 
 from __future__ import annotations
