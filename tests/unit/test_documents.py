@@ -60,6 +60,28 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
+def module_map() -> dict[str, set[str]]:
+    """The modules of each folder in the map of docs/architecture.md, without notes in parentheses or after a semicolon."""
+    text = (DOCS / "architecture.md").read_text()
+    (block,) = re.findall(r"```\n(src/shoal/.*?)```", text, re.DOTALL)
+    found: dict[str, set[str]] = {}
+    for folder, content in re.findall(r"^(?:  )?(\S+/)\s+(.*\n(?: {10}.*\n)*)", block, re.MULTILINE):
+        listed = re.sub(r"\([^)]*\)|;.*", "", content, flags=re.DOTALL)
+        found[folder.removeprefix("src/shoal/")] = {name.strip() for name in listed.split(",")}
+    assert found.pop("testing/")
+    return found
+
+
+def test_the_map_names_every_module() -> None:
+    source = ROOT / "src" / "shoal"
+    real: dict[str, set[str]] = {}
+    for path in source.rglob("*.py"):
+        folder = path.parent.relative_to(source)
+        if path.stem not in ("__init__", "__main__") and folder.parts[:1] != ("testing",):
+            real.setdefault("" if folder == Path() else f"{folder}/", set()).add(path.stem)
+    assert module_map() == real, "update the map in docs/architecture.md"
+
+
 def commands(group: Any, name: str) -> Iterator[str]:
     with group.make_context(name, [], resilient_parsing=True) as context:
         for each in group.list_commands(context):
