@@ -55,6 +55,7 @@ app = Commands()
     examples="""
     shoal crawl https://example.com -o pages.jsonl
     shoal crawl https://example.com --item name=h1 --item price=p.price -o a.csv
+    shoal crawl https://example.com --each article --item name=h3 -o a.csv
     shoal crawl https://example.com -o pages.jsonl --frontier sqlite:///crawl.db
     """
 )
@@ -67,6 +68,18 @@ def crawl(
         typer.Option(
             "--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'
         ),
+    ] = [],
+    each: Annotated[
+        str,
+        typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
+    ] = "",
+    allow: Annotated[
+        list[str],
+        typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
+    ] = [],
+    deny: Annotated[
+        list[str],
+        typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
     ] = [],
     depth: Annotated[
         int | None,
@@ -89,12 +102,15 @@ def crawl(
 ) -> None:
     """Crawl a site without writing code.
 
-    Each page becomes an item with its URL, title and text, or with the fields that you choose with --item. Items go to
-    standard output unless you pass --output.
+    Each page becomes an item with its URL, title and text, or with the fields that you choose with --item. With --each,
+    each matching element of a page becomes an item. --allow and --deny choose the pages that yield items; links of all
+    pages are followed. Items go to standard output unless you pass --output.
     """
     from shoal.crawling.page_spider import page_spider, parse_fields
 
-    spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
+    spider = page_spider(
+        url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
+    )
     options = _crawl_options(delay, concurrency, max_pages, frontier, depth)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
