@@ -101,7 +101,11 @@ class Jobs:
 
     async def _unfinished(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name()):
-            if run.state in ("running", "paused") and run.settings == crawl.words and run.run_id not in self._jobs:
+            if (
+                run.state in ("running", "paused")
+                and run.settings == crawl.start_settings
+                and run.run_id not in self._jobs
+            ):
                 return run
         return None
 
@@ -113,10 +117,10 @@ class Jobs:
         if len(self._orders) > _REMEMBERED:
             del self._orders[next(iter(self._orders))]
         self._failures.pop(run.run_id, None)
-        begun = asyncio.create_task(crawl.begun.wait())
-        await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        if not crawl.begun.is_set() and (failure := await task) is not None:
+        started = asyncio.create_task(crawl.started.wait())
+        await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if not crawl.started.is_set() and (failure := await task) is not None:
             raise failure
         return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.config import Resolved
     from shoal.spider import Spider
 
-During: TypeAlias = Callable[[Any], Awaitable[None]]
+During: TypeAlias = Callable[[Any], Coroutine[object, None, None]]
 
 app = Commands()
 
