@@ -271,7 +271,7 @@ async def test_what_robots_txt_disallows_is_dead_with_that_reason() -> None:
 async def test_stop_finishes_what_is_in_flight_and_gives_the_rest_back() -> None:
     async with SiteServer(pages=500, latency=0.05) as site:
         made = Crawl(Pages(start_urls=[site.url]), settings())
-        running = asyncio.ensure_future(made._to_the_end())
+        running = asyncio.ensure_future(made._run_to_end())
         while len(site.hits) < 10:
             await asyncio.sleep(0.01)
         made.stop()
@@ -371,7 +371,7 @@ async def test_a_start_without_end_does_not_keep_its_pages_waiting() -> None:
 
     async with MisbehavingServer() as server:
         made = Crawl(Endless(url=server.url), settings(scope={"max_pages": 10}))
-        done = await asyncio.wait_for(made._to_the_end(), 30)
+        done = await asyncio.wait_for(made._run_to_end(), 30)
     assert len(done.items) == 10
 
 
@@ -462,7 +462,7 @@ async def test_a_parquet_file_is_whole_when_a_crawl_in_memory_is_stopped(tmp_pat
     out = tmp_path / "out.parquet"
     async with SiteServer(pages=500, latency=0.05) as site:
         made = Crawl(Pages(start_urls=[site.url]), settings(), outputs=[str(out)])
-        running = asyncio.ensure_future(made._to_the_end())
+        running = asyncio.ensure_future(made._run_to_end())
         while len(site.hits) < 20:
             await asyncio.sleep(0.01)
         made.stop()
@@ -504,7 +504,7 @@ async def test_stopping_without_grace_gives_back_also_what_has_not_begun() -> No
     async with SiteServer(pages=20, latency=0.5) as site:
         spider = Stopping(url=site.url)
         spider.made = Crawl(spider, settings(shutdown_grace=0, robots={"obey": False}))
-        done = await asyncio.wait_for(spider.made._to_the_end(), 5)
+        done = await asyncio.wait_for(spider.made._run_to_end(), 5)
     assert done.summary is not None
     assert done.summary.state == "stopped"
     assert done.summary.stats.leased == 0

@@ -115,7 +115,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     fleet.shoal("cancel", fleet.run_id)
     assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)
     assert "cannot become paused" in says("pause", fleet.run_id)
-    assert "there is no file nowhere.txt" in says("start", "spider.py", "--urls-file", "nowhere.txt")
+    assert "URL file nowhere.txt does not exist" in says("start", "spider.py", "--urls-file", "nowhere.txt")
     assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
 
 
