@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
+    from shoal.selector.xpath import XPathValue
 
 log = logging.getLogger("shoal.http")
 
@@ -281,7 +282,7 @@ class Response:
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: object) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
     def jmespath(self, query: str, **options: Any) -> SelectorList:

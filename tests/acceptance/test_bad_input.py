@@ -1,7 +1,7 @@
-"""Whatever servers, spiders, settings and disks get wrong costs only itself, says so clearly, and is counted.
+"""An error of a server, spider, setting or disk affects only one page, has a clear message, and is counted.
 
-The crawls go to servers on the loopback that misbehave on purpose. `crawl_beside` asserts what holds in all of them:
-the crawl ends by itself, its ledger balances, and the healthy page beside the trouble gives its item.
+The crawls use servers on the loopback that misbehave on purpose. `crawl_beside` checks after each crawl that it ended
+by itself, that its counters balance, and that a healthy page gave its item.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A fleet under faults: workers that fall asleep, servers that do, clocks that are wrong, wires that are cut.
+"""A fleet under faults: frozen workers, frozen servers, wrong clocks, cut connections.
 
-What was fetched when is measured at the target, by its own clock.
+The times of fetches are measured at the target, by its own clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What somebody who can write to the store can't have a worker do: write files, use proxies, change its spider."""
+"""A writer to the store cannot make a worker write files, use proxies, or change its spider."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def config_of(url: str, **more: Any) -> Config:
         ({"outputs": ["postgresql://db.example/a?ssl%6bey=/etc/shadow"]}, "files of this machine as certificates"),
         ({"outputs": ["gopher://x"]}, "an invalid output"),
         ({"outputs": ["postgresql://db.example/a"] * 21}, "21 outputs; the limit is 20"),
-        ({"arguments": {"settings": {"http.proxy": "http://evil.example"}}}, "argument 'settings'.*an attribute of the spider"),
+        ({"arguments": {"settings": {"http.proxy": "http://evil.example"}}}, "argument 'settings'.*an attribute"),
         ({"arguments": {"middlewares": ["x"]}}, "an attribute of the spider"),
         ({"arguments": {"_private": 1}}, "an attribute of the spider"),
         ({"arguments": {"x": "y" * 300_000}}, "too many arguments"),

@@ -1,4 +1,4 @@
-"""What goes on beside a worker's loop: patience with a server, leases kept and dropped, the item log watched."""
+"""Background work of a worker: retries when a server is away, leases renewed and dropped, the item log polled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters the frontier, and the queue for people with a loop of their own."""
+"""Which requests enter the frontier, and `UrlWorkQueue`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start requests are pushed once, however often the seeder dies, and again where the store has lost them."""
+"""Start requests are pushed once, however often the seeder dies, and again if the store has lost them."""
 
 from __future__ import annotations
 
