@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, overload
 from turbohtml import Element, Node
 
 from shoal.selector.css import find_css
-from shoal.selector.documents import Root, content, drop, parse_text, remove_namespaces, replace_entities, top
+from shoal.selector.documents import Root, content, drop, is_xml, parse_text, remove_namespaces, replace_entities, top
 from shoal.selector.json_queries import find_jmespath
 from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
@@ -52,7 +52,8 @@ class Selector:
     def css(self, query: str) -> SelectorList:
         """Return what matches, in document order: elements, or strings with a final ``::text`` or ``::attr(name)``.
 
-        The whole selector must match at or below this node. ``p::text`` returns the texts directly in each ``p``, and
+        ``:contains("text")`` is available, as in parsel. The whole selector must match at or below this node.
+        ``p::text`` returns the texts directly in each ``p``, and
         ``p ::text`` also those below it.
         """
         return SelectorList.of(find_css(self.root, query), self.namespaces)
@@ -118,11 +119,15 @@ class Selector:
 
     @property
     def attrib(self) -> dict[str, str]:
-        """A copy of the element's attributes; empty if this is not an element."""
+        """A copy of the element's attributes; empty if this is not an element. Namespace declarations of XML are left
+        out."""
         node = top(self.root)
         if not isinstance(node, Element):
             return {}
-        return {name: node.attr(name) or "" for name in node.attrs}
+        found = {name: node.attr(name) or "" for name in node.attrs}
+        if any(name.startswith("xmlns") for name in found) and is_xml(node):
+            return {name: value for name, value in found.items() if name.partition(":")[0] != "xmlns"}
+        return found
 
     def text_content(self) -> str:
         """Return all text at and below the node, with its whitespace."""
