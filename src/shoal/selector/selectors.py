@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from re import Pattern
 from typing import Any, Literal, cast, overload
@@ -17,7 +18,40 @@ from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 _NOT_SET = cast("Root", object())
 
 
-class Selector:
+class _Searchable(ABC):
+    """Regular expressions on results of queries."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _contents(self) -> Sequence[Root]: ...
+
+    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
+        """Return all matches in each result: the groups if there are any, or else the whole match.
+
+        If there is a group named ``extract``, only that group of the first match is returned. ``replace_entities``
+        decodes character references, except ``&amp;`` and ``&lt;``.
+        """
+        return list(self._matches(regex, replace_entities))
+
+    @overload
+    def re_first(
+        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
+    ) -> str | None: ...
+    @overload
+    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
+    def re_first(
+        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
+    ) -> str | None:
+        """Return the first match of ``re``, or the default."""
+        return next(self._matches(regex, replace_entities), default)
+
+    def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
+        pattern = re.compile(regex)
+        return (match for root in self._contents() for match in _matches(root, pattern, replace))
+
+
+class Selector(_Searchable):
     """One node of a page, one string found in it, or one JSON value.
 
     CSS and XPath search the node itself and its descendants. Only an XPath that begins with ``/`` starts at the top
@@ -86,24 +120,8 @@ class Selector:
     def getall(self) -> list[Any]:
         return [self.get()]
 
-    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
-        """Return all matches in ``get()``: the groups if there are any, or else the whole match.
-
-        If there is a group named ``extract``, only that group of the first match is returned. ``replace_entities``
-        decodes character references, except ``&amp;`` and ``&lt;``.
-        """
-        return list(_matches(self.root, re.compile(regex), replace_entities))
-
-    @overload
-    def re_first(
-        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
-    ) -> str | None: ...
-    @overload
-    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
-    def re_first(
-        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
-    ) -> str | None:
-        return next(_matches(self.root, re.compile(regex), replace_entities), default)
+    def _contents(self) -> Sequence[Root]:
+        return (self.root,)
 
     def register_namespace(self, prefix: str, uri: str) -> None:
         """Let ``prefix`` mean this namespace in the XPath queries of this selector and of all it finds afterwards."""
@@ -151,7 +169,7 @@ class Selector:
         return f"<Selector {text if len(text) <= 40 else text[:37] + '...'!r}>"
 
 
-class SelectorList(Sequence[Selector]):
+class SelectorList(_Searchable, Sequence[Selector]):
     """All results of a query, in document order. A query on the list queries each member and returns one flat list.
 
     The list stores the results and creates a Selector only when you ask for a member: most lists are read with ``get``
@@ -220,23 +238,8 @@ class SelectorList(Sequence[Selector]):
 
     extract = getall
 
-    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
-        return list(self._matches(regex, replace_entities))
-
-    @overload
-    def re_first(
-        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
-    ) -> str | None: ...
-    @overload
-    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
-    def re_first(
-        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
-    ) -> str | None:
-        return next(self._matches(regex, replace_entities), default)
-
-    def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
-        pattern = re.compile(regex)
-        return (match for root in self._roots for match in _matches(root, pattern, replace))
+    def _contents(self) -> Sequence[Root]:
+        return self._roots
 
     def drop(self) -> None:
         """Remove each node from its document. SelectorError for a node that cannot be dropped."""
