@@ -1,4 +1,4 @@
-"""Batches over HTTP: a real server, real sites beside it, and callers of every kind."""
+"""Batches over HTTP: a real server, real sites, and different kinds of callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches on real Celery workers, with a real Redis and a real Flower, while things die."""
+"""Batches on real Celery workers with a real Redis and a real Flower, while processes are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters whose coordinator or frontier is away, for all or for one, and whose clocks are wrong."""
+"""Clusters whose coordinator or frontier is unreachable, for all nodes or for one, or whose clocks are wrong."""
 
 from __future__ import annotations
 

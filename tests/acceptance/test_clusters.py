@@ -1,4 +1,4 @@
-"""Runners and Backup Runners as processes: who dies is replaced, nothing is lost, and never do too many crawl."""
+"""Runners and Backup Runners as processes: a dead Runner is replaced, nothing is lost, and never too many crawl."""
 
 from __future__ import annotations
 

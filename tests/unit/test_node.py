@@ -1,4 +1,4 @@
-"""What a node is told, and how long it may believe that it lives."""
+"""Options of a node, and how long it considers its session valid."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from shoal.batch.options import BatchOptions
 from shoal.batch.quota import PER_ENTRY, Quota, request_size, size_of
 from shoal.batch.redaction import REFUSED_ADDRESS, redacted
 from shoal.batch.urls import UrlList, has_user
-from shoal.crawling.page import meant_for
+from shoal.crawling.page import headers_for
 from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.spider import Spider
@@ -83,7 +83,7 @@ class BatchSpider(Spider):
         if response.meta.get(SITE, host) == host:
             for url in response.links():
                 if host_of(url) == host and url not in self._urls and not has_user(url):
-                    headers, cookies = meant_for(response.request, url)
+                    headers, cookies = headers_for(response.request, url)
                     request = Request(
                         url, headers=headers, cookies=cookies, meta={SITE: host}, timeout=self._options.timeout,
                         errback=ERRBACK,

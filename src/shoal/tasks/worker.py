@@ -18,12 +18,11 @@ import uvloop
 from shoal.batch.quota import Quota
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.leases import LeaseKeeper, Settler
 from shoal.crawling.onion import make_onion
 from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
-from shoal.crawling.settling import Settler
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.fetch.guard import AddressGuard
