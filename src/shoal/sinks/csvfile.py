@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
@@ -108,10 +108,10 @@ class CsvSink:
         self._seq = items[-1].seq
         self._rejects.add(rejects)
 
-    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[str], list[dict[str, Any]], list[Reject]]:
+    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[str], list[dict[str, object]], list[Reject]]:
         """The header with the new fields, the rows, and the items that need too many columns."""
         fields = dict.fromkeys(self._fields)
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         rejects: list[Reject] = []
         for item in items:
             row = decode_item(item.payload)[1]
@@ -169,7 +169,7 @@ class CsvSink:
 _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
-def _cells(row: dict[str, Any], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[Any]:
+def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[object]:
     values = map(row.get, fields)
     cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]
@@ -193,7 +193,7 @@ def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
         yield line, quotes % 2 == 0
 
 
-def _lines(rows: Iterable[Sequence[Any]]) -> bytes:
+def _lines(rows: Iterable[Sequence[object]]) -> bytes:
     r"""Rows as CSV. The writer keeps its default ``\r\n``, because then it quotes values that contain either."""
     lines = _Lines()
     csv.writer(lines).writerows(rows)

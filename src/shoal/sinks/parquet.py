@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -188,10 +188,10 @@ class ParquetSink:
         self._items, self._size, self._seq, self._fields = [], 0, items[-1].seq, fields
         return rejects
 
-    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[dict[str, Any]], set[str], list[Reject]]:
+    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[dict[str, object]], set[str], list[Reject]]:
         """Return the rows, all fields of the output including theirs, and the items that need too many columns."""
         fields, limit = set(self._fields), self._options.max_columns
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         rejects: list[Reject] = []
         for item in items:
             row = decode_item(item.payload)[1]
@@ -286,12 +286,12 @@ def _tail(path: str) -> bytes:
 # -- items to Arrow
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+def _table(rows: Sequence[dict[str, object]]) -> pa.Table:
     fields = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: _array([row.get(name) for row in rows]) for name in fields})
 
 
-def _array(values: list[Any]) -> pa.Array:
+def _array(values: list[object]) -> pa.Array:
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
@@ -300,7 +300,7 @@ def _array(values: list[Any]) -> pa.Array:
     return array if _is_storable(array.type) and not mixed else _text_array(values)
 
 
-def _text_array(values: Sequence[Any]) -> pa.Array:
+def _text_array(values: Sequence[object]) -> pa.Array:
     return pa.array([None if value is None else as_text(value) for value in values], pa.string())
 
 

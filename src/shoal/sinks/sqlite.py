@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
-from typing import Any
 
 from shoal.errors import SinkError
 from shoal.item import as_text
@@ -205,7 +204,7 @@ def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     if type(value) in _NATIVE_TYPES or (type(value) is int and value < 1 << 63):
         return value
     return as_text(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import asyncpg
 import msgspec
@@ -22,7 +22,7 @@ from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 _DELETE_BATCH = 2_000
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -55,7 +54,7 @@ from shoal.ports import (
     Rewind,
     RoleState,
 )
-from shoal.stores.redis.client import storable_bytes
+from shoal.stores.redis.client import Answer, Word, storable_bytes
 
 
 class RedisFrontier:
@@ -87,21 +86,21 @@ class RedisFrontier:
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
 
-    async def _run(self, script: str, *arguments: Any, proof: bytes = b"") -> Any:
+    async def _run(self, script: str, *arguments: Word, proof: bytes = b"") -> Answer:
         try:
             return await self._scripts.run(script, self._run_key, self._options + proof, *arguments)
         except RunError as exc:
             raise RunError(f"run {self._run_id}: {exc}") from exc
 
-    async def _run_proven(self, script: str, *arguments: Any, continues: str = "") -> Any:
+    async def _run_proven(self, script: str, *arguments: Word, continues: str = "") -> Answer:
         """Run a script that presents the newest receipt."""
         return await self._run_watched(script, arguments, self._receipts.proof or b"", continues)
 
-    async def _run_continued(self, continues: str, script: str, *arguments: Any) -> Any:
+    async def _run_continued(self, continues: str, script: str, *arguments: Word) -> Answer:
         """Run a script that continues an earlier call: on a role, or on the item log."""
         return await self._run_watched(script, arguments, b"", continues)
 
-    async def _run_watched(self, script: str, arguments: Sequence[Any], proof: bytes, continues: str) -> Any:
+    async def _run_watched(self, script: str, arguments: Sequence[Word], proof: bytes, continues: str) -> Answer:
         with self._receipts.watch(continues, proven=bool(proof)) as call:
             answer = await self._run(script, *arguments, proof=proof)
         if continues and answer:

@@ -24,7 +24,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import msgspec
 
@@ -35,7 +35,7 @@ from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient, storable_bytes
+from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
 FORMAT = 2
 """Version of the stored data. Data of another version is not touched."""
@@ -43,7 +43,7 @@ FORMAT = 2
 _FIELDS = ("run_id", "spider", "state", "created_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 class RedisStore:
@@ -80,7 +80,7 @@ class RedisStore:
                 f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
             )
 
-    async def _run(self, step: str, *arguments: Any, run: int | None = None) -> Any:
+    async def _run(self, step: str, *arguments: Word, run: int | None = None) -> Answer:
         return await self._scripts.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
 
     async def create_run(self, run: Run) -> Run:
@@ -146,7 +146,7 @@ class RedisStore:
         await self._scripts.client.close()
 
 
-def _run_of(row: list[Any]) -> tuple[int, Run]:
+def _run_of(row: list[Answer]) -> tuple[int, Run]:
     number, run_id, *texts, settings = row
     try:
         spider, state, created_at = (text.decode() for text in texts)
