@@ -333,6 +333,28 @@ def halves(group: Group) -> tuple[Group, Group]:
     return one, other
 
 
+def rows_within(
+    items: Iterable[LoggedItem], fields: dict[str, None], limit: int, rename: Callable[[str], str] | None = None
+) -> tuple[list[dict[str, object]], list[Reject]]:
+    """The data of items for an output with columns, and the items that need more than ``limit`` columns.
+
+    Adds new fields to ``fields``.
+    """
+    rows: list[dict[str, object]] = []
+    rejects: list[Reject] = []
+    for item in items:
+        row = decode_item(item.payload)[1]
+        if rename is not None:
+            row = {rename(name): value for name, value in row.items()}
+        if not row.keys() <= fields.keys():
+            if len(row) > limit or len(fields | row) > limit:
+                rejects.append(Reject(item, too_many_columns(limit)))
+                continue
+            fields.update(dict.fromkeys(row))
+        rows.append(row)
+    return rows, rejects
+
+
 def too_many_columns(limit: int) -> str:
     return (
         f"its new fields need more than {limit} columns; put fields whose names come from pages into a nested field, "
