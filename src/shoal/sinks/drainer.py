@@ -82,7 +82,7 @@ class Drainer:
         self._state = b""
         self._written = 0
         self._last: LoggedItem | None = None
-        """The last item that was read. With it the store can tell whether its log was rewound."""
+        """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
         """The cursor of a move whose answer was lost."""
         self._failures = 0

@@ -121,7 +121,7 @@ class RunInspection:
                 return min(found)[1] if found else None
 
     async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
-        answer = await self._run("look", *fingerprints)
+        answer = await self._run("histories", *fingerprints)
         return [
             _history(fingerprint, *parts) if parts else None
             for fingerprint, parts in zip(fingerprints, answer, strict=True)

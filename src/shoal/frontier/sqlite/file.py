@@ -22,7 +22,7 @@ from urllib.parse import quote
 from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 
 T = TypeVar("T")
-Row: TypeAlias = tuple[Any, ...]
+StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C

@@ -19,7 +19,7 @@ from shoal.errors import RunError
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
-from shoal.frontier.sqlite.file import Row, SQLiteFile
+from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
@@ -176,6 +176,6 @@ class SQLiteStore:
         await self._file.close()
 
 
-def _run_of(row: Row) -> Run:
+def _run_of(row: StoredRow) -> Run:
     run_id, spider, state, created_at, settings = row
     return Run(run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings))

@@ -165,7 +165,7 @@ BEGIN
             SELECT q.rank, q.id, _at, q.lane, 0, g.status, g.items FROM gone g
             CROSS JOIN LATERAL (SELECT * FROM request q WHERE q.id = g.id LIMIT 1) q
             RETURNING ready.lane, ready.rank, ready.id
-    ), told AS (
+    ), noted AS (
         INSERT INTO event (request, at, what, detail)
             SELECT g.id, _at, {RETRIED_EVENT}, {RETRIED_DETAIL} FROM gone g
     )
