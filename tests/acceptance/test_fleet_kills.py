@@ -1,4 +1,4 @@
-"""A fleet whose members are killed: at any moment, between any two steps, by their own pages. Nothing is lost."""
+"""Workers of a fleet are killed at random moments, between any two steps, or by their own pages. Nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers get lost: the server did what it was asked, and the caller never learns it. That costs nothing.
+"""Responses get lost: the server did the call, but the caller does not know. Nothing is lost or repeated.
 
-No page may lose an attempt, so the run allows one attempt: a page that loses it is missing in the outputs.
+A lost response must not cost an attempt. So the run allows one attempt: a page that loses it is missing in the outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer of each call of a frontier gets lost, and the call is repeated: as if it had been made once."""
+"""For each call of a frontier, one response gets lost and the call is repeated. The effect is that of one call."""
 
 from __future__ import annotations
 

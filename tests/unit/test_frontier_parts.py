@@ -1,4 +1,4 @@
-"""The parts of the frontiers that live in one process, each alone."""
+"""The parts of the memory and SQLite frontiers, each alone."""
 
 from __future__ import annotations
 
