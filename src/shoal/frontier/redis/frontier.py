@@ -18,17 +18,18 @@ from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.endings import Endings
-from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
 from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import (
     Parcel,
+    call_tokens,
     known_item,
     pack_leases,
     pack_options,
     pack_token,
     read_learned,
+    read_leases,
     read_rewind,
 )
 from shoal.frontier.redis.scripts import FrontierScripts
@@ -143,7 +144,7 @@ class RedisFrontier:
         limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
-            call = tokens_of(nonce or new_nonce(), part)
+            call = call_tokens(nonce or new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
