@@ -18,7 +18,7 @@ from shoal.cluster import call_timeout, coordinator_errors, membership_lost, nam
 from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient, ScriptFolder, storable_bytes
+from shoal.stores.redis.client import RedisClient, ScriptFolder, Word, storable_bytes
 
 _SCRIPTS = ScriptFolder("shoal.cluster.redis", ("base",))
 _STREAM_START = "0-0"
@@ -73,11 +73,11 @@ class RedisCoordinator:
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
             return cls(await RedisClient.open(address, warn=False), cluster, ttl)
 
-    async def _run(self, step: str, *arguments: object) -> Any:
+    async def _run(self, step: str, *arguments: Word) -> Any:
         with coordinator_errors():
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
-    async def _run_as_member(self, step: str, *arguments: object) -> Any:
+    async def _run_as_member(self, step: str, *arguments: Word) -> Any:
         """None if this is not a member any more."""
         if not self._session:
             return None
