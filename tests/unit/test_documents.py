@@ -61,7 +61,7 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
 
 
 def module_map() -> dict[str, set[str]]:
-    """The modules of each folder in the map of docs/architecture.md, without notes in parentheses or after a semicolon."""
+    """The modules of each folder in the map of docs/architecture.md, without notes in parentheses."""
     text = (DOCS / "architecture.md").read_text()
     (block,) = re.findall(r"```\n(src/shoal/.*?)```", text, re.DOTALL)
     found: dict[str, set[str]] = {}
