@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shoal.crawling.callbacks import Callbacks, Found
-from shoal.crawling.page import Parsed
+from shoal.crawling.leases import Outcome, Settler
+from shoal.crawling.page import Callbacks, Found, Parsed
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.settling import Outcome, Settler
 from shoal.fetch.http import HttpFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased

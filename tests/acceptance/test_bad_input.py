@@ -435,7 +435,7 @@ async def test_a_request_that_can_not_be_stored(bad: MisbehavingServer, caplog: 
     items, summary = await crawl_beside(bad, "/leaf/1", spider=Stores)
     assert items == []
     assert summary.dead_kinds == {"callback": 1}
-    assert re.search("RequestError: meta .* can't be stored", caplog.text)
+    assert re.search("RequestError: meta .* cannot be stored", caplog.text)
 
 
 async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> None:

@@ -59,11 +59,16 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     named = re.findall(r"`([a-z_]+/[\w./-]*)", page.read_text())
     folders = {path.name for path in (*ROOT.iterdir(), *(ROOT / "src" / "shoal").iterdir()) if path.is_dir()}
     inside = [path for path in named if path.partition("/")[0] in folders]
-    assert not [path for path in inside if not (ROOT / path).exists() and not (ROOT / "src" / "shoal" / path).exists()]
+    roots = (ROOT, ROOT / "src" / "shoal")
+    assert not [
+        path
+        for path in inside
+        if not any(Path(f"{root}/{path}{end}").exists() for root in roots for end in ("", ".py"))
+    ]
 
 
 def module_map() -> dict[str, set[str]]:
-    """The modules of each folder in the map of docs/architecture.md, without notes in parentheses."""
+    """The modules of each folder in the map of docs/architecture.md, without the notes in parentheses."""
     text = (DOCS / "architecture.md").read_text()
     (block,) = re.findall(r"```\n(src/shoal/.*?)```", text, re.DOTALL)
     found: dict[str, set[str]] = {}

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.crawling import backpressure as itemlog
-from shoal.crawling.backpressure import ItemLogKeeper
+from shoal.crawling import pacing as itemlog
 from shoal.crawling.leases import LeaseKeeper
 from shoal.crawling.onion import _guarded
+from shoal.crawling.pacing import ItemLogKeeper
 from shoal.crawling.retrying import Persistence
 from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
