@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Retry
 from celery.signals import (
     after_setup_logger,
     after_setup_task_logger,
@@ -16,8 +17,8 @@ from celery.signals import (
 
 from shoal.crawling.garbage import collect_rarely
 from shoal.printable import LogFilter
-from shoal.tasks.settings import QUEUE, TASK, celery_settings
-from shoal.tasks.worker import PageWorker
+from shoal.tasks.settings import QUEUE, ROBOTS_TASK, TASK, celery_settings
+from shoal.tasks.worker import PageFailedError, PageWorker
 
 _RESULT_TTL = 3600
 _VISIBILITY_TIMEOUT = 900
@@ -69,10 +70,30 @@ def _keep_logs_printable(logger: logging.Logger, **_: Any) -> None:
         handler.addFilter(LogFilter())
 
 
-@app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]
+@app.task(name=TASK, bind=True, rate_limit=settings.rate_limit, throws=(PageFailedError,))  # type: ignore[untyped-decorator]
 def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, Any]:
-    """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower."""
-    return _page_worker().work(session_id, lease, store, worker_id=str(self.request.hostname or "celery"))
+    """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower.
+
+    A page that failed is a failed task, and a page that is tried again a task with a retry. The next attempt is a task
+    of its own: until then the page waits in the frontier.
+    """
+    return _work(self, session_id, lease, store)
+
+
+@app.task(name=ROBOTS_TASK, bind=True, throws=(PageFailedError,))  # type: ignore[untyped-decorator]
+def robots(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, Any]:
+    """Fetch the robots.txt that a page needs. The page itself follows as a task of its own."""
+    return _work(self, session_id, lease, store, robots_only=True)
+
+
+def _work(task: Task, session_id: str, lease: str, store: str, *, robots_only: bool = False) -> dict[str, Any]:
+    worker_id = str(task.request.hostname or "celery")
+    outcome = _page_worker().work(session_id, lease, store, worker_id=worker_id, robots_only=robots_only)
+    if outcome["state"] == "dead":
+        raise PageFailedError(outcome["reason"])
+    if outcome["state"] == "waiting":
+        raise Retry(outcome["reason"], exc=PageFailedError(outcome["reason"]), when=outcome["retry_in"])
+    return outcome
 
 
 def _page_worker() -> PageWorker:
