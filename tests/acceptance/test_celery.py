@@ -96,8 +96,7 @@ def check_failures_in_flower(fleet: Celery, site: Target, flower: str) -> None:
         tasks = ask(f"{flower}/api/tasks?limit=1000").values()
         return sorted((task["state"], task["exception"]) for task in tasks if "x=2" in task["args"])
 
-    until(lambda: len(shown()) == 3, 20, "Flower's failures")
-    assert [state for state, _ in shown()] == ["FAILURE", "FAILURE", "RETRY"]
+    until(lambda: [state for state, _ in shown()] == ["FAILURE", "FAILURE", "RETRY"], 20, "Flower's failures")
     assert [status for _, reason in shown() for status in ("404", "500") if f"http {status}" in reason] == [
         "404",
         "500",
