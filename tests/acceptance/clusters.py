@@ -151,6 +151,11 @@ class Cluster(ForkedFleet):
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
 
 
+def allowance(seconds: float) -> float:
+    """A limit for a quiet machine; longer while more processes want to run than there are cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def urls(site: Target, count: int, wait: float = 0.0) -> list[str]:
     return [f"{site.url}/{number}?wait={wait}" for number in range(count)]
 

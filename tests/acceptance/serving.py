@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.acceptance.fleets import SHOAL
+from tests.acceptance.target import Target
 from tests.databases import RedisServer, free_port
 from tests.servers import StreamServer
 
@@ -36,7 +37,7 @@ FAST = {
 PATIENCE = 60.0  # seconds at least: a busy machine takes ten times as long as a quiet one
 
 
-def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it") -> Any:
+def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it", pause: float = 0.05) -> Any:
     """What the condition gives as soon as that is something."""
     timeout = max(timeout, PATIENCE)
     end = time.monotonic() + timeout
@@ -45,7 +46,14 @@ def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it")
         if found:
             return found
         assert time.monotonic() < end, f"after {timeout:g} s {what} is not so"
-        time.sleep(0.05)
+        time.sleep(pause)
+
+
+def stands_still(site: Target, seconds: float = 0.8) -> bool:
+    """Whether nobody asks the site for anything."""
+    before = len(site.visits())
+    time.sleep(seconds)
+    return len(site.visits()) == before
 
 
 @contextmanager
@@ -194,7 +202,7 @@ class Celery:
             "CELERY_BROKER_URL": self.broker.url,
             "CELERY_RESULT_BACKEND": self.broker.url.removesuffix("/0") + "/1",
             "SHOAL_FRONTIER": self.store.url,
-            "SHOAL_LEASE__TTL": "4",
+            "SHOAL_LEASE__TTL": "6",
             **environ,
         }
         self.workers: list[Process] = []
@@ -229,7 +237,7 @@ class Celery:
         """Celery's own word to its workers."""
         done = subprocess.run(
             [*CELERY, "control", "--timeout", "1", *words], cwd=self.folder, env={**os.environ, **self.environ},
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 

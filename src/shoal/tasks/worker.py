@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from ipaddress import ip_network
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -71,7 +71,7 @@ class PageWorker:
 
     def work(
         self, session_id: str, lease: str, store: str, *, worker_id: str, robots_only: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Handle a task and return its outcome. RequestError if its arguments are invalid. ConfigError if the session
         is in another ``store`` than this worker's. ``robots_only``: fetch the robots.txt that the page needs, not the
         page."""
@@ -85,12 +85,12 @@ class PageWorker:
             raise ConfigError(message)
         return self._run(self._work(session_id, sent, worker_id, robots_only))
 
-    async def _work(self, session_id: str, sent: Lease, worker_id: str, robots_only: bool) -> dict[str, Any]:
+    async def _work(self, session_id: str, sent: Lease, worker_id: str, robots_only: bool) -> dict[str, object]:
         if self._runner is None:
             self._runner = _TaskRunner(self._config, worker_id)
         return await self._runner.work(session_id, sent, robots_only)
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[object, object, T]) -> T:
         if self._in_background:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         return self._loop.run_until_complete(coroutine)
@@ -159,8 +159,8 @@ class _TaskRunner:
         """Byte counts of sessions, including sessions that are no longer open."""
         self._opening = asyncio.Lock()
 
-    async def work(self, session_id: str, sent: Lease, robots_only: bool) -> dict[str, Any]:
-        outcome: dict[str, Any] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
+    async def work(self, session_id: str, sent: Lease, robots_only: bool) -> dict[str, object]:
+        outcome: dict[str, object] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
         opened = await self._open_session(session_id)
         if opened is None:
             return {**outcome, "state": "gone"}  # the session was deleted
@@ -184,7 +184,7 @@ class _TaskRunner:
             opened.reissued.pop(sent.fingerprint, None)
             opened.users -= 1
 
-    async def _handle(self, opened: _OpenSession, sent: Lease, robots_only: bool) -> dict[str, Any]:
+    async def _handle(self, opened: _OpenSession, sent: Lease, robots_only: bool) -> dict[str, object]:
         frontier = opened.frontier
         nonce = os.urandom(16)  # the same for all retries of this delivery
         (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
@@ -215,7 +215,7 @@ class _TaskRunner:
             opened.check_state_at = time.monotonic() + _STATE_EVERY
         return opened.is_over
 
-    async def _settle(self, opened: _OpenSession, settlement: Settlement) -> dict[str, Any]:
+    async def _settle(self, opened: _OpenSession, settlement: Settlement) -> dict[str, object]:
         (state,) = await opened.settler.settle([settlement])
         if isinstance(settlement, Failure):
             reason = redacted(f"{settlement.kind}: {settlement.reason}")
