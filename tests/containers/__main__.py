@@ -14,6 +14,7 @@ from shoal import __version__
 from tests.containers.checks import Checks, Failed
 from tests.containers.compose import check_compose
 from tests.containers.engine import PYTHON_IMAGE, Podman
+from tests.containers.kubernetes import check_kubernetes
 
 IMAGE = f"shoal:{__version__}"
 MAX_ADDED = 300_000_000  # bytes of the layers that the project adds to the base image
@@ -61,6 +62,8 @@ def main() -> None:
                 with checks.group("Compose"), TemporaryDirectory() as folder:
                     check_compose(podman, checks, Path(folder))
                 podman.remove_all()
+                with checks.group("Kubernetes"), TemporaryDirectory() as folder:
+                    check_kubernetes(podman, checks, Path(folder))
         finally:
             podman.remove_all()
             podman.remove_unused_images()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -39,9 +41,12 @@ class Checks:
         print(f"-- {name}", flush=True)
         try:
             yield
-        except (Failed, AssertionError, OSError, subprocess.SubprocessError) as exc:
+        except (Failed, OSError, subprocess.SubprocessError) as exc:
             self.failed += 1
-            print(f"{type(exc).__name__}: {explain(exc)}", flush=True)
+            print(explain(exc), flush=True)
+        except Exception:
+            self.failed += 1
+            traceback.print_exc(file=sys.stdout)
 
 
 def explain(exc: BaseException) -> str:

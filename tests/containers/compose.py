@@ -16,14 +16,13 @@ from typing import Any
 import yaml
 
 from tests.containers.checks import Checks, Failed, wait_for
-from tests.containers.crawls import NETWORKS, Api, Site, login, status_of
+from tests.containers.crawls import NETWORKS, Api, Site, address_of, login, status_of
 from tests.containers.engine import ROOT, Podman
 from tests.databases import free_port
 
 FILE = ROOT / "docker-compose.distributed.yml"
 PROJECT = "shoal-test"
 RUN_ID = "fleet"
-LEASE = 15  # seconds until the requests of a killed worker of the fleet are leased again
 WORKERS = 3
 
 
@@ -84,18 +83,28 @@ class Compose:
         """SIGKILL for its first process, as the kernel does when memory is short. Nobody asked podman for it."""
         os.kill(int(self.podman("inspect", "--format", "{{.State.Pid}}", container)), signal.SIGKILL)
 
+    def busy_container(self, service: str, site: Site) -> str:
+        """The one that has just requested a page."""
+        addresses = {address_of(self.podman, container): container for container in self.containers(service)}
+        client = site.latest_client()
+        if client not in addresses:
+            raise Failed(f"none of {service} is at {client}: {addresses}")
+        return addresses[client]
+
     def wait_restarted(self, service: str, count: int, timeout: float = 60.0) -> None:
         wait_for(f"{count} containers of {service}", lambda: len(self.containers(service)) == count, timeout)
 
-    def logs(self) -> str:
-        parts = []
-        for line in self.podman("ps", "--all", "--format", "{{.ID}} {{.Names}} {{.Status}}", check=False).splitlines():
-            said = subprocess.run(
-                ["podman", "logs", "--tail", "15", line.split()[0]],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=self.podman.environment,
-            )  # fmt: skip
-            parts.append(f"== {line}\n{said.stdout}")
-        return "\n".join(parts)
+
+def container_logs(podman: Podman) -> str:
+    """The end of what each container said."""
+    parts = []
+    for line in podman("ps", "--all", "--format", "{{.ID}} {{.Names}} {{.Status}}", check=False).splitlines():
+        said = subprocess.run(
+            ["podman", "logs", "--tail", "12", line.split()[0]],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=podman.environment,
+        )  # fmt: skip
+        parts.append(f"== {line}\n{said.stdout}")
+    return "\n".join(parts)
 
 
 def check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
@@ -113,7 +122,7 @@ def check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
         site = Site(podman, f"{PROJECT}_default")
         _check_crawls(compose, checks, api, site)
         with checks.step("Flower is closed, and opens with its password"):
-            _check_flower(f"http://127.0.0.1:{compose.ports['FLOWER_PORT']}", "shoal", compose.secrets["flower"])
+            check_flower(f"http://127.0.0.1:{compose.ports['FLOWER_PORT']}", "shoal", compose.secrets["flower"])
         with checks.step("the API is closed without its token"):
             assert status_of(f"{api.url}/api/crawl/distributed/status") == 401
         _check_fleet(compose, checks, site, folder)
@@ -121,7 +130,7 @@ def check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
             for service in ("redis", "celery-worker", "api", "flower"):
                 check_confined(podman, compose.containers(service))
     except BaseException:
-        print(compose.logs(), flush=True)
+        print(container_logs(podman), flush=True)
         raise
     with checks.step("all is gone after down --volumes"):
         podman("rm", "--force", "--time", "0", site.container)
@@ -139,7 +148,7 @@ def _check_crawls(compose: Compose, checks: Checks, api: Api, site: Site) -> Non
     with checks.step("nothing is lost when a Celery worker is killed"):
         session = api.begin(site.url("killed"), distributed=True)
         site.wait_for("killed", 15)
-        compose.kill(compose.containers("celery-worker")[0])
+        compose.kill(compose.busy_container("celery-worker", site))
         site.check("killed", api.results(session), may_repeat=8)
         compose.wait_restarted("celery-worker", WORKERS)
         api.wait_for_workers(WORKERS)
@@ -152,7 +161,7 @@ def _check_crawls(compose: Compose, checks: Checks, api: Api, site: Site) -> Non
         api.wait_for_workers(WORKERS)
 
 
-def _check_flower(url: str, user: str, password: str) -> None:
+def check_flower(url: str, user: str, password: str) -> None:
     for path in ("/", "/api/workers", "/api/tasks", "/broker"):
         assert status_of(f"{url}{path}") == 401, path
     assert status_of(f"{url}/", login(user, "wrong")) == 401
@@ -175,20 +184,22 @@ def check_confined(podman: Podman, containers: list[str]) -> None:
 def _check_fleet(compose: Compose, checks: Checks, site: Site, folder: Path) -> None:
     celery = sorted(compose.containers("celery-worker"))
     with checks.step("a fleet crawls the site; a worker and Redis are killed"):
-        compose.shoal("start", "spider.py", "-a", f"start={site.url(RUN_ID)}", "--run-id", RUN_ID, "--quiet")
+        first = ["-a", f"first={site.url(RUN_ID)}", "--set", "concurrency_per_host=9"]
+        compose.shoal("start", "spider.py", "--run-id", RUN_ID, *first, "--quiet")
         with _autoscaler(compose, folder) as autoscaler:
-            wait_for("three workers", lambda: len(compose.containers("worker")) == WORKERS, 90.0)
-            site.wait_for(RUN_ID, 15)
+            wait_for("three workers", lambda: len(compose.containers("worker")) == WORKERS, 120.0)
+            site.open_gate()
+            site.wait_for(RUN_ID, 20)
             check_confined(compose.podman, compose.containers("worker"))
-            compose.kill(compose.containers("worker")[0])
-            site.wait_for(RUN_ID, 30)
+            compose.kill(compose.busy_container("worker", site))
+            site.wait_for(RUN_ID, 40)
             compose.kill(compose.containers("redis")[0])
             compose.wait_restarted("redis", 1)
             code = autoscaler.wait(180.0)
         if code:
             raise Failed(f"shoal autoscale failed with exit code {code}:\n{(folder / 'autoscale.log').read_text()}")
         items = [json.loads(line)["path"] for line in compose.shoal("export", RUN_ID, "-o", "-").splitlines()]
-        site.check(RUN_ID, items, may_repeat=40)
+        site.check(RUN_ID, items, may_repeat=12)
         compose.shoal("audit", RUN_ID)
     with checks.step("the autoscaler leaves no worker, and left the other services alone"):
         assert not compose.containers("worker")
@@ -201,13 +212,13 @@ def _autoscaler(compose: Compose, folder: Path) -> Iterator[subprocess.Popen[byt
     (folder / "bin").mkdir(exist_ok=True)
     docker = folder / "bin" / "docker"
     words = [sys.executable, "-m", "tests.containers.docker", PROJECT, *compose.command]
-    docker.write_text(f"#!/bin/sh\ncd {ROOT}\nexec {' '.join(words)} -- \"$@\"\n")
+    docker.write_text(f'#!/bin/sh\ncd {ROOT}\nexec {" ".join(words)} -- "$@"\n')
     docker.chmod(0o755)
     frontier = f"redis://:{compose.secrets['redis']}@127.0.0.1:{compose.ports['REDIS_PORT']}/2"
     (folder / "shoal.toml").write_text(f'frontier = "{frontier}"\n')
     command = [
         str(Path(sys.executable).parent / "shoal"), "autoscale", RUN_ID, "--via", f"compose:{FILE}",
-        "--per-worker", "5", "--max", str(WORKERS), "--every", "0.5", "--cool-down", "600",
+        "--per-worker", "2", "--max", str(WORKERS), "--every", "0.5", "--cool-down", "600",
     ]  # fmt: skip
     environment = {**compose.podman.environment, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     with (folder / "autoscale.log").open("wb") as log:

@@ -58,8 +58,18 @@ class Site:
 
     def visits(self, name: str = "") -> list[str]:
         """The paths that were requested so far, of one of its sites."""
-        found = ask(f"http://{self._address}:{PORT}/-/visits", {})
-        return [path for _, path, _ in found if path.startswith(f"/{name}/")]
+        return [path for _, path in self._visits() if path.startswith(f"/{name}/")]
+
+    def open_gate(self) -> None:
+        """From now on all pages are answered."""
+        ask(f"http://{self._address}:{PORT}/-/open", {})
+
+    def latest_client(self) -> str:
+        """The address of the container that requested a page last."""
+        return self._visits()[-1][0]
+
+    def _visits(self) -> list[tuple[str, str]]:
+        return [(client, path) for client, path in ask(f"http://{self._address}:{PORT}/-/visits", {})]
 
     def wait_for(self, name: str, count: int, timeout: float = 90.0) -> None:
         wait_for(f"{count} visits of {name}", lambda: len(self.visits(name)) >= count, timeout)

@@ -87,6 +87,7 @@ class Podman:
         self("rm", "--all", "--force", "--time", "0", "--volumes", check=False)
         self("volume", "rm", "--all", "--force", check=False)
         self("network", "prune", "--force", check=False)
+        self("secret", "rm", "--all", check=False)
 
     # -- images
 
@@ -167,9 +168,8 @@ def pip_settings() -> Iterator[Sequence[str]]:
         key = name.rpartition(".")[2]
         if key in PIP_SETTINGS:
             found.setdefault(key, " ".join(ast.literal_eval(quoted).split()))
-    for path in {*found.get("find-links", "").split(), found.get("cert", "")}:
-        if path.startswith("/") and not path.startswith("/etc/ssl/certs/") and Path(path).exists():
-            mounts.append(f"{path}:{path}:ro")
+    paths = {path for path in (*found.get("find-links", "").split(), found.get("cert", "")) if path.startswith("/")}
+    mounts += [f"{path}:{path}:ro" for path in paths if Path(path).exists() and not path.startswith("/etc/ssl/certs/")]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "pip.conf"
         file.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in found.items()))

@@ -1,20 +1,24 @@
 """A small site for crawlers in containers. It knows its pages and records every request. Standard library only.
 
 Each first part of a path is a site of its own: ``/NAME/0`` is the first page of the site NAME, and each page links to
-some of the others. ``/-/visits`` returns all requests so far as JSON: host name of the client, path, time.
+some of the others. ``/-/visits`` returns all requests so far as JSON: address of the client, and path.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT = 8080
 PAGES = 90
-LATENCY = 0.4
-"""Seconds for a page, so that there is a middle of a crawl."""
+LATENCY = {"fleet": 1.5}
+OTHERWISE = 0.4
+"""Seconds for a page, by site, so that there is a middle of a crawl."""
+GATED = {"fleet"}
+"""Only the first page of these sites is answered before ``/-/open`` was requested."""
 
 
 def page_paths(name: str, pages: int = PAGES) -> set[str]:
@@ -30,18 +34,25 @@ def links(number: int, pages: int = PAGES) -> list[int]:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    visits: list[tuple[str, str, float]] = []
+    visits: list[tuple[str, str]] = []
+    gate = threading.Event()
 
     def do_GET(self) -> None:
         if self.path == "/-/visits":
             self._answer(json.dumps(self.visits), "application/json")
             return
-        self.visits.append((self.client_address[0], self.path, time.time()))
+        if self.path == "/-/open":
+            self.gate.set()
+            self._answer("true", "application/json")
+            return
+        self.visits.append((self.client_address[0], self.path))
         name, _, number = self.path.removeprefix("/").partition("/")
         if not number.isdigit() or int(number) >= PAGES:
             self._answer("no such page", status=404)
             return
-        time.sleep(LATENCY)
+        if name in GATED and number != "0":
+            self.gate.wait()
+        time.sleep(LATENCY.get(name, OTHERWISE))
         found = "".join(f'<a href="/{name}/{other}">{other}</a> ' for other in links(int(number)))
         self._answer(f"<!doctype html><title>page {number}</title><h1>{self.path}</h1>{found}")
 
