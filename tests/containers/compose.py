@@ -134,7 +134,7 @@ def check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
         raise
     with checks.step("all is gone after down --volumes"):
         podman("rm", "--force", "--time", "0", site.container)
-        compose("down", "--volumes")
+        compose("down", "--volumes", "--remove-orphans")  # to podman-compose, scaled containers are orphans
         left = [podman("ps", "--all", "--quiet"), podman("volume", "ls", "--quiet")]
         left += [name for name in podman("network", "ls", "--format", "{{.Name}}").split() if PROJECT in name]
         assert not any(left), left

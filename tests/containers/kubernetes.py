@@ -65,6 +65,7 @@ class Cluster:
         template = workload["spec"]["template"]
         for container in template["spec"]["containers"]:
             self._expand(container)
+            container.pop("ports", None)  # podman would open them on this machine, for all pods of a deployment alike
         more: list[dict[str, Any]] = []
         if workload["kind"] == "StatefulSet":
             (claim,) = workload["spec"]["volumeClaimTemplates"]
@@ -92,22 +93,22 @@ class Cluster:
                 variable["value"] = expand(variable["value"])
 
     def containers(self, app: str) -> list[str]:
-        """Those of the workload, without the one that holds the network of the pod."""
-        pods = [
-            line.split()[1]
-            for line in self._podman("pod", "ps", "--no-trunc", "--format", "{{.Name}} {{.ID}}").splitlines()
-            if line.split()[0] == app or line.startswith(f"{app}-pod")
+        """Those of the workload, without the ones that hold the networks of its pods."""
+        return [
+            container["Id"]
+            for pod in self._pods(app)
+            for container in pod["Containers"]
+            if container["Id"] != pod["InfraContainerID"]
         ]
-        found = self._podman("ps", "--no-trunc", "--format", "{{.ID}} {{.PodID}} {{.IsInfra}}").splitlines()
-        return [line.split()[0] for line in found if line.split()[1] in pods and line.endswith("false")]
 
     def address(self, app: str) -> str:
-        """Of its pod, in podman's network."""
-        containers = self.containers(app)
-        if not containers:
-            raise OSError(f"{app} does not run yet")
-        pod = self._podman("inspect", "--format", "{{.Pod}}", containers[0])
-        return address_of(self._podman, self._podman("pod", "inspect", "--format", "{{.InfraContainerID}}", pod))
+        """Of its first pod, in podman's network."""
+        return address_of(self._podman, self._pods(app)[0]["InfraContainerID"])
+
+    def _pods(self, app: str) -> list[dict[str, Any]]:
+        names = self._podman("pod", "ps", "--format", "{{.Name}}").split()
+        pods = [name for name in names if name == app or name.startswith(f"{app}-pod")]
+        return [json.loads(self._podman("pod", "inspect", name)) for name in pods]
 
 
 def _named(kind: str, name: str, **more: Any) -> dict[str, Any]:
