@@ -1,7 +1,7 @@
 """The packages as people get them: a wheel and an sdist that pass `twine check`, are installed, and are run by pipx.
 
-The programs are those of requirements/packages.txt, in an environment of their own. What the packages need has the
-versions and hashes of requirements/core.txt, as in the image.
+The programs are those of requirements/packages.txt, in an environment of their own. What the package needs comes from
+requirements/core.txt, so only these versions with these hashes are installed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shoal import __version__
 from tests.acceptance.test_cli import ROOT, shop
 
 __all__ = ["shop"]
+pytestmark = pytest.mark.timeout(600)  # packages are downloaded
 TOOLS = ROOT / ".venv-packages" / "bin"
 CORE = ROOT / "requirements" / "core.txt"
 
@@ -38,6 +39,17 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("bash", "-c", ". scripts/lib.sh; need_tools packages", PYTHON=sys.executable, BASH_ENV="")
     folder = tmp_path_factory.mktemp("dist")
     run(TOOLS / "python", "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of what the package needs."""
+    folder = tmp_path_factory.mktemp("needed")
+    run(
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes",
+        "--requirement", CORE, "--dest", folder,
+    )  # fmt: skip
     return folder
 
 
@@ -82,11 +94,10 @@ def test_the_sdist_makes_the_same_wheel_as_the_repository(packages: Path, wheel:
     assert not any(name.startswith((".venv", "dist/", ".git/")) or name.endswith(".pyc") for name in names)
 
 
-def test_the_wheel_installs_into_an_empty_environment(wheel: Path, tmp_path: Path, shop: str) -> None:
+def test_the_wheel_installs_into_an_empty_environment(wheel: Path, needed: Path, tmp_path: Path, shop: str) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "empty")
     python = tmp_path / "empty" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary", ":all:", "--requirement", CORE)
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", needed, wheel)
     run(python, "-m", "pip", "check")
     shoal = tmp_path / "empty" / "bin" / "shoal"
     assert run(shoal, "--version", PYTHONPATH="").strip() == f"shoal {__version__}"
@@ -97,12 +108,12 @@ def test_the_wheel_installs_into_an_empty_environment(wheel: Path, tmp_path: Pat
     assert len(output.read_text().splitlines()) == 3
 
 
-def test_pipx_runs_the_wheel(wheel: Path, tmp_path: Path, shop: str) -> None:
+def test_pipx_runs_the_wheel(wheel: Path, needed: Path, tmp_path: Path, shop: str) -> None:
     output = tmp_path / "pages.jsonl"
     command = ["shoal", "crawl", shop, "--max-pages", "3", "--delay", "0", "-o", output, "--quiet"]
     run(
-        TOOLS / "pipx", "run", "--python", sys.executable, "--pip-args", f"--constraint {constraints(tmp_path)}",
-        "--spec", wheel, *command,
+        TOOLS / "pipx", "run", "--python", sys.executable, "--pip-args",
+        f"--find-links {needed} --constraint {constraints(tmp_path)}", "--spec", wheel, *command,
         PIPX_HOME=str(tmp_path / "home"), PIPX_BIN_DIR=str(tmp_path / "bin"), PYTHONPATH="",
     )  # fmt: skip
     titles = [json.loads(line)["title"] for line in output.read_text().splitlines()]
@@ -110,7 +121,7 @@ def test_pipx_runs_the_wheel(wheel: Path, tmp_path: Path, shop: str) -> None:
 
 
 def constraints(folder: Path) -> Path:
-    """The locked versions; pip takes hashes only if all that it installs has one, and the wheel has none."""
+    """The locked versions without their hashes, as pipx also installs pip, which has none there."""
     file = folder / "versions.txt"
     lines = [line.removesuffix("\\").strip() for line in CORE.read_text().splitlines()]
     file.write_text("\n".join(line for line in lines if line and not line.startswith(("#", "--hash"))) + "\n")

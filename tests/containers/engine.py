@@ -102,14 +102,7 @@ class Podman:
 
     def _make_base_image(self, root: Path, tag: str) -> None:
         shutil.rmtree(root, ignore_errors=True)
-        sites = run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", f"Suite: {SUITE}")
-        sites = sites or run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages")
-        if not sites:
-            raise Failed("apt-get knows no source of packages")
-        run(
-            "debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root),
-            sites.split()[0],
-        )  # fmt: skip
+        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), debian_mirror())
         for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             marker.unlink()
         (root / "usr/bin/python").symlink_to("python3")
@@ -136,13 +129,24 @@ class Podman:
         return int(self("image", "inspect", "--format", "{{.Size}}", image))
 
     def remove_unused_images(self) -> None:
-        """Layers of builds before yesterday. The others make the next build faster."""
-        self("image", "prune", "--force", "--filter", "until=24h", check=False)
+        """Layers of earlier builds. Those of the last hours make the next one faster."""
+        self("image", "prune", "--force", "--filter", "until=3h", check=False)
 
 
 def run(*words: str) -> str:
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def debian_mirror() -> str:
+    """Where apt gets Debian's own packages from."""
+    listed = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
+    if not run(*listed, "Label: Debian"):
+        run("apt-get", "update", "--quiet", "--quiet")
+    sites = run(*listed, "Label: Debian").split() or run(*listed).split()
+    if not sites:
+        raise Failed("apt-get has no source of packages")
+    return sites[0]
 
 
 def retry(what: str, attempt: Callable[[], Any]) -> None:

@@ -2,8 +2,8 @@
 
 `podman kube play` runs pods, deployments, claims, config maps and secrets. It has no namespaces, services, policies
 and stateful sets, so here Redis is a pod named ``redis``, a name that podman's network resolves, with the pod template
-of the stateful set. All pod templates are played as they are. Podman 4 does not expand ``$(NAME)`` in all places where
-Kubernetes does, so that is done here.
+of the stateful set. Podman 4.3 does not expand ``$(NAME)``, so that is done here. The rest of the pod templates is
+played as it is, except ports.
 """
 
 from __future__ import annotations
