@@ -1,4 +1,4 @@
-"""Items in PostgreSQL and MariaDB: what becomes of each value, and what a server's faults do to them (nothing)."""
+"""Items in PostgreSQL and MariaDB: how each value is stored, and that faults of the server lose nothing."""
 
 from __future__ import annotations
 
@@ -1083,9 +1083,11 @@ class Pages(Spider):
 
 async def crawl_once(site: SiteServer, output: str, frontier: str = "memory:", run: Run | None = None) -> Crawl:
     made = Crawl(
-        Pages, {"download_delay": 0, "frontier": frontier}, outputs=[output], arguments={"start_urls": [site.url]},
+        Pages(start_urls=[site.url]),
+        {"download_delay": 0, "frontier": frontier},
+        outputs=[output],
         new_run=run is None,
-    )  # fmt: skip
+    )
     made.run = run
     return await made
 
