@@ -6,12 +6,12 @@ import importlib.util
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from shoal.errors import SpiderError
 from shoal.http import Request, Response
@@ -60,24 +60,24 @@ class Spider:
     start_urls: Sequence[str] = ()
     allowed_domains: Sequence[str] = ()
     """Follow only links to these domains and their subdomains; empty: all."""
-    settings: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Mapping[str, object]] = {}
     """This spider's own settings. The environment and the command line override them."""
-    pipelines: ClassVar[Sequence[Callable[..., Any]]] = ()
+    pipelines: Sequence[Callable[..., object]] = ()
     """Each takes (item, spider) and returns the item, changed or not. It may be async and may raise DropItem. A class
     is created once per process; its ``open(spider)`` and ``close(spider)`` are called if it has them."""
     outputs: Sequence[str] = ()
     """Where items go, as with ``-o``, in addition to the outputs on the command line."""
     fields: Sequence[str] = ()
     """The first fields of items that are dicts, in this order. A missing field is None."""
-    middlewares: ClassVar[Sequence[Callable[..., Any]]] = ()
+    middlewares: Sequence[Callable[..., Awaitable[Response]]] = ()
     """Layers around every fetch, after robots.txt, outermost first: async ``(request, fetch) -> response``."""
     handle_statuses: Collection[int] = ()
     """Statuses other than 2xx whose pages go to the callback instead of being errors."""
 
-    arguments: Mapping[str, Any] = {}
+    arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: object) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
         self.arguments = arguments
         for name, value in arguments.items():
@@ -94,14 +94,14 @@ class Spider:
         """Return the first requests, or their URLs; may be a generator or an async one. Default: ``start_urls``."""
         return [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
 
-    def parse(self, response: Response) -> Any:
+    def parse(self, response: Response) -> object:
         """Handle the response of a request that has no callback of its own."""
         raise SpiderError(f"{type(self).__name__} has no parse() method; write one, or give every request a callback")
 
-    def opened(self) -> Any:
+    def opened(self) -> object:
         """Called once in each process that works on the run, before its first page. It may be async."""
 
-    def closed(self, reason: str) -> Any:
+    def closed(self, reason: str) -> object:
         """Called once at the end of the process's work. It may be async.
 
         ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
@@ -112,12 +112,16 @@ class Spider:
         """The counters of this process, and your own: ``self.stats.inc("name")``. The summary shows yours."""
         return SpiderStats()
 
-    def callback(self, name: str | None) -> Callable[..., Any]:
+    def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
+        """The outputs of the spider, and those that were given elsewhere."""
+        return (*(spec for spec in self.outputs if spec not in given), *given)
+
+    def callback(self, name: str | None) -> Callable[..., object]:
         """Return the method with this name. SpiderError if the spider does not have it."""
-        found = getattr(self, name or "parse", None)
-        if found is None or not callable(found) or (name or "").startswith("__"):
+        found: object = getattr(self, name or "parse", None)
+        if not callable(found) or (name or "").startswith("__"):
             raise SpiderError(f"{type(self).__name__} has no method {name!r}, but a request has it as its callback")
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
 from shoal.errors import SpiderError
+from shoal.spider import check_declared
 from tests.servers import SiteServer
 
 FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
@@ -203,13 +204,13 @@ def test_arguments_that_a_spider_does_not_declare() -> None:
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
 
-    Crawl(Strict, FAST, arguments={"category": "x", "size": 2})
-    Crawl(Open, FAST, arguments={"category": "x", "shelf": "b", "start_urls": []})
-    Crawl(Any_, FAST, arguments={"whatever": "x"})
-    Crawl(Spider, FAST, arguments={"whatever": "x"})
+    check_declared(Strict, ["category", "size"])
+    check_declared(Open, ["category", "shelf", "start_urls"])
+    check_declared(Any_, ["whatever"])
+    check_declared(Spider, ["whatever"])
     for kind in (Strict, Open):
         with pytest.raises(SpiderError, match="has no argument 'categories'; did you mean category"):
-            Crawl(kind, FAST, arguments={"categories": "x"})
+            crawl(kind, FAST, arguments={"categories": "x"})
 
 
 def test_a_page_can_not_make_counters_without_end() -> None:

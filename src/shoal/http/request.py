@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 import msgspec
@@ -12,6 +12,9 @@ from msgspec import Struct
 
 from shoal.errors import RequestError
 from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
+
+Callback: TypeAlias = Callable[..., object] | str
+"""A method of the spider, or its name."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
@@ -81,7 +84,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             if self.json is not None:
                 self.body, kind = msgspec.json.encode(self.json), "application/json"
             else:
-                pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
+                pairs = self.form.items() if isinstance(self.form, Mapping) else self.form
                 self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
         except (TypeError, ValueError) as exc:
             raise RequestError(f"cannot encode the body for {self.url}: {exc}") from exc
@@ -168,7 +171,7 @@ def _check_names(field: str, value: object) -> None:
         raise RequestError(f"{field} must be a dict with text keys, not {value!r:.80}")
 
 
-def callback_name(callback: Callable[..., Any]) -> str:
+def callback_name(callback: Callable[..., object]) -> str:
     """Return the name of a spider's method. RequestError if the callback is not a method."""
     if getattr(callback, "__self__", None) is None:
         name = getattr(callback, "__qualname__", repr(callback))

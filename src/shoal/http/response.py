@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import LinkBatch, Request, callback_name
+from shoal.http.request import Callback, LinkBatch, Request, callback_name
 from shoal.urls.normalize import join_url, resolve
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.http.links import Patterns
     from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
+    from shoal.selector.xpath import XPathValue
 
 log = logging.getLogger("shoal.http")
 
@@ -153,7 +154,7 @@ class Response:
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
     def jmespath(self, query: str, **options: Any) -> SelectorList:
@@ -237,7 +238,7 @@ class Response:
 
         return find_form(self, css, id, name)
 
-    def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
+    def follow(self, link: str | Selector, callback: Callback | None = None, **options: Any) -> Request:
         """Return a request for a link: a URL, relative or absolute, or a selected element or attribute."""
         href = href_of(link)
         if href is None:
@@ -247,7 +248,7 @@ class Response:
     def follow_all(
         self,
         links: str | Iterable[str | Selector] = _ALL_LINKS,
-        callback: Callable[..., Any] | str | None = None,
+        callback: Callback | None = None,
         *,
         allow: Patterns = (),
         deny: Patterns = (),
