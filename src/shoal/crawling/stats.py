@@ -154,6 +154,28 @@ class Summary(Struct, frozen=True, kw_only=True):
         return self.counters.fetched / self.elapsed if self.elapsed > 0 else 0.0
 
 
+STATE_NAMES = {"leased": "in flight", "dead": "failed"}
+"""States of a request that users know under another name."""
+
+
+def ledger(stats: Stats) -> dict[str, int | bool]:
+    """The counters of a run under the names that commands, the API and the documentation use."""
+    return {
+        "pushed": stats.pushed,
+        "ready": stats.ready,
+        "waiting": stats.waiting,
+        "in_flight": stats.leased,
+        "done": stats.done,
+        "failed": stats.dead,
+        "left": stats.remaining,
+        "duplicates": stats.duplicates,
+        "items": stats.items,
+        "seeding": stats.seeding,
+        "incoming": stats.incoming,
+        "rewinds": stats.rewinds,
+    }
+
+
 def counts(stats: Stats) -> dict[str, int]:
     """The counters of a run under the names that work queues use."""
     return {
