@@ -27,7 +27,7 @@ BOMB = fill("<p>x", unclosed(500), 246_000)
 @pytest.fixture(scope="module")
 def costs() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_pages"], cwd=ROOT, capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "tests.hostile_pages"], cwd=ROOT, capture_output=True, text=True, timeout=230
     )
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
