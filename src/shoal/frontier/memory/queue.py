@@ -25,11 +25,11 @@ from shoal.frontier.rules import (
     WAITING,
     check_nonce,
     check_queue_size,
-    encode_children,
     failure_event,
     is_fenced,
     lost_reason,
     new_nonce,
+    prepare_children,
     push_fingerprint,
     reissued_token,
     token_base,
@@ -218,9 +218,9 @@ class MemoryQueue:
         return None if held is None or held.token != lease.token else (number, held)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        encoded = await encode_children(completions, encode_request)
+        prepared = await prepare_children(completions, encode_request, self._requests.add_lanes)
         now = self._clock()
-        new = [self._requests.select_children(completion, encoded) for completion in completions]
+        new = [self._requests.select_children(completion, prepared) for completion in completions]
         return [self._complete(*each, now) for each in zip(completions, new, strict=True)]
 
     def _complete(self, completion: Completion, new: NewRequests, now: float) -> Pushed | None:
@@ -241,9 +241,9 @@ class MemoryQueue:
         return pushed
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        encoded = await encode_children(failures, encode_request)
+        prepared = await prepare_children(failures, encode_request, self._requests.add_lanes)
         now = self._clock()
-        new = [self._requests.select_children(failure, encoded) for failure in failures]
+        new = [self._requests.select_children(failure, prepared) for failure in failures]
         return [self._fail(*each, now) for each in zip(failures, new, strict=True)]
 
     def _fail(self, failure: Failure, new: NewRequests, now: float) -> RequestState | None:
