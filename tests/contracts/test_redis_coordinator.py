@@ -1,4 +1,4 @@
-"""What is particular to the coordinator on Redis: its server can be away, come back, or come back empty."""
+"""The Redis coordinator beyond the contract: its server is away, comes back, or comes back empty."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def persist(step: Callable[[], Awaitable[T]]) -> T:
 async def test_what_timed_out_can_be_repeated() -> None:
     """Though the server does it all the same when it wakes up."""
     with running() as server:
-        async with connected(f"{server.url}?timeout=0.3") as member, connected(server.url) as twin:
+        async with connected(f"{server.url}?timeout=1.5") as member, connected(server.url) as twin:
             await twin.join("b", COUNTS)  # now the server knows the script
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.join("a", COUNTS)

@@ -1,4 +1,4 @@
-"""How many workers a queue asks for: pure functions; and the commands by which others are told, on a real program."""
+"""The number of workers for a queue, as pure functions, and the commands that start them, with a real program."""
 
 from __future__ import annotations
 
@@ -215,5 +215,5 @@ async def test_a_command_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 def test_a_missing_command_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="no command 'docker' on this machine's PATH"):
+    with pytest.raises(ConfigError, match="command 'docker' is not on the PATH"):
         compose_pool("fleet.yml")

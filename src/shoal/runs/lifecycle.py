@@ -25,7 +25,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, Stats, Store
+from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Stats, Store
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
@@ -82,7 +82,8 @@ class Plan(Struct, kw_only=True):
     """Seconds that outputs have after a stop. None: as long as they need."""
     holder: Holder | None = None
     """The slot in a cluster under which this process works."""
-    may_work: Callable[[], bool] = lambda: True
+    may_work: Callable[[], bool] | None = None
+    """See `EngineOptions`."""
     on_begin: Callable[[], None] = lambda: None
     """Called when the outputs are open and the engine exists."""
     on_state: Callable[[str], None] = lambda state: None
@@ -222,9 +223,9 @@ class RunLifecycle:
         if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
             await self._move_to("running")
 
-    async def _move_to(self, state: str) -> None:
+    async def _move_to(self, state: RunState) -> None:
         with suppress(RunError):  # another process was first, or the run was cancelled
-            await self._store.transition(self.run_id, state)  # type: ignore[arg-type]
+            await self._store.transition(self.run_id, state)
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -82,7 +82,7 @@ class Drainer:
         self._state = b""
         self._written = 0
         self._last: LoggedItem | None = None
-        """The last item that was read. With it the store can tell whether its log was rewound."""
+        """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
         """The cursor of a move whose answer was lost."""
         self._failures = 0
@@ -115,13 +115,15 @@ class Drainer:
 
     async def try_start(self) -> bool:
         """The same without waiting. Return False if another process holds the role."""
-        self._renew_at = time.monotonic() + self._ttl / 3
-        claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
-        claim = await self._persist(claiming)
+        claim = await self._try_role()
         if claim is None:
             return False
         await self._open(claim)
         return True
+
+    async def _try_role(self) -> Claim | None:
+        self._renew_at = time.monotonic() + self._ttl / 3
+        return await self._persist(partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES)))
 
     async def start_over(self) -> None:
         """Continue from the cursor that the store has after a rewind. Call it while ``run`` is not active; then call
@@ -151,9 +153,7 @@ class Drainer:
         deadline = time.monotonic() + wait
         has_warned = False
         while True:
-            self._renew_at = time.monotonic() + self._ttl / 3
-            claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
-            claim = await self._persist(claiming)
+            claim = await self._try_role()
             if claim is not None:
                 return claim
             left = deadline - time.monotonic()
@@ -340,7 +340,7 @@ class Drainer:
                 return
             await self._persist(self._save)  # this may reopen the sink, so read the log again
 
-    async def _while_held(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_held(self, work: Coroutine[object, None, None]) -> None:
         """Renew the role while ``work`` runs."""
         task = asyncio.create_task(work)
         try:

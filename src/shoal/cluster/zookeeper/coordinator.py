@@ -10,15 +10,18 @@ import asyncio
 import math
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kazoo.client import TransactionRequest
+from kazoo.protocol.states import ZnodeStat
 from msgspec import json
 
+from shoal.cluster import membership_lost, name_taken, unknown_cluster
 from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.cluster.zookeeper.reads import children_of, data_of
 from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, ZookeeperSession
 from shoal.cluster.zookeeper.znodes import EventRecord, LastRecord, MemberRecord, Paths, SlotRecord, as_name
-from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
+from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 
 _MIN_EVENTS = 100
@@ -126,7 +129,7 @@ class ZookeeperCoordinator:
         if member is not None:
             if member[1].ephemeralOwner == self._session.id:
                 return True  # an earlier attempt, whose answer was lost
-            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
+            raise name_taken(self._cluster, name)
         if enrolled is not None:
             await self._record_loss(name)
         step = client.transaction()
@@ -163,10 +166,7 @@ class ZookeeperCoordinator:
             raise self._lost()
 
     def _lost(self) -> SessionLostError:
-        return SessionLostError(
-            f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more: it has left, or "
-            f"sent no heartbeat for {self.ttl:g} seconds"
-        )
+        return membership_lost(self._cluster, self._name, self.ttl)
 
     # -- views
 
@@ -267,7 +267,7 @@ class ZookeeperCoordinator:
             await self._commit(step, EventRecord("lost", name, had, epoch))
 
     def _no_cluster(self) -> CoordinatorError:
-        return CoordinatorError(f"{self._session.address.shown} knows no cluster {self._cluster}")
+        return unknown_cluster(self._session.address.shown, self._cluster)
 
     async def wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -335,7 +335,7 @@ class ZookeeperCoordinator:
         (_, stat), held = await self._session.must_read(data_of(self._paths.slots), children_of(self._paths.slots))
         return next((slot for slot in await self._slots(held, stat.pzxid) if slot.holder == self._name), None)
 
-    def _release(self, step: Any, slot: Slot) -> None:
+    def _release(self, step: TransactionRequest, slot: Slot) -> None:
         step.delete(self._paths.slot(slot.index))
         step.set_data(self._paths.last_of(slot.index), json.encode(LastRecord("", slot.epoch)))
 
@@ -358,7 +358,7 @@ class ZookeeperCoordinator:
             found = await self._session.read(*(data_of(f"{self._paths.events}/{each}") for each in latest))
             return [_event(*answer) for answer in reversed(found) if answer is not None]
 
-    async def _commit(self, step: Any, event: EventRecord) -> None:
+    async def _commit(self, step: TransactionRequest, event: EventRecord) -> None:
         """Commit a transaction together with its event."""
         step.create(f"{self._paths.events}/e", json.encode(event), sequence=True)
         *_, made = await self._session.commit(step)
@@ -371,7 +371,7 @@ class ZookeeperCoordinator:
                 await self._session.commit(trimming)
 
 
-def _member(name: str, fact: tuple[bytes, Any], now: int) -> Member:
+def _member(name: str, fact: tuple[bytes, ZnodeStat], now: int) -> Member:
     """``now``: the server's time in milliseconds."""
     data, stat = fact
     record = json.decode(data, type=MemberRecord)
@@ -379,7 +379,7 @@ def _member(name: str, fact: tuple[bytes, Any], now: int) -> Member:
     return Member(name=name, age=age, fit=record.fit, doing=record.doing, where=record.where)
 
 
-def _event(data: bytes, stat: Any) -> ClusterEvent:
+def _event(data: bytes, stat: ZnodeStat) -> ClusterEvent:
     record = json.decode(data, type=EventRecord)
     return ClusterEvent(
         at=stat.ctime / 1000, what=record.what, member=record.member, slot=record.slot, epoch=record.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import TypeVar
 
 import msgspec
 
@@ -12,7 +13,7 @@ from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request, encode_request, head_of, request_of
 from shoal.frontier.memory.requests import NewRequests, Requests
-from shoal.frontier.memory.roles import Fences, MemoryRoles
+from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -20,6 +21,7 @@ from shoal.frontier.rules import (
     LOST_EVENT,
     LOST_KIND,
     MAX_LEASES,
+    NOTE_EVENT,
     READY,
     STATE_NAMES,
     WAITING,
@@ -47,6 +49,9 @@ from shoal.ports import (
     RequestState,
 )
 
+E = TypeVar("E", Completion, Failure)
+T = TypeVar("T")
+
 
 class _Held(msgspec.Struct):
     """A lease that is out."""
@@ -72,7 +77,6 @@ class MemoryQueue:
         requests: Requests,
         items: MemoryItemLog,
         roles: MemoryRoles,
-        fences: Fences,
         clock: Callable[[], float],
         expire_others: Callable[[float], None],
     ) -> None:
@@ -82,7 +86,6 @@ class MemoryQueue:
         self._requests = requests
         self._items = items
         self._roles = roles
-        self._fences = fences
         self._clock = clock
         self._expire_others = expire_others
         self._held: dict[int, _Held] = {}
@@ -115,7 +118,7 @@ class MemoryQueue:
     ) -> Leased:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
-        self._fences.check(holder)
+        self._roles.check_holder(holder)
         if nonce == self._last_call[0]:
             renewed = await self.renew(self._last_call[1], ttl)
             return Leased([lease for lease in renewed if lease], 0.0)
@@ -218,43 +221,39 @@ class MemoryQueue:
         return None if held is None or held.token != lease.token else (number, held)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        prepared = await prepare_children(completions, encode_request, self._requests.add_lanes)
-        now = self._clock()
-        new = [self._requests.select_children(completion, prepared) for completion in completions]
-        return [self._complete(*each, now) for each in zip(completions, new, strict=True)]
-
-    def _complete(self, completion: Completion, new: NewRequests, now: float) -> Pushed | None:
-        current = self._current(completion.lease)
-        if current is None:
-            return None
-        number, held = current
-        del self._held[number]
-        requests = self._requests
-        record = requests.read(number)
-        head = head_of(record)
-        items = self._items.append(completion.lease.fingerprint, completion.items, head.items)
-        requests.update(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
-        if completion.note:
-            requests.add_event(number, now, "note", completion.note)
-        pushed = requests.add_children(completion, new, completion.duplicates, now)
-        held.lane.host.end_lease(now, contacted=completion.contacted)
-        return pushed
+        return await self._end(completions, self._complete)
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        prepared = await prepare_children(failures, encode_request, self._requests.add_lanes)
-        now = self._clock()
-        new = [self._requests.select_children(failure, prepared) for failure in failures]
-        return [self._fail(*each, now) for each in zip(failures, new, strict=True)]
+        return await self._end(failures, self._fail)
 
-    def _fail(self, failure: Failure, new: NewRequests, now: float) -> RequestState | None:
-        current = self._current(failure.lease)
-        if current is None:
-            return None
-        number, held = current
-        del self._held[number]
-        requests = self._requests
-        record = requests.read(number)
-        head = head_of(record)._replace(status=failure.status, at=now)
+    async def _end(self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]) -> list[T | None]:
+        """End the leases of pages. None for a lease that was lost. RequestError, and nothing is changed, if a child
+        cannot be encoded."""
+        prepared = await prepare_children(pages, encode_request, self._requests.add_lanes)
+        now = self._clock()
+        new = [self._requests.select_children(page, prepared) for page in pages]
+        results: list[T | None] = []
+        for page, children in zip(pages, new, strict=True):
+            current = self._current(page.lease)
+            if current is None:
+                results.append(None)
+                continue
+            number, held = current
+            del self._held[number]
+            results.append(end(page, children, number, self._requests.read(number), now))
+            held.lane.host.end_lease(now, contacted=page.contacted)
+        return results
+
+    def _complete(self, page: Completion, new: NewRequests, number: int, record: bytes, now: float) -> Pushed:
+        requests, head = self._requests, head_of(record)
+        items = self._items.append(page.lease.fingerprint, page.items, head.items)
+        requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)
+        if page.note:
+            requests.add_event(number, now, NOTE_EVENT, page.note)
+        return requests.add_children(page, new, page.duplicates, now)
+
+    def _fail(self, failure: Failure, new: NewRequests, number: int, record: bytes, now: float) -> RequestState:
+        requests, head = self._requests, head_of(record)._replace(status=failure.status, at=now)
         waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
         requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits))
         if waits:
@@ -266,7 +265,6 @@ class MemoryQueue:
             requests.add_children(failure, new, 0, now)
         state = WAITING if waits else DEAD
         requests.update(number, head._replace(state=state), record)
-        held.lane.host.end_lease(now, contacted=failure.contacted)
         return STATE_NAMES[state]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
@@ -306,8 +304,8 @@ class MemoryQueue:
             requests.requeue(held.lane, held.rank, head.sequence, number, now)
         held.lane.host.end_lease(now, contacted=True)
 
-    def fence(self, slot: str, epoch: int) -> int:
-        """End the leases that the slot holds under earlier epochs. Returns how many."""
+    async def fence(self, slot: str, epoch: int) -> int:
+        self._roles.fence(slot, epoch)
         now = self._clock()
         lost = [(number, held) for number, held in self._held.items() if is_fenced(held.holder, slot, epoch)]
         for number, held in lost:

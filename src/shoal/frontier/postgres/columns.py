@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
-from shoal.errors import RequestError
-from shoal.frontier.rules import child_fingerprint
+from shoal.frontier.rules import CHUNK, ENCODING_ERRORS, MAX_LINKS, WAITS_DETAIL, cannot_store, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
 from shoal.stores.postgres.client import storable_text
 from shoal.urls.normalize import host_of
 
-MAX_LINKS = 2_000
-"""Links that one batch of endings may contain. The links of further pages are staged."""
-CHUNK = 1_000
-"""Links that one call uploads, or moves into the queue."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -41,8 +35,8 @@ class RequestColumns:
         for fingerprint, request in named:
             try:
                 payload, rank = _encode(request), 0.0 - request.priority
-            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise RequestError(f"cannot store {request.url}: {exc}") from exc
+            except ENCODING_ERRORS as exc:
+                raise cannot_store(request, exc) from exc
             host = host_of(request.url)
             self._owner.append(owner)
             self._fingerprint.append(fingerprint)
@@ -50,10 +44,10 @@ class RequestColumns:
             self._rank.append(rank)
             self._payload.append(payload)
 
-    def as_push(self) -> tuple[Any, ...]:
+    def as_push(self) -> tuple[object, ...]:
         return list(self._hosts), self._fingerprint, self._host, self._rank, self._payload
 
-    def as_children(self) -> tuple[Any, ...]:
+    def as_children(self) -> tuple[object, ...]:
         return list(self._hosts), self._owner, self._fingerprint, self._host, self._rank, self._payload
 
 
@@ -64,7 +58,8 @@ class EndingColumns:
         self.places: list[int] = []
         """The position of each in the batch."""
         self._seen: set[tuple[int, bytes]] = set()
-        self._rows: list[tuple[Any, ...]] = []
+        self.tokens: list[int] = []
+        self._rows: list[tuple[object, ...]] = []
         self._item_of: list[int] = []
         self._item_at: list[int] = []
         self._item: list[bytes] = []
@@ -81,6 +76,7 @@ class EndingColumns:
         self.places.append(place)
         nth = len(self.places)
         stages = len(self._children) + len(ended.children) > MAX_LINKS
+        self.tokens.append(lease.token)
         self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
             self._item_of.append(nth)
@@ -94,7 +90,7 @@ class EndingColumns:
             self._children.add(nth, named)
 
     @staticmethod
-    def _row(ended: Completion | Failure, stages: bool) -> tuple[Any, ...]:
+    def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
         """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, its text in the event, number of
         items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
@@ -106,21 +102,17 @@ class EndingColumns:
                 lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
                 *staged,
             )  # fmt: skip
-        waits = "" if ended.retry_in is None else f"; waits {ended.retry_in:g} s"
+        waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
             lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable_text(ended.kind),
             storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 
-    @property
-    def tokens(self) -> list[int]:
-        return [row[0] for row in self._rows]
-
     def bury(self, lease: Lease, kind: str, reason: str) -> None:
         """Add a lease whose request cannot be used. Nothing was fetched for it."""
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
-    def as_arguments(self) -> tuple[Any, ...]:
+    def as_arguments(self) -> tuple[object, ...]:
         return (
             *map(list, zip(*self._rows, strict=True)), bool(self.staged), self._item_of, self._item_at, self._item,
             *self._children.as_children(),

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from shoal.frontier.postgres.columns import CHUNK, RequestColumns
-from shoal.frontier.rules import child_fingerprint
+from shoal.frontier.postgres.columns import RequestColumns
+from shoal.frontier.rules import CHUNK, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.stores.postgres.client import PostgresClient
@@ -32,7 +32,7 @@ class Stages:
             offered = RequestColumns()
             offered.add(1, islice(named, CHUNK))
             kept = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
-            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion will tell
+            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion reports it
                 return
 
     async def move(self, token: int) -> int:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.rules import DEAD, LEASED, STATE_NAMES
+from shoal.frontier.sqlite.file import StoredRow
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
 from shoal.ports import Event, History
 
 _decode = msgspec.msgpack.Decoder(Request).decode
-_HISTORY = (
-    "SELECT id, state, attempts - (state = 2 AND NOT begun), status, items, at, parent, reason, payload FROM request"
-)
+_HISTORY = f"""
+    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload
+    FROM request
+"""
 _PAGE = 100  # dead requests that are read at once
 
 
@@ -45,7 +45,7 @@ class Histories:
         """The history of a request."""
         return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
 
-    def _history(self, row: tuple[Any, ...]) -> History:
+    def _history(self, row: StoredRow) -> History:
         number, state, attempts, status, items, at, parent, reason, payload = row
         request = _decode(payload)
         above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()
@@ -58,9 +58,9 @@ class Histories:
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:
         """The next dead requests after this number, each with its own."""
-        sql = f"{_HISTORY} WHERE run = ? AND state = 4 AND id > ? ORDER BY id LIMIT ?"
+        sql = f"{_HISTORY} WHERE run = ? AND state = {DEAD} AND id > ? ORDER BY id LIMIT ?"
         return [(row[0], self._history(row)) for row in self._db.execute(sql, (self._run, after, _PAGE)).fetchall()]
 
     def dead_kinds(self) -> dict[str, int]:
-        sql = "SELECT kind, count(*) FROM request WHERE run = ? AND state = 4 GROUP BY kind"
+        sql = f"SELECT kind, count(*) FROM request WHERE run = ? AND state = {DEAD} GROUP BY kind"
         return dict(self._db.execute(sql, (self._run,)).fetchall())

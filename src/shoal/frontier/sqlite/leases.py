@@ -7,7 +7,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shoal.frontier.politeness import Host, Key, Lane
-from shoal.frontier.rules import LEASED, LOST_EVENT, LOST_KIND, is_fenced, lost_reason, reissued_token, token_base
+from shoal.frontier.rules import (
+    DEAD,
+    LEASED,
+    LOST_EVENT,
+    LOST_KIND,
+    READY,
+    WAITING,
+    is_fenced,
+    lost_reason,
+    reissued_token,
+    token_base,
+)
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
 from shoal.frontier.sqlite.roles import slot_columns
@@ -66,7 +77,7 @@ class Leases:
         self._held = {}
         rows = self._db.execute(
             "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch, begun, origin, nonce FROM request"
-            " WHERE run = ? AND due IS NOT NULL AND state = 2",
+            f" WHERE run = ? AND due IS NOT NULL AND state = {LEASED}",
             (self._run,),
         )
         for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in rows:
@@ -108,8 +119,8 @@ class Leases:
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, call.deadline, learned))
             changes.append((token, *slot, begun, attempt, until, now, number))
         self._db.executemany(
-            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL, nonce = NULL,"
-            " attempts = ?, due = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {LEASED}, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL,"
+            " nonce = NULL, attempts = ?, due = ?, at = ? WHERE id = ?",
             changes,
         )
         ledger.ready -= len(leases)
@@ -179,7 +190,7 @@ class Leases:
     def release(self, unused: Sequence[HeldLease], ledger: Ledger, now: float, *, contacted: bool) -> None:
         """End leases whose attempt does not count."""
         self._db.executemany(
-            "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {READY}, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
             [(held.attempts - 1, now, held.number) for held in unused],
         )
         for held in unused:
@@ -200,9 +211,12 @@ class Leases:
             else:
                 ready.append((now, held.number))
                 self._lanes.add_ready(held.lane, (held.rank, held.number), now)
-        self._db.executemany("UPDATE request SET state = 0, due = NULL, token = NULL, at = ? WHERE id = ?", ready)
         self._db.executemany(
-            "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?", dead
+            f"UPDATE request SET state = {READY}, due = NULL, token = NULL, at = ? WHERE id = ?", ready
+        )
+        self._db.executemany(
+            f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?",
+            dead,
         )
         ledger.ready += len(ready)
         ledger.dead += len(dead)
@@ -229,7 +243,8 @@ class Leases:
                 own.ready += 1
                 self._lanes.add_ready(self._lanes[lane], (rank, number), now)
         self._db.execute(
-            "UPDATE request SET state = 0, due = NULL WHERE run = ? AND due <= ? AND state = 1", (self._run, now)
+            f"UPDATE request SET state = {READY}, due = NULL WHERE run = ? AND due <= ? AND state = {WAITING}",
+            (self._run, now),
         )
         self.lose(lost, own, now)
         if ledger is None:

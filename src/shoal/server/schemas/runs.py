@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -48,7 +48,7 @@ class StartRun(StrictModel):
 
     @field_validator("arguments")
     @classmethod
-    def _check_names(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_names(cls, arguments: dict[str, object]) -> dict[str, object]:
         for name in arguments:
             if name.startswith("_") or hasattr(Spider, name):
                 raise ValueError(f"{name!r:.80} is an attribute of Spider; it cannot be an argument")
@@ -79,12 +79,7 @@ class RunStarted(BaseModel):
     worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
 
 
-class RunStats(BaseModel):
-    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
-    `failed` are the same counts under the names of a work queue."""
-
-    model_config = with_examples(_STATS)
-
+class _Counts(BaseModel):
     pushed: int
     ready: int
     waiting: int
@@ -94,6 +89,14 @@ class RunStats(BaseModel):
     duplicates: int
     items: int
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
+
+
+class RunStats(_Counts):
+    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
+    `failed` are the same counts under the names of a work queue."""
+
+    model_config = with_examples(_STATS)
+
     pending: int
     claimed: int
     completed: int
@@ -159,7 +162,7 @@ class LoggedItemModel(BaseModel):
     seq: int
     key: str
     type: Annotated[str, Field(description="Class name of the item; `item` for a dict.")]
-    item: dict[str, Any]
+    item: dict[str, object]
 
 
 class ItemPage(BaseModel):
@@ -182,7 +185,7 @@ class ItemPage(BaseModel):
     next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
 
 
-class Ledger(BaseModel):
+class Ledger(_Counts):
     """Request counts, recounted from the requests themselves."""
 
     model_config = with_examples(
@@ -194,15 +197,6 @@ class Ledger(BaseModel):
     )  # fmt: skip
 
     run_id: str
-    pushed: int
-    ready: int
-    waiting: int
-    leased: int
-    done: int
-    dead: int
-    duplicates: int
-    items: int
-    seeding: bool
     dead_kinds: dict[str, int]
     balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + leased + done + dead.")]
 
