@@ -42,7 +42,7 @@ execution_mode = "distributed"
 
 [spiders.Here]
 file = "pages.py:Pages"
-outputs = ["here.jsonl"]
+outputs = ["here.jsonl?replace=yes"]
 
 [spiders.Broken]
 file = "nowhere.py"

@@ -63,7 +63,7 @@ def test_a_run_can_be_seen(fleet: Fleet, url: str) -> None:
     fleet.wait()
     stats = fleet.stats()
     assert (stats["done"], stats["failed"], stats["left"]) == (PAGES + 1, 1, 0)
-    assert "completed 61" in fleet.shoal("stats", fleet.run_id, "--watch").stdout
+    assert "done 61" in fleet.shoal("stats", fleet.run_id, "--watch").stdout
     assert "finished" in fleet.shoal("runs", "--spider", "pages").stdout
     assert "refused" in fleet.shoal("why", "http://127.0.0.1:9/refused", "--run-id", fleet.run_id).stdout
     hosts = fleet.shoal("hosts").stdout
