@@ -48,6 +48,10 @@ from shoal.ports import (
 )
 
 
+_MAX_REPEATED = 10_000
+"""Completions that are recognized when they are repeated."""
+
+
 class _Held(msgspec.Struct):
     """A lease that is out."""
 
@@ -90,8 +94,10 @@ class MemoryQueue:
         """(time, token, request) of leases; an entry is stale if the lease has ended or was extended."""
         self._waiting: list[tuple[float, int, int]] = []
         """(time, sequence, request) of requests that wait for their next attempt."""
-        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
-        """The nonce of the last lease call, and what it leased."""
+        self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
+        """For each holder: the nonce of its last lease call, and what it leased."""
+        self._completed: dict[int, None] = {}
+        """The tokens of the last completions, oldest first."""
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         if seed is not None:
@@ -116,8 +122,9 @@ class MemoryQueue:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
         self._fences.check(holder)
-        if nonce == self._last_call[0]:
-            renewed = await self.renew(self._last_call[1], ttl)
+        last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
+        if nonce == last_nonce:
+            renewed = await self.renew(last_leases, ttl)
             return Leased([lease for lease in renewed if lease], 0.0)
         deadline = clock.now() + ttl
         now = self._clock()
@@ -138,7 +145,7 @@ class MemoryQueue:
             fingerprint = number.to_bytes(16, "big")
             leases.append(Lease(decode_request(payload), fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
-        self._last_call = nonce, leases
+        self._last_calls[holder] = nonce, leases
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
@@ -221,7 +228,12 @@ class MemoryQueue:
         encoded = await encode_children(completions, encode_request)
         now = self._clock()
         new = [self._requests.select_children(completion, encoded) for completion in completions]
-        return [self._complete(*each, now) for each in zip(completions, new, strict=True)]
+        repeated = {each.lease.token for each in completions} & self._completed.keys()
+        done = [self._complete(*each, now) for each in zip(completions, new, strict=True)]
+        return [
+            Pushed(0, 0) if pushed is None and each.lease.token in repeated else pushed
+            for each, pushed in zip(completions, done, strict=True)
+        ]
 
     def _complete(self, completion: Completion, new: NewRequests, now: float) -> Pushed | None:
         current = self._current(completion.lease)
@@ -229,6 +241,7 @@ class MemoryQueue:
             return None
         number, held = current
         del self._held[number]
+        self._remember_completion(held.token)
         requests = self._requests
         record = requests.read(number)
         head = head_of(record)
@@ -239,6 +252,12 @@ class MemoryQueue:
         pushed = requests.add_children(completion, new, completion.duplicates, now)
         held.lane.host.end_lease(now, contacted=completion.contacted)
         return pushed
+
+    def _remember_completion(self, token: int) -> None:
+        """A client whose answer was lost repeats the completion."""
+        self._completed[token] = None
+        if len(self._completed) > _MAX_REPEATED:
+            del self._completed[next(iter(self._completed))]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         encoded = await encode_children(failures, encode_request)

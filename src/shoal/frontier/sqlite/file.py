@@ -148,7 +148,7 @@ class SQLiteFile:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.pread(lock, 20, 0).decode(errors="replace")
+                pid = os.pread(lock, 20, 0).decode(errors="replace").partition("\n")[0]
                 os.close(lock)
                 raise StoreBusyError(
                     f"another process{f' (pid {pid})' if pid else ''} works on {self.path}; "
@@ -160,6 +160,11 @@ class SQLiteFile:
                     os.pwrite(lock, b"%d" % os.getpid(), 0)
                     return lock
             os.close(lock)  # its last holder has just removed it
+
+    def announce(self, socket: str) -> None:
+        """Write into the lock file where other processes reach this one. Only the process with the lock calls it."""
+        assert self._lock is not None
+        os.pwrite(self._lock, b"%d\n%b" % (os.getpid(), os.fsencode(socket)), 0)
 
     def _drop_lock(self) -> None:
         if self._lock is not None:
@@ -256,3 +261,13 @@ class SQLiteFile:
             self.db.close()
         finally:
             self._drop_lock()
+
+
+def announced_socket(path: str) -> str | None:
+    """Where the process that works on a file, or was killed while it did, said that others reach it."""
+    try:
+        with open(os.path.realpath(path) + ".lock", "rb") as lock:
+            socket = lock.read(4096).partition(b"\n")[2]
+    except OSError:
+        return None
+    return os.fsdecode(socket) or None

@@ -1,0 +1,160 @@
+"""The process that owns a frontier and serves it: ``python -m shoal.frontier.local.owner URL NAME``.
+
+Clients start it when they need it and nobody else owns the frontier. It detaches itself from the client that started
+it, and exits when no client has been connected for a moment. So it outlives a killed client as long as others need it,
+and no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from shoal.errors import ShoalError, StoreError
+from shoal.frontier.local import wire
+from shoal.frontier.local.places import name_of_file, reserved
+from shoal.frontier.local.processes import ProcessSlot, ProcessWatch
+from shoal.frontier.local.server import FrontierServer
+from shoal.ports import FrontierOptions, Holder, Store
+
+log = logging.getLogger("shoal.frontier")
+
+_IDLE = 2.0
+"""Seconds without a client after which an owner exits."""
+_FIRST = 10.0
+"""Seconds that the first client has to connect."""
+_START = 30.0
+"""Seconds that an owner has to open its store."""
+
+
+@asynccontextmanager
+async def owned(file: str | None, name: str) -> AsyncIterator[tuple[Store, FrontierServer, Path]]:
+    """Own a frontier and serve it: that of a SQLite file, or a new one in memory. Yields the store, its server, and the
+    path of the socket. StoreBusyError while another process works on the file."""
+    watch = ProcessWatch()
+    store = await _open_file(file, watch) if file is not None else _memory_store()
+    try:
+        with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
+            server = FrontierServer(store, durable=file is not None, watch=watch)
+            await server.start(path)
+            try:
+                if file is not None:
+                    _announce(store, path)
+                yield store, server, path
+            finally:
+                await server.close()
+    finally:
+        await store.close()
+
+
+def _memory_store() -> Store:
+    from shoal.frontier.memory import MemoryStore
+
+    return MemoryStore()
+
+
+async def _open_file(file: str, watch: ProcessWatch) -> Store:
+    """Open a file. Leases of processes that still run are kept, and watched; those of cluster slots are kept until the
+    slots are fenced."""
+    from shoal.frontier.sqlite import SQLiteStore
+
+    def keeps(store: SQLiteStore, run_id: str, holder: Holder | None) -> bool:
+        async def fence(slot: str, epoch: int) -> int:
+            return await (await store.frontier(run_id, FrontierOptions())).fence(slot, epoch)
+
+        slot = None if holder is None else ProcessSlot.of(holder)
+        if slot is None:
+            return holder is not None
+        if slot.is_alive:
+            watch.add(slot, run_id, fence)
+            return True
+        return False
+
+    return await SQLiteStore.open(file, keeps=keeps)
+
+
+def _announce(store: Store, path: Path) -> None:
+    from shoal.frontier.sqlite import SQLiteStore
+
+    assert isinstance(store, SQLiteStore)
+    store.announce(str(path))
+
+
+# -- starting one
+
+
+def start_owner(file: str | None, name: str) -> str:
+    """Start an owner and return the path of its socket. It blocks until the owner serves. The error that the owner
+    failed with, such as StoreBusyError."""
+    command = [sys.executable, "-m", __spec__.name, name, *([] if file is None else [os.path.abspath(file)])]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        raise StoreError(f"the process for the frontier did not start: exit code {child.returncode}") from None
+    if "path" not in answer:
+        wire.raise_error((answer["error"], answer["message"]))
+    return str(answer["path"])
+
+
+def main(name: str, file: str | None) -> None:
+    """Detach, serve, and exit when nobody needs it."""
+    import uvloop
+
+    if os.fork():
+        os._exit(0)  # the one that started this process waits only for the line that `_serve` prints
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.raiseExceptions = False  # standard error may be closed before this process ends
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    uvloop.run(_serve(name, file))
+
+
+async def _serve(name: str, file: str | None) -> None:
+    try:
+        async with asyncio.timeout(_START) as opening, owned(file, name) as (_, server, path):
+            opening.reschedule(None)
+            _say({"path": str(path)})
+            await _until_idle(server)
+    except ShoalError as exc:
+        kind, message = wire.error_of(exc)
+        _say({"error": kind, "message": message})
+
+
+def _say(answer: dict[str, str]) -> None:
+    """Tell the process that started this one how that went."""
+    os.write(1, json.dumps(answer).encode() + b"\n")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+async def _until_idle(server: FrontierServer) -> None:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    stopping = asyncio.create_task(stopped.wait())
+    patience = _FIRST
+    while not stopping.done():
+        changing = asyncio.create_task(server.wait_for_change())
+        timeout = None if server.clients else patience
+        await asyncio.wait({changing, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        has_changed = changing.done()
+        changing.cancel()
+        if not has_changed and not server.clients:
+            return
+        patience = _IDLE
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
