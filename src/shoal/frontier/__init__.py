@@ -48,25 +48,31 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 async def join_store(url: str, *, readonly: bool = False) -> Store:
     """Open a store for a short visit. If a process of this machine works on the SQLite file, use the store through that
     process; otherwise as `open_store`."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite":
+    path = file_of(url)
+    if path is not None:
         from shoal.frontier.local.sharing import join_owner
 
-        joined = await join_owner(_sqlite_path(url, rest))
+        joined = await join_owner(path)
         if joined is not None:
             return joined
     return await open_store(url, readonly=readonly)
 
 
-async def share_store(url: str) -> Store:
+async def share_store(url: str, *, alone: bool = False) -> Store:
     """Open a store to work on it beside other processes. A SQLite file gets a process that owns it and serves all
-    others of this machine; other stores as `open_store`."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite":
-        from shoal.frontier.local.sharing import share_file
+    others of this machine; other stores as `open_store`. ``alone``: StoreBusyError if others use the file already."""
+    path = file_of(url)
+    if path is None:
+        return await open_store(url)
+    from shoal.frontier.local.sharing import share_file
 
-        return await share_file(_sqlite_path(url, rest))
-    return await open_store(url)
+    return await share_file(path, alone=alone)
+
+
+def file_of(url: str) -> str | None:
+    """The file of a SQLite frontier; None for other frontiers."""
+    scheme, _, rest = url.partition(":")
+    return _sqlite_path(url, rest) if scheme == "sqlite" else None
 
 
 async def _open_with_retries(open_it: Callable[[], Awaitable[Store]]) -> Store:

@@ -104,19 +104,27 @@ def run(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1
+        ),
+    ] = 1,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a spider in this process.
+    """Run a spider on this machine.
 
-    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it.
+    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it. With
+    --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
+    terminal.
     """
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
-        quiet=quiet, command=spider, metrics_port=metrics_port,
+        quiet=quiet, command=spider, metrics_port=metrics_port, processes=processes,
     )  # fmt: skip
 
 
@@ -136,12 +144,20 @@ def _crawl_options(
 
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
-    urls: list[str] | None = None, metrics_port: str | None = None,
+    urls: list[str] | None = None, metrics_port: str | None = None, processes: int = 1,
 ) -> NoReturn:  # fmt: skip
-    """Crawl in this process, then show the summary and exit."""
+    """Crawl on this machine, then show the summary and exit."""
+    from shoal.cli.commands.processes import process_crawl, work_as_part
     from shoal.runs.crawl import Crawl
 
-    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    work_as_part(spider, resolved, quiet=quiet)
+    options: dict[str, Any] = {"outputs": outputs, "new_run": new_run, "collect": False, "urls": urls}
+    made = (
+        Crawl(spider, resolved.config, **options)
+        if processes == 1
+        else process_crawl(spider, resolved, processes, **options)
+    )
+    made.serves = True
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
 
 

@@ -91,10 +91,11 @@ def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
         from shoal.metrics.serving import parse_address
 
         parse_address(metrics_port).check_room(count)
-    sys.exit(worker_processes(_without_processes(sys.argv[2:]), count))
+    sys.exit(worker_processes(without_processes(sys.argv[2:]), count))
 
 
-def _without_processes(arguments: list[str]) -> list[str]:
+def without_processes(arguments: list[str]) -> list[str]:
+    """A command line without the option ``--processes``."""
     kept, skip = [], False
     for word in arguments:
         if skip or word.startswith("--processes="):

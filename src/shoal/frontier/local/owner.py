@@ -16,14 +16,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from shoal.errors import ShoalError, StoreError
 from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch
 from shoal.frontier.local.server import FrontierServer
+from shoal.frontier.sqlite.file import announce_socket
 from shoal.ports import FrontierOptions, Holder, Store
 
 log = logging.getLogger("shoal.frontier")
@@ -32,39 +32,18 @@ _IDLE = 2.0
 """Seconds without a client after which an owner exits."""
 _FIRST = 10.0
 """Seconds that the first client has to connect."""
-_START = 30.0
-"""Seconds that an owner has to open its store."""
 
 
-@asynccontextmanager
-async def owned(file: str | None, name: str) -> AsyncIterator[tuple[Store, FrontierServer, Path]]:
-    """Own a frontier and serve it: that of a SQLite file, or a new one in memory. Yields the store, its server, and the
-    path of the socket. StoreBusyError while another process works on the file."""
-    watch = ProcessWatch()
-    store = await _open_file(file, watch) if file is not None else _memory_store()
-    try:
-        with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
-            server = FrontierServer(store, durable=file is not None, watch=watch)
-            await server.start(path)
-            try:
-                if file is not None:
-                    _announce(store, path)
-                yield store, server, path
-            finally:
-                await server.close()
-    finally:
-        await store.close()
+async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
+    """Open the store of a SQLite file to own it, or a new one in memory. StoreBusyError while another process works on
+    the file.
 
+    Leases of processes that still run are kept, and watched. Those of cluster slots are kept until the slots are
+    fenced."""
+    if file is None:
+        from shoal.frontier.memory import MemoryStore
 
-def _memory_store() -> Store:
-    from shoal.frontier.memory import MemoryStore
-
-    return MemoryStore()
-
-
-async def _open_file(file: str, watch: ProcessWatch) -> Store:
-    """Open a file. Leases of processes that still run are kept, and watched; those of cluster slots are kept until the
-    slots are fenced."""
+        return MemoryStore()
     from shoal.frontier.sqlite import SQLiteStore
 
     def keeps(store: SQLiteStore, run_id: str, holder: Holder | None) -> bool:
@@ -82,11 +61,19 @@ async def _open_file(file: str, watch: ProcessWatch) -> Store:
     return await SQLiteStore.open(file, keeps=keeps)
 
 
-def _announce(store: Store, path: Path) -> None:
-    from shoal.frontier.sqlite import SQLiteStore
-
-    assert isinstance(store, SQLiteStore)
-    store.announce(str(path))
+@asynccontextmanager
+async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str) -> AsyncIterator[FrontierServer]:
+    """Serve a store that `open_owned` opened. A store in memory is announced under this name, or one like it.
+    StoreError if there is no place for a socket."""
+    with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
+        server = FrontierServer(store, durable=file is not None, watch=watch)
+        await server.start(path)
+        try:
+            if file is not None:
+                announce_socket(file, str(path))
+            yield server
+        finally:
+            await server.close()
 
 
 # -- starting one
@@ -124,9 +111,12 @@ def main(name: str, file: str | None) -> None:
 
 async def _serve(name: str, file: str | None) -> None:
     try:
-        async with asyncio.timeout(_START) as opening, owned(file, name) as (_, server, path):
-            opening.reschedule(None)
-            _say({"path": str(path)})
+        watch = ProcessWatch()
+        store = await open_owned(file, watch)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            server = await stack.enter_async_context(serving(store, watch, file, name))
+            _say({"path": str(server.path)})
             await _until_idle(server)
     except ShoalError as exc:
         kind, message = wire.error_of(exc)

@@ -60,6 +60,8 @@ class FrontierServer:
         """``durable``: the store survives this process. ``on_change``: called when a client may have added something to
         lease, or changed the state of a run."""
         self.on_change = on_change
+        self.path = Path()
+        """The socket, while it listens."""
         self._store = store
         self._welcome = wire.Welcome(__version__, secrets.token_hex(8), durable)
         self._watch = watch or ProcessWatch()
@@ -81,6 +83,7 @@ class FrontierServer:
         except OSError as exc:
             listener.close()
             raise StoreError(f"cannot listen at {path}: {exc.strerror or exc}") from exc
+        self.path = path
         self._watch.start()
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 
 from shoal.errors import StoreAwayError, StoreBusyError
 from shoal.frontier.local.owner import start_owner
@@ -30,24 +31,29 @@ async def join_owner(file: str) -> Store | None:
     return None if _socket_of(file) is None else await SocketStore.connect(find)
 
 
-async def share_file(file: str) -> Store:
+async def share_file(file: str, *, alone: bool = False) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
-    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
+    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`.
 
-    async def find() -> str:
-        until = time.monotonic() + _PATIENCE
-        while True:
-            path = _socket_of(file)
-            if path is not None:
-                return path
-            try:
-                return await asyncio.to_thread(start_owner, file, name_of_file(file))
-            except StoreBusyError:  # another process starts one at this moment, or has not ended yet
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(_BETWEEN_TRIES)
+    ``alone``: StoreBusyError if another process works on the file already."""
+    if alone:
+        await _start(file, join=False)
+    return await SocketStore.connect(partial(_start, file))
 
-    return await SocketStore.connect(find)
+
+async def _start(file: str, *, join: bool = True) -> str:
+    """The socket of the owner, which is started if need be."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        path = _socket_of(file) if join else None
+        if path is not None:
+            return path
+        try:
+            return await asyncio.to_thread(start_owner, file, name_of_file(file))
+        except StoreBusyError:  # another process starts one at this moment, or has not ended yet
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
 
 
 def _socket_of(file: str) -> str | None:

@@ -161,11 +161,6 @@ class SQLiteFile:
                     return lock
             os.close(lock)  # its last holder has just removed it
 
-    def announce(self, socket: str) -> None:
-        """Write into the lock file where other processes reach this one. Only the process with the lock calls it."""
-        assert self._lock is not None
-        os.pwrite(self._lock, b"%d\n%b" % (os.getpid(), os.fsencode(socket)), 0)
-
     def _drop_lock(self) -> None:
         if self._lock is not None:
             with suppress(FileNotFoundError):
@@ -261,6 +256,12 @@ class SQLiteFile:
             self.db.close()
         finally:
             self._drop_lock()
+
+
+def announce_socket(path: str, socket: str) -> None:
+    """Write into the lock file where other processes reach this one. Call it while this process has the file open."""
+    with open(os.path.realpath(path) + ".lock", "r+b") as lock:
+        lock.write(b"%d\n%b" % (os.getpid(), os.fsencode(socket)))
 
 
 def announced_socket(path: str) -> str | None:

@@ -184,10 +184,6 @@ class SQLiteStore:
         found = self._frontiers[run_id]
         return found if holder is None else FencedFrontier(found, holder)
 
-    def announce(self, socket: str) -> None:
-        """Write into the lock file where other processes reach this one."""
-        self._file.announce(socket)
-
     async def close(self) -> None:
         """Close the file. Leases that are still out end when the run is opened again, as after a crash."""
         await self._file.close()
