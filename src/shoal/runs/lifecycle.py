@@ -357,7 +357,7 @@ class RunLifecycle:
             await self._move_to("running")
             state = "running"
         if state != self._shown:
-            log.warning("run %s is %s", self.run_id, state)
+            log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
             self.halt(state == "paused")
         self._polls += 1

@@ -126,7 +126,14 @@ async def _serve(name: str, file: str | None) -> None:
 def _say(answer: dict[str, str]) -> None:
     """Tell the process that started this one how that went."""
     os.write(1, json.dumps(answer).encode() + b"\n")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _discard(1)
+
+
+def _discard(output: int) -> None:
+    """Let go of an output that belongs to other processes too."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, output)
+    os.close(nothing)
 
 
 async def _until_idle(server: FrontierServer) -> None:
@@ -143,6 +150,8 @@ async def _until_idle(server: FrontierServer) -> None:
         changing.cancel()
         if not has_changed and not server.clients:
             return
+        if not server.clients:
+            _discard(2)  # whoever reads it must not wait for this process
         patience = _IDLE
 
 
