@@ -1,7 +1,7 @@
-"""Posts mutated bodies to a real server, and measures what they cost others: the API's part of the fuzzing.
+"""Post mutated bodies to a real server, and measure how long another caller has to wait: the fuzzing of the API.
 
-``python -m bench.fuzz_api --seconds 60 --seed 1`` prints the figures. A server that dies, answers 500, or answers with
-more than 64 KB to a body that it refuses is an error, with the body in a file.
+``python -m bench.fuzz_api --seconds 60 --seed 1`` prints the results. It is an error if the server dies, responds with
+500, or refuses a body with a response of more than 64 KB. The body is then saved to a file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REPEATED = (
 
 
 def run(seconds: float, seed: int) -> dict[str, float]:
-    """Fuzz for so long. The worst wait of another caller, the growth of the server's memory, and how many bodies."""
+    """Fuzz for some seconds. Return the longest wait of another caller, the growth of memory, and the bodies sent."""
     chance = random.Random(seed)
     with _server() as (port, process), _watched(port) as watch:
         before = _memory(process)
@@ -95,7 +95,7 @@ def _body(chance: random.Random) -> bytes:
 
 
 def _flood(chance: random.Random) -> bytes:
-    """Very many of one thing, somewhere in a body."""
+    """A body in which one value is repeated very often."""
     data = json.dumps(chance.choice(TEMPLATES)).encode()
     at = chance.choice([place for place, sign in enumerate(data) if sign in b"[{:,"]) + 1
     part = chance.choice(REPEATED)
@@ -121,7 +121,7 @@ def _torn(chance: random.Random, data: bytes) -> bytes:
 
 
 def _mutated(chance: random.Random, value: Any, depth: int = 0) -> Any:
-    """The value with some of its parts exchanged, repeated, renamed or left out."""
+    """The value with some of its parts replaced, repeated, renamed or removed."""
     if chance.random() < 0.08:
         return chance.choice(ODD)
     if isinstance(value, dict):
@@ -185,7 +185,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _watched(port: int) -> Iterator[dict[str, float]]:
-    """Another caller, who asks again and again."""
+    """Another caller, which sends requests all the time."""
     found, stop = {"worst": 0.0}, threading.Event()
 
     def watch() -> None:
@@ -219,7 +219,7 @@ def _post(port: int, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def _memory(process: subprocess.Popen[bytes]) -> int:
-    """The most that it ever had, in MB."""
+    """The peak memory of the server, in MB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 

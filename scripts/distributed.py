@@ -1,4 +1,4 @@
-"""What `scripts/start-distributed` runs: starts the parts of distributed crawling, looks after them, stops them."""
+"""Start the parts of distributed crawling, restart those that end, and stop them all. Run by `start-distributed`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
-from parts import Part, Signals, say
+from parts import Part, Signals, report
 
 from shoal.config import find_config_file, load_config, mask
 from shoal.errors import ShoalError
@@ -33,21 +33,21 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
 FLOWER_USER = "shoal"
-UP_WITHIN = 60.0  # seconds that a part has to answer for the first time
-LEAVE_WITHIN = 30.0  # and to leave: workers finish the pages that they have begun
-LEAVE_AT_ONCE = 1.0  # the same after a second signal
+START_TIMEOUT = 60.0  # seconds until a part must answer for the first time
+STOP_TIMEOUT = 30.0  # seconds until a part must have stopped: workers finish their pages
+HURRIED_STOP_TIMEOUT = 1.0  # the same after a second signal
 
 
 class StartError(Exception):
-    """Why it can't go on, for the user."""
+    """A part cannot be started. The message is for the user."""
 
 
 class Stopped(Exception):
-    """A signal came before all parts were up."""
+    """A signal arrived before all parts were ready."""
 
 
 class Fleet:
-    """All parts. The broker's Redis is one of them only if nobody else has started it."""
+    """All parts. Redis is one of them only if none answers at the URL of the broker."""
 
     def __init__(self, options: argparse.Namespace, signals: Signals) -> None:
         self._options = options
@@ -60,15 +60,15 @@ class Fleet:
         self._flower_password = given or secrets.token_urlsafe(18)
         self._flower_password_is_new = not given
         if "CELERY_RESULT_BACKEND" not in os.environ and _is_redis(self._broker):
-            # On the same server, also where that is not the default one.
+            # Keep results on the server of the broker, even if that is not the default server.
             self._environment["CELERY_RESULT_BACKEND"] = urlsplit(self._broker)._replace(path="/1").geturl()
         self._parts: list[Part] = []
         self._redis: Part | None = None
         self._trouble = ""
-        """What the last look at a part has found."""
+        """The last problem that a part reported while it started."""
 
     def start(self) -> None:
-        """Until all of them answer."""
+        """Start all parts. Returns when all of them answer."""
         options = self._options
         if _is_redis(self._broker):
             self._need_redis()
@@ -76,12 +76,12 @@ class Fleet:
         api = self._start("api", [BIN / "shoal", "serve", "--host", HOST, "--port", str(options.api_port)])
         self._wait(api, lambda: _answers(f"{self.api}/health"))
         for worker in workers:
-            self._wait(worker, partial(self._hears, worker))
-        flower = self._start(  # it asks the workers what they are when it comes up, so they come first
+            self._wait(worker, partial(self._answers_ping, worker))
+        flower = self._start(  # it queries the workers when it starts, so they start first
             "flower",
             [BIN / "celery", "-A", "shoal.celery", "flower", f"--address={HOST}", f"--port={options.flower_port}"],
-            # Without a password every web page in a browser of this machine could stop workers through its API. By the
-            # environment: command lines can be read by all users.
+            # Without a password, any web page in a browser on this machine could stop workers through Flower's API.
+            # The password is in the environment, because all users can read command lines.
             FLOWER_BASIC_AUTH=f"{FLOWER_USER}:{self._flower_password}",
             FLOWER_UNAUTHENTICATED_API="false",
         )
@@ -104,22 +104,22 @@ class Fleet:
     def _need_redis(self) -> None:
         where = mask(self._broker)
         if _redis_answers(self._broker):
-            say(f"redis: the one at {where} is used")
+            report(f"redis: using the server at {where}")
             return
         url = urlsplit(self._broker)
         if url.scheme != "redis" or url.hostname not in ("localhost", "127.0.0.1") or url.password:
-            raise StartError(f"no Redis answers at {where} (CELERY_BROKER_URL), and one like that is not started here")
+            raise StartError(f"no Redis answers at {where} (CELERY_BROKER_URL); this script starts only a local one")
         port = url.port or 6379
-        _check_free(port, "what listens there is not a Redis that answers; set CELERY_BROKER_URL to another place")
+        _check_free(port, "it is not a Redis that answers. Set CELERY_BROKER_URL to another server")
         _need_redis_server()
         data = self._options.folder / "redis"
         data.mkdir(exist_ok=True)
-        words = {"bind": HOST, "port": str(port), "dir": str(data), "appendonly": "yes", "save": "", "daemonize": "no"}
-        command = ["redis-server", *(word for name, value in words.items() for word in (f"--{name}", value))]
+        flags = {"bind": HOST, "port": str(port), "dir": str(data), "appendonly": "yes", "save": "", "daemonize": "no"}
+        command = ["redis-server", *(word for name, value in flags.items() for word in (f"--{name}", value))]
         self._redis = self._start("redis", command)
         self._wait(self._redis, lambda: _redis_answers(self._broker))
 
-    def _hears(self, worker: Part) -> bool:
+    def _answers_ping(self, worker: Part) -> bool:
         name = f"{worker.name}@{socket.gethostname()}"
         try:
             with Celery(broker=self._broker) as client:
@@ -129,7 +129,7 @@ class Fleet:
             return False
 
     def _is_available(self) -> bool:
-        """What a caller is told, from the API through to the workers."""
+        """Whether the API reports that distributed crawling is available: it reaches the broker and the workers."""
         answer = _answers(f"{self.api}/api/crawl/distributed/status", token=_token())
         if answer is None:
             return False
@@ -140,55 +140,55 @@ class Fleet:
     def _wait(self, part: Part, holds: Callable[[], object], what: str = "") -> None:
         what = what or part.name
         self._trouble = ""
-        say(f"{what}: starting", end=" ... ")
-        until = time.monotonic() + UP_WITHIN
+        report(f"{what}: starting", end=" ... ")
+        until = time.monotonic() + START_TIMEOUT
         while not holds():
             ended = next((each for each in self._parts if each.has_ended), None)
             if ended is not None:
-                raise StartError(f"{ended.name} {ended.end}\n{ended.tail()}")
+                raise StartError(f"{ended.name} {ended.exit_reason}\n{ended.tail()}")
             if time.monotonic() > until:
-                raise StartError(f"{what} was not up in {UP_WITHIN:g} seconds\n{self._trouble}\n{part.tail()}")
+                raise StartError(f"{what} did not answer within {START_TIMEOUT:g} s\n{self._trouble}\n{part.tail()}")
             if self._signals.stop.wait(0.2):
                 raise Stopped
-        say(f"ready (process {part.process.pid})")
+        report(f"ready (process {part.process.pid})")
 
-    def tell(self) -> None:
+    def print_addresses(self) -> None:
         token = ' -H "Authorization: Bearer $SHOAL_SERVE__TOKEN"' if _token() else ""
-        password = self._flower_password if self._flower_password_is_new else "as SHOAL_FLOWER_PASSWORD says"
-        say(f"""
-API     {self.api} (described at {self.api}/docs)
+        password = self._flower_password if self._flower_password_is_new else "from SHOAL_FLOWER_PASSWORD"
+        report(f"""
+API     {self.api} (reference: {self.api}/docs)
 Flower  http://{HOST}:{self._options.flower_port} (user {FLOWER_USER}, password {password})
 logs    {self._logs}
 
 curl -X POST {self.api}/api/crawl/batch{token} -H "Content-Type: application/json" \\
   -d '{{"urls": ["https://example.com"], "distributed": true}}'
 
-Ctrl-C stops all of it.""")
+Press Ctrl-C to stop everything.""")
 
-    def look_after(self) -> None:
-        """Until a signal asks to stop."""
+    def supervise(self) -> None:
+        """Restart parts that end, until a signal arrives."""
         while not self._signals.stop.wait(0.2):
             for part in self._parts:
-                part.look()
+                part.restart_if_ended()
 
     def stop(self) -> None:
-        """Redis last: the others still have to give back what they hold."""
+        """Stop all parts. Redis is the last: the others still release their leases."""
         others = [part for part in self._parts if part is not self._redis]
         if any(not part.has_ended for part in others):
-            say(f"stopping: pages in work are finished, for {LEAVE_WITHIN:g} s at most; Ctrl-C ends it at once")
-        self._leave(others)
+            report(f"stopping: pages in progress have {STOP_TIMEOUT:g} s to finish; press Ctrl-C again to stop now")
+        self._stop(others)
         if self._redis is not None:
-            self._leave([self._redis])
-        say("stopped")
+            self._stop([self._redis])
+        report("stopped")
 
-    def _leave(self, parts: Sequence[Part]) -> None:
+    def _stop(self, parts: Sequence[Part]) -> None:
         for part in parts:
             part.terminate()
         asked = time.monotonic()
         while not all(part.has_ended for part in parts):
-            if time.monotonic() - asked > (LEAVE_AT_ONCE if self._signals.hurry.is_set() else LEAVE_WITHIN):
+            if time.monotonic() - asked > (HURRIED_STOP_TIMEOUT if self._signals.hurry.is_set() else STOP_TIMEOUT):
                 late = ", ".join(part.name for part in parts if not part.has_ended)
-                say(f"killed, as it did not leave in time: {late}")
+                report(f"killed because it did not stop in time: {late}")
                 break
             time.sleep(0.1)
         for part in parts:
@@ -204,7 +204,7 @@ def _redis_answers(url: str) -> bool:
         with redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
             client.ping()
     except redis.AuthenticationError as exc:
-        raise StartError(f"the Redis at {mask(url)} (CELERY_BROKER_URL) does not let us in: {exc}") from exc
+        raise StartError(f"the Redis at {mask(url)} (CELERY_BROKER_URL) refused the password: {exc}") from exc
     except (redis.ConnectionError, redis.TimeoutError):
         return False
     return True
@@ -214,14 +214,14 @@ def _need_redis_server() -> None:
     if shutil.which("redis-server") is not None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise StartError("no Redis answers, and there is no redis-server here: install it, or set CELERY_BROKER_URL")
+        raise StartError("no Redis answers, and redis-server is not installed. Install it, or set CELERY_BROKER_URL")
     installing = ["bash", "-c", "set -e; . scripts/lib.sh; need_command redis-server redis-server; install_missing"]
     if subprocess.run(installing, cwd=ROOT, check=False).returncode:
-        raise StartError("redis-server could not be installed")
+        raise StartError("cannot install redis-server; see the output above")
 
 
 def _token() -> str | None:
-    """The API's, if it has one."""
+    """A token of the API, if it needs one."""
     serve = load_config(file=find_config_file(os.environ, ROOT), environ=os.environ).config.serve
     return serve.token or next(iter(serve.tokens.values()), None)
 
@@ -266,35 +266,36 @@ def _parse() -> argparse.Namespace:
         "is printed.",
     )
     environ = os.environ
-    parser.add_argument("workers", nargs="?", type=count, default=2, metavar="N", help="how many workers (default 2)")
+    parser.add_argument("workers", nargs="?", type=count, default=2, metavar="N", help="number of workers (default 2)")
     parser.add_argument(
-        "--api-port", type=port, default=environ.get("API_PORT", "8000"), metavar="PORT", help="or API_PORT (8000)"
-    )
+        "--api-port", type=port, default=environ.get("API_PORT", "8000"), metavar="PORT",
+        help="port of the API; default: API_PORT, or 8000",
+    )  # fmt: skip
     parser.add_argument(
         "--flower-port", type=port, default=environ.get("FLOWER_PORT", "5555"), metavar="PORT",
-        help="or FLOWER_PORT (5555)",
+        help="port of Flower; default: FLOWER_PORT, or 5555",
     )  # fmt: skip
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".distributed", metavar="FOLDER",
-        help="for logs and the data of Redis (default: .distributed; a relative one is in the repository)",
+        help="folder for logs and Redis data, relative to the repository (default: .distributed)",
     )  # fmt: skip
     return parser.parse_args()
 
 
 def _lock(folder: Path) -> Any:
-    """Two Redis servers on one folder would spoil its data. Held as long as the file is open."""
+    """Lock the folder while the returned file is open. Two Redis servers in one folder would damage its data."""
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # logs, and the queue with the cookies of requests
+    folder.chmod(0o700)  # it holds logs, and a queue that contains cookies
     file = (folder / "lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
-        raise StartError(f"another start-distributed uses {folder}; stop it, or choose another --folder") from exc
+        raise StartError(f"another start-distributed uses {folder}. Stop it, or choose another --folder") from exc
     return file
 
 
 def _run(options: argparse.Namespace, signals: Signals) -> int:
-    """The exit code."""
+    """Run until a signal arrives, and return the exit code."""
     options.folder = options.folder.absolute()
     _check_free(options.api_port, "choose another for the API with --api-port or API_PORT")
     _check_free(options.flower_port, "choose another for Flower with --flower-port or FLOWER_PORT")
@@ -302,29 +303,29 @@ def _run(options: argparse.Namespace, signals: Signals) -> int:
         fleet = Fleet(options, signals)
         try:
             fleet.start()
-            fleet.tell()
-            fleet.look_after()
+            fleet.print_addresses()
+            fleet.supervise()
         except Stopped:
-            say("")
+            report("")
         except StartError as exc:
-            return _complain(exc)
+            return _print_error(exc)
         finally:
             fleet.stop()
     return 0
 
 
-def _complain(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     print(f"\nstart-distributed: {error}", file=sys.stderr, flush=True)
     return 1
 
 
 def main() -> int:
-    os.umask(0o077)  # what it and its parts write is for this user alone
+    os.umask(0o077)  # only this user can read the files
     signals = Signals()
     try:
         return _run(_parse(), signals)
     except (StartError, ShoalError) as exc:
-        return _complain(exc)
+        return _print_error(exc)
 
 
 if __name__ == "__main__":

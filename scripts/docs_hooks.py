@@ -23,7 +23,7 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A folder in the navigation stands for all its pages, README.md first."""
+    """Replace each folder in the navigation by all its pages, README.md first."""
     config.nav = [_expand(entry, Path(config.docs_dir)) for entry in config.nav or []]
     return config
 
@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to other documents of the repository lead to their pages. MkDocs complains about those without a page."""
+    """Point links to documents of the repository at their pages. MkDocs reports links without a page."""
     here = page.file.src_uri
     source = SOURCES.get(here, f"docs/{here}")
 

@@ -1,4 +1,4 @@
-# Shared by the scripts: a virtual environment of the repository's own, made when it is missing or out of date.
+# Functions for the scripts. They install packages and programs, and change to the root of the repository.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv="$root/.venv"
@@ -11,8 +11,8 @@ need_python() {
   fi
 }
 
-# need_venv LOCK: the packages of requirements/LOCK.txt (core, all or test) and this one, once for each state of the
-# files that say so. Nothing is installed whose hash is not written there.
+# need_venv LOCK: install Shoal and the packages of requirements/LOCK.txt (core, all or test) into .venv. Does nothing if
+# the files have not changed since. pip checks the hash of every package.
 need_venv() {
   local lock=$1 stamp
   local files=("$root/pyproject.toml" "$root/requirements/build.txt" "$root/requirements/$lock.txt")
@@ -27,14 +27,14 @@ need_venv() {
   fi
 }
 
-# install_locked LOCK...: the packages of these, into the virtual environment.
+# install_locked LOCK...: install the packages of these lock files into the virtual environment.
 quiet=(--quiet --quiet --disable-pip-version-check)
 install_locked() {
   "$venv/bin/python" -m pip install "${quiet[@]}" --require-hashes --only-binary :all: \
     $(printf -- " --requirement requirements/%s.txt" "$@")
 }
 
-# need_uv: the resolver, apart from what is tested.
+# need_uv: install the resolver uv into an environment of its own.
 need_uv() {
   local venv="$root/.venv-tools"
   need_python
@@ -46,18 +46,18 @@ uv() {
   UV_SYSTEM_CERTS=1 "$root/.venv-tools/bin/uv" "$@"
 }
 
-# need_command NAME PACKAGE: a program of Debian's that install_missing installs if it is missing.
+# need_command NAME PACKAGE: if this program is missing, install_missing will install the Debian package.
 missing=()
 need_command() {
   command -v "$1" > /dev/null || missing+=("$2")
 }
 
-# need_file PATTERN PACKAGE: the same for what is not on the path.
+# need_file PATTERN PACKAGE: the same for a file.
 need_file() {
   compgen -G "$1" > /dev/null || missing+=("$2")
 }
 
-# install_missing: all of them in one go, which takes much less time than one by one.
+# install_missing: install all missing packages at once, which is much faster than one by one.
 install_missing() {
   [ ${#missing[@]} -gt 0 ] || return 0
   echo "installing ${missing[*]} ..."
@@ -70,7 +70,7 @@ install_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
 }
 
-# need_servers: what the tests start.
+# need_servers: install the servers and tools that the tests start.
 need_servers() {
   need_command openssl openssl
   need_command redis-server redis-server
@@ -84,8 +84,8 @@ need_servers() {
   install_missing
 }
 
-# need_program NAME PACKAGE: one program out of a package of Debian's whose services are not wanted: the package is not
-# installed, only the program is unpacked into the virtual environment.
+# need_program NAME PACKAGE: unpack one program of a Debian package into the virtual environment. The package itself is
+# not installed, because it would start services.
 need_program() {
   local folder
   if ! command -v "$1" > /dev/null && [ ! -x "$venv/bin/$1" ]; then

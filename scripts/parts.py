@@ -1,4 +1,4 @@
-"""Processes that are looked after, and the signals that end it. Used by `distributed.py`."""
+"""Child processes that are restarted when they end, and the signals that stop the program. Used by `distributed.py`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-START_AGAIN_AFTER = (1.0, 30.0)  # seconds, at first, and at most when it ends again and again
-STEADY = 60.0  # who ran for so long starts again as if it were the first time
-TAIL = 15  # lines of a log that are shown
+RESTART_DELAY = 1.0  # seconds; doubles each time a process ends soon after its start
+MAX_RESTART_DELAY = 30.0
+STABLE_AFTER = 60.0  # a process that ran for this many seconds is restarted after RESTART_DELAY again
+TAIL_LINES = 15  # shown from the end of a log when a start fails
 
 
-def say(text: str, end: str = "\n") -> None:
-    with suppress(OSError):  # whoever listened may be gone; the processes have to be stopped all the same
+def report(text: str, end: str = "\n") -> None:
+    with suppress(OSError):  # the terminal may be closed; the processes must still be stopped
         print(text, end=end, flush=True)
 
 
 class Part:
-    """One process with a log file of its own.
+    """One process with its own log file, in its own session.
 
-    It has a session of its own, so that Ctrl-C reaches only this program, which then stops the parts in their order;
-    and so that what it leaves behind when it is killed (a Celery worker has children) can be ended with it.
+    Ctrl-C in the terminal reaches only this program, which then stops the parts in order. When a part is killed, its
+    children (a Celery worker has some) are killed with it.
     """
 
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str], logs: Path) -> None:
@@ -35,8 +36,8 @@ class Part:
         self._log = logs / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
-        self._pause = START_AGAIN_AFTER[0]
-        self._again_at: float | None = None
+        self._restart_delay = RESTART_DELAY
+        self._restart_at: float | None = None
         self.start()
 
     def start(self) -> None:
@@ -46,7 +47,7 @@ class Part:
                 start_new_session=True,
             )  # fmt: skip
         self._started = time.monotonic()
-        self._again_at = None
+        self._restart_at = None
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -58,48 +59,49 @@ class Part:
         return self.process.poll() is not None
 
     @property
-    def end(self) -> str:
+    def exit_reason(self) -> str:
         code = self.process.returncode
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-TAIL:]
+        lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join([f"the end of {self._log}:", *(f"  {line}" for line in lines)])
 
-    def look(self) -> None:
-        """Whoever has ended gets a successor, but not at once: it may not fare better."""
+    def restart_if_ended(self) -> None:
+        """Restart the process if it has ended, with a delay that grows while it keeps ending. Call this often."""
         now = time.monotonic()
         if not self.has_ended:
             return
-        if self._again_at is None:
+        if self._restart_at is None:
             self.kill()
-            self._pause = START_AGAIN_AFTER[0] if now - self._started > STEADY else self._pause
-            self._again_at = now + self._pause
-            say(f"{self.name} {self.end}; another takes its place in {self._pause:g} s (its log: {self._log})")
-            self._pause = min(START_AGAIN_AFTER[1], 2 * self._pause)
-        elif now >= self._again_at:
+            if now - self._started > STABLE_AFTER:
+                self._restart_delay = RESTART_DELAY
+            self._restart_at = now + self._restart_delay
+            report(f"{self.name} {self.exit_reason}; restarting in {self._restart_delay:g} s (log: {self._log})")
+            self._restart_delay = min(MAX_RESTART_DELAY, 2 * self._restart_delay)
+        elif now >= self._restart_at:
             self.start()
-            say(f"{self.name} is started again: process {self.process.pid}")
+            report(f"{self.name} restarted: process {self.process.pid}")
 
     def terminate(self) -> None:
         if not self.has_ended:
             self.process.terminate()
 
     def kill(self) -> None:
-        """It, and all that it started; also what is left of them when it has ended."""
+        """Kill the process and its children. Children that outlived it are killed, too."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 class Signals:
-    """The first asks to stop, the second not to wait for anyone."""
+    """The first signal sets ``stop``. The second sets ``hurry``: stop without waiting for work to finish."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.hurry = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
 
-    def _heard(self, *_: object) -> None:
+    def _on_signal(self, *_: object) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()

@@ -1,4 +1,4 @@
-"""What `scripts/pictures` runs: crawls the demo shop in a terminal of its own, and saves what it shows as SVG."""
+"""Crawl the demo shop in a terminal, and save its screen as SVG. Run by `scripts/pictures`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 WIDTH = 112
-TIMEOUT = 60.0  # seconds until a picture must be complete
+TIMEOUT = 60.0  # seconds until the screen must be complete
 SESSION = 3.0
 CONTROL = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|[\r\n]")
-WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich names some; pictures must work without a network
+WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich adds web fonts; pictures must work without a network
 
 SPIDER = """from shoal import Spider
 
@@ -71,7 +71,7 @@ def crawl_panel() -> str:
 
 
 def cluster_status() -> str:
-    """A cluster just after its Runner was killed and a Backup Runner took over. It crawls slowly, to last that long."""
+    """A cluster just after its Runner was killed and a Backup Runner took over. The crawl is slow enough to last."""
     with ExitStack() as stack:
         folder = stack.enter_context(spider_folder([stack.enter_context(shop())]))
         environ = {**os.environ, "SHOAL_FRONTIER": stack.enter_context(redis(folder)), "SHOAL_DOWNLOAD_DELAY": "1"}
@@ -92,7 +92,7 @@ def cluster_status() -> str:
 
 
 def wait_for(condition):  # type: ignore[no-untyped-def]
-    """The first true value of a function."""
+    """Call the function until its result is true, and return that."""
     end = time.monotonic() + TIMEOUT
     while not (value := condition()):
         if time.monotonic() > end:
@@ -141,7 +141,7 @@ def redis(folder: str) -> Iterator[str]:
 
 @contextmanager
 def terminal(command: list[str], folder: str) -> Iterator[Iterator[str]]:
-    """Run a command in a terminal, and get its screen each time it changes."""
+    """Run a command in a terminal, and yield its screen each time it changes."""
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -165,7 +165,7 @@ def screens(fd: int) -> Iterator[str]:
 
 
 def screen_of(written: str) -> str:
-    """The lines on a terminal, for the few control sequences that rich writes. Colours stay in them."""
+    """The lines of a terminal after this output. Understands the control sequences that rich writes; keeps colours."""
     lines, row, at = [""], 0, 0
     for control in CONTROL.finditer(written):
         lines[row] += written[at : control.start()]

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Hooks for all tests."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 
 def pytest_unconfigure() -> None:
-    """Also in each of several processes that the tests are spread over."""
+    """Stop the shared servers. pytest-xdist calls this in each of its processes."""
     close_shared()

@@ -1,4 +1,4 @@
-"""Real servers for the tests: started on free ports in a temporary folder, and stopped, frozen or killed on request."""
+"""Real database servers for the tests, on free ports and in temporary folders. Tests can freeze and kill them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _START_SECONDS = 60.0
 
 
 _PORTS = random.SystemRandom().sample(range(10_000, 32_768), 20_000)
-"""Below those that the system gives to clients: a connection of another test never has the port of a server."""
+"""Below the ephemeral ports, so that no outgoing connection takes the port of a server."""
 
 
 def free_port() -> int:
-    """One that this process has not used yet: what is remembered of a server is not taken for another's."""
+    """A port that this process has not used before, so that no cached state of another server applies."""
     while True:
         port = _PORTS.pop()
         with suppress(OSError), socket.socket() as probe:
@@ -38,13 +38,13 @@ def free_port() -> int:
 
 
 class DatabaseServer(ABC):
-    """A server process of its own. ``start`` after ``kill`` goes on with the same data on the same port."""
+    """A server process. ``start`` after ``kill`` keeps the data and the port."""
 
     user: ClassVar[str | None] = None
-    """Who it runs as when the tests run as root, if the server refuses to be root."""
+    """The user of the server when the tests run as root, if it refuses to run as root."""
 
     def __init__(self, **settings: str) -> None:
-        """``settings`` are the server's own, with underscores; they are put before its defaults for tests."""
+        """``settings`` are options of the server, with underscores. They override the defaults for tests."""
         self.settings = settings
         self.port = free_port()
         self.folder = Path(mkdtemp(prefix=f"shoal-{type(self).__name__.lower()}-"))
@@ -57,21 +57,21 @@ class DatabaseServer(ABC):
         self.start()
 
     def _prepare(self) -> None:  # noqa: B027 (not all have to)
-        """Make an empty database."""
+        """Create an empty database."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether it takes commands by now."""
+        """Whether the server accepts commands."""
 
     @property
     @abstractmethod
     def url(self) -> str: ...
 
     def start(self) -> None:
-        """Until it answers."""
+        """Start the server, and wait until it answers."""
         log = self.folder / "server.log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -85,7 +85,7 @@ class DatabaseServer(ABC):
             time.sleep(0.02)
 
     def _run(self, *command: str) -> None:
-        """A command of the server's, as its user."""
+        """Run a program of the server, as its user."""
         done = subprocess.run(
             command, cwd=self.folder, capture_output=True, check=False,
             user=self._user, group=self._user, extra_groups=[] if self._user else None,
@@ -96,18 +96,18 @@ class DatabaseServer(ABC):
     # -- faults
 
     def signal(self, number: signal.Signals) -> None:
-        """To the server and all processes that it started."""
+        """Send a signal to the server and all its child processes."""
         assert self._process is not None
         for pid in _family(self._process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def freeze(self) -> None:
-        """It is there, but does not answer."""
+        """Stop all its processes. Connections stay open, but the server does not answer."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)  # first it alone: it must start no more while they are looked for
+        os.kill(self._process.pid, signal.SIGSTOP)  # first the parent, so that it starts no more children
         self.signal(signal.SIGSTOP)
-        # Other threads go on until the one that has got the signal has a core, which takes a while on a busy machine.
+        # On a busy machine it takes a while until all threads have stopped.
         while not all(_is_stopped(pid) for pid in _family(self._process.pid)):
             time.sleep(0.001)
 
@@ -123,7 +123,7 @@ class DatabaseServer(ABC):
             self.thaw()
 
     def kill(self) -> None:
-        """Like a power cut of the process: no time to write anything."""
+        """Kill all its processes with SIGKILL. They get no time to write anything."""
         self.freeze()
         assert self._process is not None
         family = _family(self._process.pid)
@@ -133,14 +133,14 @@ class DatabaseServer(ABC):
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Stop it and forget its data."""
+        """Stop the server and remove its data."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all its children, the parent first, so that it starts no more when it is stopped."""
+    """A process and all its descendants, parents first."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -154,7 +154,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """All its threads, or it is gone."""
+    """Whether all threads have stopped, or the process has ended."""
     with suppress(OSError):
         states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in _threads(pid)]
         return all(state in "TtZX" for state in states)
@@ -178,7 +178,7 @@ def _listens(port: int) -> bool:
 
 
 class RedisServer(DatabaseServer):
-    """Redis that writes every change to its append-only file before it answers."""
+    """Redis with an append-only file."""
 
     def _command(self) -> list[str]:
         defaults = {
@@ -201,13 +201,13 @@ class RedisServer(DatabaseServer):
 
 
 class PostgresServer(DatabaseServer):
-    """PostgreSQL. What it has committed survives a kill of its processes; ``fsync`` matters to that of the machine."""
+    """PostgreSQL without ``fsync``: commits survive a kill of its processes, but not a power cut."""
 
     user = "postgres"
 
     @staticmethod
     def _binary(name: str) -> str:
-        """Debian keeps them beside each other, by version, and not on the path."""
+        """The path of a program. Debian keeps them in a folder per version, outside PATH."""
         places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
         return str(places[-1]) if places else name
 
@@ -238,7 +238,7 @@ class PostgresServer(DatabaseServer):
         return f"postgresql://shoal@127.0.0.1:{self.port}/postgres"
 
     def save(self) -> None:
-        """A backup of this moment, in place of an earlier one."""
+        """Take a backup. It replaces an earlier one."""
         saved = self.folder / "saved"
         shutil.rmtree(saved, ignore_errors=True)
         self._run(
@@ -247,7 +247,7 @@ class PostgresServer(DatabaseServer):
         )  # fmt: skip
 
     def rewind(self) -> None:
-        """Lose its machine, and start from the backup on the same port. The backup is used up."""
+        """Kill the server, and start it from the backup on the same port. This consumes the backup."""
         self.kill()
         shutil.rmtree(self.folder / "data")
         (self.folder / "saved").rename(self.folder / "data")
@@ -255,7 +255,7 @@ class PostgresServer(DatabaseServer):
 
 
 class PgBouncer(DatabaseServer):
-    """A pooler before a PostgreSQL server: each transaction may run on another of its few connections."""
+    """A connection pooler for a PostgreSQL server: each transaction may use another connection."""
 
     user = "postgres"
 
@@ -287,7 +287,7 @@ class PgBouncer(DatabaseServer):
 
 
 class MariaServer(DatabaseServer):
-    """MariaDB, for those who write their items to MySQL."""
+    """MariaDB, for the MySQL sink."""
 
     user = "mysql"
 
@@ -322,7 +322,7 @@ class MariaServer(DatabaseServer):
 
 
 class ZookeeperServer(DatabaseServer):
-    """ZooKeeper without an ensemble. Sessions survive a kill of it."""
+    """A single ZooKeeper server. Sessions survive its kill."""
 
     def _prepare(self) -> None:
         defaults = {
@@ -357,17 +357,17 @@ _SHARED: list[DatabaseServer] = []
 
 @cache
 def shared(kind: type[Server]) -> Server:
-    """The one server of its kind that the tests which do it no harm share, each with a name of its own on it."""
+    """The shared server of this kind, for tests that do not harm it. Each test uses its own names on it."""
     server = kind()
     _SHARED.append(server)
     return server
 
 
 def close_shared() -> None:
-    """At the end of all tests."""
+    """Stop all shared servers."""
     while _SHARED:
         _SHARED.pop().close()
     shared.cache_clear()
 
 
-atexit.register(close_shared)  # for programs that are no tests
+atexit.register(close_shared)  # for programs that are not tests

@@ -1,4 +1,4 @@
-"""Pages that are built to be expensive, and what each of them costs in a process of its own.
+"""Pages that are expensive to parse, and a program that measures each one in its own process.
 
 ``python -m tests.hostile_pages`` prints one line of JSON for each page: CPU seconds for each way to read it, the peak
 of memory in MB, and how it ended.
@@ -28,7 +28,7 @@ def fill(unit: str, start: str = "", size: int = SIZE) -> bytes:
 
 
 def unclosed(count: int, attributes: str = "") -> str:
-    """Formatting tags that are left open, no two alike: each paragraph after them repeats all."""
+    """Formatting tags that are not closed, no two alike. Each following paragraph repeats all of them."""
     return "<p>" + "".join(f"<{FORMATTING[n % 12 + 1]} {n}{attributes}>" for n in range(count))
 
 

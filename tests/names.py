@@ -1,4 +1,4 @@
-"""Names for the cases of a test that are the same in each process."""
+"""IDs of test cases that are the same in each process."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def steady(value: object) -> str:
-    """What a value looks like, without where it is in memory."""
+    """The repr of a value without memory addresses."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

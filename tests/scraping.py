@@ -1,4 +1,4 @@
-"""What the tests of metrics share: a scrape, read line by line, and Prometheus' own tool to check it."""
+"""Helpers for the tests of metrics: a parsed scrape, and a check with Prometheus' own tool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
 
 class Scrape:
-    """The page that Prometheus gets."""
+    """A page of metrics."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -35,11 +35,11 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        """Of all families, also of those without samples."""
+        """The names of all families, including those without samples."""
         return set(re.findall(r"^# TYPE (\w+)", self.text, re.MULTILINE))
 
     def all(self, name: str, **labels: str) -> list[float]:
-        """The values of all samples of this name that have these labels, among others."""
+        """The values of all samples with this name and at least these labels."""
         wanted = set(labels.items())
         return [value for (found, having), value in self.samples.items() if found == name and wanted <= having]
 
@@ -53,7 +53,7 @@ def _unescaped(value: str) -> str:
 
 
 def get(url: str, timeout: float = 30.0) -> tuple[int, str, str]:
-    """Status, body and content type, whatever the status."""
+    """The status, body and content type, even of an error."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, answer.read().decode(), answer.headers["Content-Type"]
@@ -77,19 +77,19 @@ def scrape_until(url: str, holds: Callable[[Scrape], bool], timeout: float = 60.
 
 
 def addresses(log: Path, count: int = 1, timeout: float = 60.0) -> list[str]:
-    """Where processes that write to this log say that their metrics are."""
+    """The addresses of metrics that processes have written to this log."""
     until = time.monotonic() + timeout
     while True:
         text = log.read_text() if log.exists() else ""
         found = re.findall(r"metrics are at (http://\S+)/metrics", text)
         if len(found) >= count:
             return found
-        assert time.monotonic() < until, f"it does not say where its metrics are:\n{text}"
+        assert time.monotonic() < until, f"the log has no address of metrics:\n{text}"
         time.sleep(0.02)
 
 
 def promtool(*arguments: str, text: str | None = None) -> str:
-    """What Prometheus' tool says; it must be content."""
+    """Check the text with Prometheus' tool, and return its output."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     program = shutil.which("promtool", path=places)
     assert program is not None, "these tests need promtool: scripts/test unpacks it"

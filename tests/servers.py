@@ -1,7 +1,7 @@
-"""Servers for the tests, all on the loopback: one that misbehaves, one that is fast, and a proxy.
+"""HTTP servers for the tests on the loopback: one that misbehaves, a fast one, and a proxy.
 
-Each is open for the length of an `async with`, drops its connections on leaving, and has a `url` without a slash at
-its end. `python -m tests.servers --pages 3000` runs the fast one as a process of its own.
+Each is an async context manager, closes its connections at the end, and has a `url` without a trailing slash.
+`python -m tests.servers --pages 3000` runs the fast one as a process.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import zstandard
 HTML = "text/html; charset=utf-8"
 PLAIN = b"<!doctype html><title>Plain</title><h1>Plain</h1>" + b"<p>The same words, packed in many ways.</p>" * 20
 HUGE = 10 * 2**30
-# Of HUGE zeros; here because computing it takes seconds.
+# The checksum of HUGE zeros. Computing it takes seconds.
 HUGE_CRC = 0xF41D912F
 
 BROKEN_HTML = b"""<head><title>Broken</title><body><h1>Broken</h2><table><tr><td><p>cell<a href=/leaf/0>unquoted</a>
@@ -42,7 +42,7 @@ BROKEN_HTML = b"""<head><title>Broken</title><body><h1>Broken</h2><table><tr><td
 
 @dataclass
 class Visit:
-    """One request, in seconds of `time.monotonic`. `end` is None while the answer is under way."""
+    """One request, in seconds of `time.monotonic`. `end` is None until the response is complete."""
 
     host: str
     path: str
@@ -63,7 +63,7 @@ class Request:
 
     @property
     def last(self) -> str:
-        """The last segment of the path: the argument of a route that takes one."""
+        """The last segment of the path: the argument of some routes."""
         return self.path.rpartition("/")[2]
 
     def query(self, name: str) -> str | None:
@@ -103,14 +103,14 @@ def answer(body: bytes | str = b"", *headers: tuple[str, str], status: int = 200
 def head(*headers: tuple[str, str], status: int = 200) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase
-    except ValueError:  # a code of no standard is a fair thing to test with
+    except ValueError:  # tests also use status codes that do not exist
         phrase = "Unknown"
     lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
 class StreamServer:
-    """One task a connection, running `converse`. `connections` counts them."""
+    """Runs `converse` as one task per connection. `connections` counts them."""
 
     def __init__(self, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self.url = ""
@@ -121,7 +121,7 @@ class StreamServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; it is closed on return, and the loss of the client may be raised."""
+        """Serve one connection, which is closed afterwards. May raise ConnectionError if the client leaves."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -151,7 +151,7 @@ class StreamServer:
                 writer.close()
                 await writer.wait_closed()
         finally:
-            # Without it, a client that stopped reading would hold the server open for ever.
+            # Otherwise a client that stopped reading would keep the server open forever.
             writer.transport.abort()
 
     def _log(self, request: Request) -> Visit:
@@ -162,7 +162,7 @@ class StreamServer:
 
 @dataclass
 class Exchange:
-    """What a fault acts on."""
+    """A request and its connection, for a fault."""
 
     request: Request
     reader: asyncio.StreamReader
@@ -170,7 +170,7 @@ class Exchange:
     sent: Counter[str]
 
     async def send(self, data: bytes) -> None:
-        """Raises ConnectionError once the client is gone, so an endless answer ends with it."""
+        """Send data. Raises ConnectionError when the client is gone, so that an endless response ends."""
         self.writer.write(data)
         self.sent[self.request.path] += len(data)
         await self.writer.drain()
@@ -180,7 +180,7 @@ class Exchange:
             pass
 
 
-# Faults: they act on the connection, and it is closed when they return.
+# Faults. The connection is closed when they return.
 
 
 async def hang(exchange: Exchange) -> None:
@@ -236,7 +236,7 @@ async def huge_declared(exchange: Exchange) -> None:
 
 
 async def gzip_bomb(exchange: Exchange) -> None:
-    """HUGE zeros in about 10 MB: one deflate block, which a full flush makes repeatable, sent again and again."""
+    """HUGE zeros in about 10 MB: one deflate block, repeated. A full flush makes it repeatable."""
     unit = 2**20
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = packer.compress(bytes(unit)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -255,7 +255,7 @@ async def junk(exchange: Exchange) -> None:
 
 
 async def slow_drip(exchange: Exchange) -> None:
-    """A minute in all, and never 100 ms without a byte."""
+    """Takes a minute, but sends a byte at least every 100 ms."""
     await exchange.send(head(("Content-Type", HTML), ("Content-Length", "600")))
     for _ in range(600):
         await exchange.send(b"x")
@@ -278,7 +278,7 @@ FAULTS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "slow-drip": slow_drip,
 }
 
-# Answers: functions of the request, after which the connection goes on.
+# Responses: functions of the request. The connection stays open.
 
 
 def packed(encoding: str, body: bytes) -> Callable[[Request], bytes]:
@@ -293,7 +293,7 @@ def brotli_bomb(request: Request) -> bytes:
 
 
 def zstd_bomb(request: Request) -> bytes:
-    """256 MB of zeros in 8 KB: a frame of blocks that each say "128 KB of this byte"."""
+    """256 MB of zeros in 8 KB: a frame of blocks, each of which means 128 KB of one byte."""
     size = 2**17
     block = struct.pack("<I", size << 3 | 1 << 1)[:3] + b"\0"
     last = struct.pack("<I", size << 3 | 1 << 1 | 1)[:3] + b"\0"
@@ -307,7 +307,7 @@ def deflate(data: bytes, wbits: int) -> bytes:
 
 @dataclass(frozen=True)
 class Charset:
-    """A page in some encoding; `text` is what its h1 says when it is read right."""
+    """A page in some encoding. `text` is its h1 when it is decoded correctly."""
 
     text: str
     encoding: str
@@ -346,7 +346,7 @@ def status(request: Request) -> bytes:
     retry_after = request.query("retry_after")
     headers = [("Retry-After", retry_after)] if retry_after is not None else []
     code = int(request.last)
-    if code in (204, 304):  # these have no body, nor a length
+    if code in (204, 304):  # these have neither a body nor a length
         return head(*headers, status=code)
     return answer(f"<h1>{code}</h1>", *headers, status=code)
 
@@ -370,7 +370,7 @@ ODD_HREFS = [
 
 
 def odd_links(request: Request) -> bytes:
-    """Hrefs that lead nowhere, and one that leads to a leaf."""
+    """Unusable hrefs, and one that leads to a leaf."""
     links = "".join(f'<a href="{html.escape(href)}">odd</a>\n' for href in ODD_HREFS)
     return answer(f"<h1>Odd</h1>{links}<a href='/leaf/good'>good</a>")
 
@@ -410,10 +410,10 @@ ANSWERS: dict[str, Callable[[Request], bytes]] = {
 
 
 class MisbehavingServer(StreamServer):
-    """A path for each misbehaviour: the keys of FAULTS and ANSWERS, some with an argument (`/status/503`).
+    """Has one path per misbehaviour: the keys of FAULTS and ANSWERS, some with an argument (`/status/503`).
 
-    `requests` has every visit in order of arrival; the `end` of one that hangs is when its client left. `sent` counts
-    the bytes given to the socket by a fault, by path. `robots` is the path whose answer robots.txt gets.
+    `requests` has every visit in order of arrival. The `end` of a request that hangs is when its client left. `sent`
+    counts the bytes that a fault has sent, by path. `robots` is the path whose response is served as robots.txt.
     """
 
     def __init__(self, port: int = 0, *, tls: ssl.SSLContext | None = None, robots: str | None = None) -> None:
@@ -456,9 +456,9 @@ class MisbehavingServer(StreamServer):
 
 
 class ProxyServer(StreamServer):
-    """Forwards absolute-form requests and CONNECT tunnels to the loopback, and refuses to go further.
+    """Forwards absolute-form requests and CONNECT tunnels to the loopback, and refuses all other hosts.
 
-    `requests` has one visit a request: its path is the absolute URL, or `host:port` for a tunnel.
+    `requests` has one visit per request. Its path is the absolute URL, or `host:port` for a tunnel.
     """
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -497,7 +497,7 @@ class ProxyServer(StreamServer):
 
 
 def origin_form(request: Request) -> bytes:
-    """One exchange a connection, so that the answer ends where the connection does."""
+    """The request in origin form, with one exchange per connection: the end of the connection ends the response."""
     url = urlsplit(request.target)
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     kept = [(n, v) for n, v in request.headers if n.lower() not in ("connection", "proxy-connection")]
@@ -506,7 +506,7 @@ def origin_form(request: Request) -> bytes:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # also "not connected", which is how write_eof finds a reset peer
+    with suppress(OSError):  # includes "not connected", which write_eof raises after a reset
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
@@ -514,10 +514,10 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 class SiteServer:
-    """A fast site, for GET alone, the same on each start: `/`, and `/p/<i>` for i < pages, all reachable from `/`.
+    """A fast site, for GET only, the same each time: `/`, and `/p/<i>` for i < pages, all reachable from `/`.
 
-    `hits` counts answers by path and `log` has every visit, robots.txt included; both are JSON at `/-/hits` and
-    `/-/log`, which are not counted, for a server in another process. `paths` is what a whole crawl must find.
+    `hits` counts responses by path. `log` has every visit, including robots.txt. For a server in another process, both
+    are served as JSON at `/-/hits` and `/-/log`, which are not counted. `paths` are all pages of a complete crawl.
     """
 
     def __init__(
@@ -560,7 +560,7 @@ class SiteServer:
 
 
 def site_page(node: int, pages: int, links: int) -> str:
-    """`/` is node 0 and `/p/<i>` node i + 1 of a tree, which reaches all; links across it fill the leaves up."""
+    """A page of a tree: `/` is node 0, `/p/<i>` is node i + 1. Cross links give the leaves as many links."""
     children = range(node * links, min((node + 1) * links, pages))
     across = ((node * 31 + k * 17 + 1) % pages for k in range(links - len(children)))
     title = f"Page {node - 1}" if node else "Site"
@@ -570,7 +570,7 @@ def site_page(node: int, pages: int, links: int) -> str:
 
 @dataclass(eq=False)
 class SiteConnection(asyncio.Protocol):
-    """One request at a time, also when the client pipelines, so that answers keep their order under latency."""
+    """One connection. Handles one request at a time, so that pipelined responses keep their order."""
 
     site: SiteServer
     transport: asyncio.Transport = field(init=False)
@@ -579,7 +579,7 @@ class SiteConnection(asyncio.Protocol):
     _visit: Visit | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, for uvloop's transports are no subclass.
+        # A cast, because uvloop's transports are not a subclass.
         self.transport = cast(asyncio.Transport, transport)
         self.lost = asyncio.get_running_loop().create_future()
         self.site.open.add(self)
@@ -625,7 +625,7 @@ class SiteConnection(asyncio.Protocol):
         data = self.site.answer(self._visit.path)
         if close:
             data = data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-        self._visit.end = monotonic()  # before the answer: a process that is interrupted here shortens no pause
+        self._visit.end = monotonic()  # before the response: a delay here must not shorten the measured pause
         self.transport.write(data)
         self._visit = None
         if close:
@@ -643,12 +643,12 @@ async def serve(site: SiteServer) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.servers", description="Run a SiteServer; print its URL.")
+    parser = argparse.ArgumentParser(prog="python -m tests.servers", description="Run a SiteServer, and print its URL.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--pages", type=int, default=3000)
     parser.add_argument("--links", type=int, default=10)
     parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--robots", type=Path, metavar="FILE", help="what to serve as robots.txt (default: 404)")
+    parser.add_argument("--robots", type=Path, metavar="FILE", help="the robots.txt (default: 404)")
     args = parser.parse_args()
     robots = args.robots.read_text() if args.robots else None
     asyncio.run(serve(SiteServer(args.pages, args.links, port=args.port, latency=args.latency, robots=robots)))

@@ -1,5 +1,4 @@
-"""How the tests are spread over processes: tests that use the same costly things stay together, all others move freely,
-and what takes long begins first."""
+"""A scheduler for pytest-xdist. Tests that share expensive servers run in one process; slow tests start first."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ TOGETHER = (
 """Files whose tests share servers that take long to start, or of which many at once would starve each other: five nodes
 with short sessions."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
-"""Tests that look at what was done once for each backend, the last of their parameters."""
+"""Tests that share a fixture per backend. The backend is the last of their parameters."""
 ALONE = ("acceptance/", "contracts/test_frontier.py::test_random_steps")
 
 
 def group_of(nodeid: str) -> str:
-    """Tests of one group run in one process, one after the other."""
+    """The group of a test. Tests of one group run in one process, one after the other."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     if file in TOGETHER:
         return file
@@ -34,7 +33,7 @@ def group_of(nodeid: str) -> str:
 
 
 def turn_of(nodeid: str) -> int:
-    """Lower ones come first, so that the short ones fill the gaps at the end."""
+    """The rank of a test. Lower ranks start first, so that short tests fill the gaps at the end."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     if file in TOGETHER or test.startswith(BY_BACKEND):
         return 0
@@ -42,11 +41,11 @@ def turn_of(nodeid: str) -> int:
 
 
 class Spreading(LoadScopeScheduling):
-    """xdist's scheduler of groups, with the groups and the order from above."""
+    """xdist's scheduler of groups, with the groups and the order of this module."""
 
     def __init__(self, config: pytest.Config, log: object = None) -> None:
         super().__init__(config, log)
-        config.option.loadscopereorder = False  # it would begin with those of the most tests, not of the longest
+        config.option.loadscopereorder = False  # otherwise it starts with the largest groups, not with the slowest
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)

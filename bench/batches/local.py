@@ -1,4 +1,4 @@
-"""A large batch on this machine beside a plain crawl of the same URLs: the same core, one after the other, in turns."""
+"""A large local batch compared with a plain crawl of the same URLs. They take turns on the same core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodes.load import Load
 
 
 def measure(setup: Setup) -> list[dict[str, Any]]:
-    """A figure for each way and round. The first round warms up, and has none."""
+    """Return one result per method and round. The first round is a warm-up and is not counted."""
     figures: list[dict[str, Any]] = []
     with sites.fast(setup) as site, plain(setup) as crawl, api(setup, core=setup.server_core) as server:
         urls = setup.urls(site.url)
@@ -47,6 +47,6 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
 
 
 def visits(site: Serving, setup: Setup, expected: int) -> list[str]:
-    """Whether each page was asked for so often, by the site's log."""
+    """Check in the log of the site that each page was requested this often."""
     wrong = setup.pages - sum(count == expected for count in site.pages.values())
-    return [f"{wrong} pages were not asked for {expected} times"] if wrong else []
+    return [f"{wrong} pages were not requested {expected} times"] if wrong else []

@@ -1,8 +1,8 @@
-"""What a page as a Celery task is compared with: a task that does nothing.
+"""A Celery task that does nothing, to compare with tasks that fetch a page. Three kinds of worker run it:
 
-By a worker of Celery's own with all settings of Shoal's application; by Shoal's worker, which sends the events of many
-tasks together; and by one that has late acknowledgement, no prefetching and results, as the comparison wants it, but
-no events for those who look on.
+- Celery's own worker with all settings of Shoal's application,
+- Shoal's worker, which sends the events of many tasks together,
+- a worker with late acknowledgement, no prefetching and stored results, but without monitoring events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.tasks.app import app as own
 NAME = "bench.noop"
 SESSION = "0123456789abcdef" * 2
 
-# Broker and results of all of them are where the environment says, each has a queue of its own.
+# All use the broker and the result backend of the environment. Each has its own queue.
 same = Celery("same")
 same.conf.update({key: own.conf[key] for key in own.conf.changes if key != "worker_consumer"})
 same.conf.task_default_queue = "same"
@@ -30,7 +30,7 @@ bare.conf.update(
 
 
 def noop(url: str) -> dict[str, Any]:
-    """Answers as a page does."""
+    """Return a result of the same form as that of a page."""
     return {"url": url, "session_id": SESSION, "attempt": 1, "state": "done"}
 
 

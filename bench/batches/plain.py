@@ -1,8 +1,8 @@
-"""What a local batch is compared with: a crawl of the same URLs, in a process that has imported everything.
+"""A plain crawl to compare with a local batch: the same URLs, in a process that has imported everything.
 
-It has the spider of batches, so that a page gives the same item: what is left between the two is the way of a batch
-through the server. As a program it says when it is ready, then reads the URLs of a crawl in one line of JSON, crawls
-them in memory, and answers with the seconds from the making of the crawl to its end, and with what came of it.
+It uses the spider of batches, so a page gives the same item. The difference between the two is the cost of the server.
+As a program it prints a line when it is ready. Then it reads the URLs of a crawl as one line of JSON, crawls them in
+memory, and prints the seconds from the creation of the crawl to its end, and the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from subprocess import Popen
 from typing import Any
 
-from batches.setup import Setup, running, said
+from batches.setup import Setup, read_line, running
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Plain:
     process: Popen[str]
 
     def timed(self, urls: Sequence[str]) -> tuple[float, list[str]]:
-        """Seconds, and what was wrong."""
+        """Return the seconds and the problems."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(urls) + "\n")
         self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(said(self.process))
+        answer: dict[str, Any] = json.loads(read_line(self.process))
         wrong = answer["good"] != len(urls)
         return answer["seconds"], [f"{answer['good']} pages of {len(urls)} crawled"] if wrong else []
 
 
 @contextmanager
 def plain(setup: Setup) -> Iterator[Plain]:
-    """Where the server is."""
+    """Start the process on the core of the server."""
     with running(setup, "plain-crawl", "-m", "batches.plain", core=setup.server_core, talks=True) as process:
-        said(process)
+        read_line(process)
         yield Plain(process)
 
 

@@ -1,4 +1,4 @@
-"""The API: `shoal serve` as a process, and who calls it."""
+"""The API server (`shoal serve`) as a process, and its callers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import msgspec
 from batches.setup import FOLDER, TOKENS, Setup, running
 from crawl.server import free_port
 
-PATIENCE = 60.0
-"""Seconds after which something that does not come about is given up."""
+TIMEOUT = 60.0
+"""Seconds to wait for a condition before giving up."""
 
 
 class Caller:
-    """Sends batches as the owner of a token, one right after the other: over one connection, which the server closes
-    when it is not used for some seconds."""
+    """Sends batches with one token, one after the other, over one connection. The server closes it when it is idle."""
 
     def __init__(self, port: int, name: str = "small") -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=600)
         self._headers = {"Authorization": f"Bearer {TOKENS[name]}", "Content-Type": "application/json"}
 
     def ask(self, method: str, path: str, body: Any = None) -> bytes:
-        """The answer as it came. RuntimeError if the server refuses."""
+        """Return the raw response. RuntimeError if the server refuses the request."""
         data = None if body is None else msgspec.json.encode(body)
         self._connection.request(method, path, data, self._headers)
         response = self._connection.getresponse()
@@ -38,11 +37,11 @@ class Caller:
         return answer
 
     def batch(self, urls: Sequence[str], **more: Any) -> bytes:
-        """All of it, as it came."""
+        """Send a batch and return the whole raw response."""
         return self.ask("POST", "/api/crawl/batch", {"urls": urls, "timeout": 300, **more})
 
     def timed(self, urls: Sequence[str], **more: Any) -> tuple[float, Any]:
-        """Seconds from the POST to the decoded answer, and that answer."""
+        """Return the seconds from the POST to the decoded response, and the response."""
         began = time.perf_counter()
         answer = msgspec.json.decode(self.batch(urls, **more))
         return time.perf_counter() - began, answer
@@ -53,13 +52,13 @@ class Caller:
 
 @dataclass(frozen=True)
 class Api:
-    """A server that answers."""
+    """A running server."""
 
     port: int
     pid: int
 
     def memory(self) -> dict[str, int]:
-        """Bytes that are resident: now, and at most so far."""
+        """Resident bytes: now, and the peak so far."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         values = dict(line.split(":", 1) for line in lines)
         return {name: 1024 * int(values[key].split()[0]) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
@@ -67,33 +66,33 @@ class Api:
 
 @contextmanager
 def api(setup: Setup, *, core: int | None, environ: Mapping[str, str] | None = None) -> Iterator[Api]:
-    """As soon as it answers. Its local sessions are in memory."""
+    """Start a server, and yield it when it answers. Its local sessions are in memory."""
     port = free_port()
     words = ("-m", "shoal.cli.main", "serve", "--port", str(port))
     with running(setup, "server", *words, core=core, environ=environ) as process:
 
         def answers() -> bool:
             if process.poll() is not None:
-                raise RuntimeError(f"`shoal serve` has ended; why is in {FOLDER}")
+                raise RuntimeError(f"`shoal serve` ended; see {FOLDER}")
             try:
                 return bool(Caller(port).get("/health"))
             except OSError:
                 return False
 
-        until(answers, "the server")
+        wait_until(answers, "the server")
         yield Api(port, process.pid)
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + TIMEOUT
     while not holds():
         if time.monotonic() > end:
-            raise RuntimeError(f"after {PATIENCE:g} s {what} is not there")
+            raise RuntimeError(f"after {TIMEOUT:g} s {what} did not answer")
         time.sleep(0.05)
 
 
 def problems(answer: Any, urls: Sequence[str]) -> list[str]:
-    """What is wrong with the answer to a batch: each URL has its page, in the order in which they were given."""
+    """Problems in the response to a batch: each URL must have its page, in the order of the request."""
     results = answer["results"]
     if [result["url"] for result in results] != list(urls):
         return [f"the answer has {len(results)} results of {len(urls)} URLs, or in another order"]

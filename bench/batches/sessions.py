@@ -1,4 +1,4 @@
-"""Many batches at once, each of a few pages, and the memory of the server before and at most."""
+"""Many small batches at the same time, and the memory of the server before and at its peak."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SETTLING = 1.0
 
 
 def measure(setup: Setup) -> list[dict[str, Any]]:
-    """A figure for each site, each with a new server."""
+    """Return one result per site, each with a new server."""
     figures = []
     for name, open_site in SITES.items():
-        # The pool ends last: its threads wait for answers, and the end of the server frees them, whatever happens.
+        # The pool closes last: its threads wait for responses, and stopping the server always ends that.
         with (
             ThreadPoolExecutor(SESSIONS) as pool,
             open_site(setup) as site,
@@ -50,14 +50,14 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
 
 
 def session(port: int, urls: list[str]) -> tuple[float, float, list[str]]:
-    """When it began, when it ended, and what was wrong."""
+    """Return the start, the end, and the problems."""
     began = time.perf_counter()
     _, answer = Caller(port).timed(urls)
     return began, time.perf_counter(), problems(answer, urls)
 
 
 def at_once(begins: list[float], ends: list[float]) -> int:
-    """How many had begun and not ended at some moment, the most of all moments."""
+    """The largest number of sessions that ran at the same time."""
     most = open_ = 0
     for _, step in sorted([*((moment, 1) for moment in begins), *((moment, -1) for moment in ends)]):
         open_ += step

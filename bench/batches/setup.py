@@ -1,4 +1,4 @@
-"""What is the same for every part, and the processes that a part has beside it. In the environment with Shoal."""
+"""Values and processes that all parts share. Runs in the environment that has Shoal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from crawl.site import path_of
 
 BENCH = Path(__file__).parents[1]
 FOLDER = BENCH / ".work/batch"
-"""What the processes say is kept here."""
+"""The folder for the logs of the processes."""
 TOKENS = {"small": "token-of-the-small", "large": "token-of-the-large"}
-"""Two callers, whom a server gives equal shares."""
+"""Two callers. The server gives them equal shares."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Setup:
     pages: int
     rounds: int
     batches: int
-    """Small ones, for each distribution of their times."""
+    """The number of small batches for each distribution of times."""
     concurrency: int
     site_core: int
-    """Of the site and the callers."""
+    """The core of the site and the callers."""
     server_core: int
 
     @property
     def environ(self) -> dict[str, str]:
-        """The settings of server, plain crawl and workers alike: no delay, and one host may have all places."""
+        """Settings for the server, the plain crawl and the workers: no delay, and no lower limit for a single host."""
         return {
             "SHOAL_DOWNLOAD_DELAY": "0",
             "SHOAL_CONCURRENCY": str(self.concurrency),
@@ -64,8 +64,8 @@ def running(
     environ: Mapping[str, str] | None = None,
     talks: bool = False,
 ) -> Iterator[Popen[str]]:
-    """A Python process, killed with all that it started when the block ends. What it says goes to a log; one that
-    ``talks`` has pipes instead, but for its errors."""
+    """A Python process, killed with all its children when the block ends. Its output goes to a log. With ``talks``, its
+    stdin and stdout are pipes."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.log").open("wb") as log:
         process = Popen(
@@ -80,8 +80,8 @@ def running(
         process.wait()
 
 
-def said(process: Popen[str]) -> str:
-    """The next line of one that talks."""
+def read_line(process: Popen[str]) -> str:
+    """The next line of a process that has pipes."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -1,6 +1,6 @@
-"""Where the pages come from: nginx, which answers at once, or a server that takes its time.
+"""The sites: nginx, which responds at once, and a slow server.
 
-As a program it is the second one: it says its port, and serves the files of a folder.
+As a program it is the slow server: it prints its port, and serves the files of a folder.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from batches.setup import FOLDER, Setup, running, said
+from batches.setup import FOLDER, Setup, read_line, running
 from crawl.server import Serving, serve
 from crawl.site import path_of
 
 WAIT = 0.05
-"""Seconds that a page of the slow site takes."""
+"""Seconds until the slow site responds."""
 
 
 @contextmanager
@@ -29,14 +29,14 @@ def fast(setup: Setup) -> Iterator[Serving]:
 def slow(setup: Setup) -> Iterator[Serving]:
     words = ("-m", "batches.sites", setup.root, str(setup.pages))
     with running(setup, "slow-site", *words, core=setup.site_core, talks=True) as process:
-        yield Serving(f"http://127.0.0.1:{int(said(process))}/", process.pid)
+        yield Serving(f"http://127.0.0.1:{int(read_line(process))}/", process.pid)
 
 
 SITES = {"slow": slow, "fast": fast}
 
 
 class _Slow(asyncio.Protocol):
-    """One connection. A client that sends before it has its answer gets it all the same, but later."""
+    """One connection. Requests that arrive before the last response was sent are answered after it."""
 
     def __init__(self, pages: dict[bytes, bytes]) -> None:
         self._pages = pages
@@ -52,7 +52,7 @@ class _Slow(asyncio.Protocol):
 
 
 def _answers(root: Path, pages: int) -> dict[bytes, bytes]:
-    """What to send for each path, head and all."""
+    """The whole response for each path, with its headers."""
     bodies = {"/robots.txt": (b"text/plain", (root / "robots.txt").read_bytes())}
     for number in range(pages):
         path = path_of(number)

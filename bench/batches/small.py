@@ -1,4 +1,4 @@
-"""How long a batch of three takes: alone, and while another caller has large ones worked on all the time."""
+"""The latency of a batch of three pages: alone, and while another caller sends large batches all the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARMING = 10
 
 
 def measure(setup: Setup) -> list[dict[str, Any]]:
-    """Two figures for each site. All batches want pages of the same host."""
+    """Return two results per site. All batches request pages of the same host."""
     figures = []
     for name, open_site in SITES.items():
         with open_site(setup) as site, api(setup, core=setup.server_core) as server:
@@ -45,8 +45,7 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
 
 
 def small_batches(server: Api, urls: Sequence[str], count: int) -> tuple[list[float], list[str]]:
-    """The times of so many, one after the other, of other pages each time; and what was wrong. A few come first to warm
-    up."""
+    """Send batches one after the other, each with other pages, after a warm-up. Return the times and the problems."""
     caller = Caller(server.port, "small")
     times, wrong = [], []
     for number in range(-WARMING, count):
@@ -60,7 +59,7 @@ def small_batches(server: Api, urls: Sequence[str], count: int) -> tuple[list[fl
 
 
 class LargeBatches(threading.Thread):
-    """Batches back to back. Their answers are read, and not decoded: that would keep the small ones' caller waiting."""
+    """Sends batches without a pause. It does not decode the responses, which would delay the small batches."""
 
     def __init__(self, server: Api, urls: Sequence[str]) -> None:
         super().__init__(daemon=True)
@@ -78,14 +77,14 @@ class LargeBatches(threading.Thread):
             except (OSError, RuntimeError) as exc:
                 self.problems.append(f"a large batch failed: {exc}")
                 return
-            if figure not in answer[-1000:]:  # the figures of a batch come behind its results
-                self.problems.append("a large batch did not get all its pages")
+            if figure not in answer[-1000:]:  # the statistics of a batch follow its results
+                self.problems.append("a large batch is incomplete")
             self.done += 1
 
 
 @contextmanager
 def large_batches(server: Api, urls: Sequence[str]) -> Iterator[LargeBatches]:
-    """While the block lasts; the last one is waited for, unless something failed."""
+    """Send large batches until the block ends. Then wait for the last one, unless something failed."""
     large = LargeBatches(server, urls)
     large.start()
     yield large

@@ -1,4 +1,4 @@
-"""The figures of batches as tables, and whether the goals are met."""
+"""The results of batches as tables, and whether they meet the goals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stores.tables import OTHERS, pace
 Figure = dict[str, Any]
 
 PARTS = ("local", "small", "sessions", "celery")
-SITES = {"slow": "a site that takes 50 ms a page", "fast": "nginx, at once"}
+SITES = {"slow": "a site with 50 ms latency", "fast": "nginx"}
 
-RATE_HEADER = ["pages/s (spread)", "x those above", "CPU us a page", "notes"]
+RATE_HEADER = ["pages/s (spread)", "x the rows above", "CPU us per page", "notes"]
 LABELS = {
     ("local", "crawl"): "a crawl in memory",
     ("local", "batch"): "a local batch",
@@ -24,7 +24,7 @@ LABELS = {
 
 
 def rates(results: Figure) -> list[list[str]]:
-    """A line for each way, medians of the rounds."""
+    """One row per method, medians of the rounds."""
     lines = [[f"{results['pages']:,} pages of 4 KB", *RATE_HEADER]]
     for part, way in LABELS:
         figures = of(results, part, way=way)
@@ -46,7 +46,7 @@ def rates(results: Figure) -> list[list[str]]:
 
 
 def cost(figures: list[Figure]) -> str:
-    """Of the process that crawls; with Celery, of all that have a part in it."""
+    """The CPU time of the process that crawls; with Celery, of all processes involved."""
     costs = [figure["cpu_us"] for figure in figures]
     if isinstance(costs[0], dict):
         return ", ".join(f"{name} {median(each[name] for each in costs):,.0f}" for name in costs[0])
@@ -54,19 +54,19 @@ def cost(figures: list[Figure]) -> str:
 
 
 def ratio(results: Figure, part: str, other: str) -> float | None:
-    """The rate of batches to the rate of what they are compared with; None when that was not measured."""
+    """The rate of batches divided by the rate of the other method; None if one was not measured."""
     batches, others = ([pace(figure) for figure in of(results, part, way=way)] for way in ("batch", other))
     return median(batches) / median(others) if batches and others else None
 
 
 SMALL_HEADER = [
-    "a batch of 3", "alone: p50, ms", "p99", "under load: p50, ms", "p99", "p99 : p50 alone", "large ones meanwhile",
+    "a batch of 3", "alone: p50, ms", "p99", "under load: p50, ms", "p99", "p99 : p50 alone", "large batches meanwhile",
     "notes",
 ]  # fmt: skip
 
 
 def small(results: Figure) -> list[list[str]]:
-    """A line for each site."""
+    """One row per site."""
     lines = [SMALL_HEADER]
     for site in SITES:
         figures = of(results, "small", site=site)
@@ -85,11 +85,11 @@ def small(results: Figure) -> list[list[str]]:
     return lines
 
 
-SESSIONS_HEADER = ["sessions", "finished", "at once", "seconds", "pages/s", "server idle, MB", "at most, MB", "notes"]
+SESSIONS_HEADER = ["sessions", "finished", "concurrent", "seconds", "pages/s", "server idle, MB", "peak, MB", "notes"]
 
 
 def sessions(results: Figure) -> list[list[str]]:
-    """A line for each site."""
+    """One row per site."""
     return [SESSIONS_HEADER, *map(sessions_cells, of(results, "sessions"))]
 
 
@@ -107,7 +107,7 @@ def sessions_cells(figure: Figure) -> list[str]:
 
 
 def tables(results: Figure) -> list[list[list[str]]]:
-    """Those that have figures."""
+    """The tables that have results."""
     return [lines for lines in (rates(results), small(results), sessions(results)) if len(lines) > 1]
 
 
@@ -115,24 +115,24 @@ GOALS_HEADER = ["goal", "wanted", "measured", ""]
 
 
 def goals(results: Figure) -> list[list[str]]:
-    """A line for each goal that something was measured for."""
+    """One line per goal that was measured."""
     lines = [GOALS_HEADER]
 
     def goal(name: str, wanted: str, measured: str, met: bool) -> None:
         lines.append([name, wanted, measured, "met" if met else "MISSED"])
 
     if (local := ratio(results, "local", "crawl")) is not None:
-        goal("a local batch to a crawl in memory, pages/s", "70 % at least", f"{100 * local:.0f} %", local >= 0.7)
+        goal("local batch : crawl in memory, pages/s", "at least 70 %", f"{100 * local:.0f} %", local >= 0.7)
     if len(figures := of(results, "small", site="slow")) == 2:
         times = figures[1]["p99"] / figures[0]["p50"]
-        goal("p99 of a batch of 3 under load to its p50 alone", "3 times at most", f"{times:.1f}", times <= 3)
+        goal("p99 of a batch of 3 under load : p50 alone", "at most 3 times", f"{times:.1f}", times <= 3)
     if (celery := ratio(results, "celery", "same")) is not None:
-        goal("a batch on Celery to tasks that do nothing", "60 % at least", f"{100 * celery:.0f} %", celery >= 0.6)
+        goal("batch on Celery : tasks that do nothing", "at least 60 %", f"{100 * celery:.0f} %", celery >= 0.6)
     if figures := of(results, "sessions"):
         idle = max(figure["idle_bytes"] for figure in figures) / 1e6
         least = min(min(figure["finished"], figure["at_once"]) for figure in figures if figure["site"] == "slow")
         goal("memory of the idle server", "under 150 MB", f"{idle:.0f} MB", idle < 150)
-        goal("sessions at once that all finish", "100", str(least), least >= 100)
+        goal("concurrent sessions that all finish", "100", str(least), least >= 100)
     return lines
 
 
@@ -145,7 +145,7 @@ def of(results: Figure, part: str, **wanted: Any) -> list[Figure]:
 
 
 def notes(figures: list[Figure]) -> str:
-    """What was wrong, and how many figures other programs disturbed."""
+    """The problems, and how many results other programs disturbed."""
     found = list(dict.fromkeys(problem for figure in figures for problem in figure["problems"]))
     if marked := sum(figure["others"] > OTHERS for figure in figures):
         found.append(f"other programs used the cores during {marked} of {len(figures)} figures")

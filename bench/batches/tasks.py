@@ -1,6 +1,6 @@
-"""A batch on Celery beside tasks that do nothing: the same broker, and a worker with two processes, in turns.
+"""A batch on Celery compared with tasks that do nothing. They take turns on the same broker, with the same worker.
 
-Nothing is pinned: workers, broker, site, server and sender share the cores.
+Workers, broker, site, server and sender share all cores.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from celery import Task
 
 from batches import sites
 from batches.local import visits
-from batches.server import Caller, api, problems, until
+from batches.server import Caller, api, problems, wait_until
 from batches.setup import Setup, running
 from nodes.load import Load
 from stores import servers
 
 PROCESSES = 2
-_LOOK_EVERY = 0.005
+_POLL_EVERY = 0.005
 WORKER = ("worker", "--loglevel=WARNING", f"--concurrency={PROCESSES}")
 
 
 def measure(setup: Setup) -> list[dict[str, Any]]:
-    """A figure for each way and round. The first round warms up, and has none."""
+    """Return one result per method and round. The first round is a warm-up and is not counted."""
     figures: list[dict[str, Any]] = []
     with servers.server("redis", None) as redis, sites.fast(setup) as site:
         base = redis.url.rpartition("/")[0]
@@ -39,7 +39,7 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
             "SHOAL_FRONTIER": f"{base}/2",
             "CELERY_TASK_RATE_LIMIT": "none",
         }
-        os.environ.update(environ)  # the sender of the tasks that do nothing is this process
+        os.environ.update(environ)  # this process sends the tasks that do nothing
         with (
             api(setup, core=None, environ=environ) as server,
             celery_worker(setup, "same", environ) as same,
@@ -49,9 +49,9 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
             from batches.noop import TASKS  # it reads the environment
 
             for task in TASKS.values():
-                until(task.app.control.ping, "a Celery worker")
+                wait_until(task.app.control.ping, "a Celery worker")
             urls = setup.urls(site.url)
-            Caller(server.port).get("/api/crawl/distributed/status")  # it has Celery imported now
+            Caller(server.port).get("/api/crawl/distributed/status")  # Celery is imported now
             idle = server.memory()["now"]
 
             def batch() -> tuple[float, list[str]]:
@@ -74,7 +74,7 @@ def measure(setup: Setup) -> list[dict[str, Any]]:
                     print(
                         f"celery  round {number}  {way:<6}{len(urls) / seconds:8,.0f} /s", file=sys.stderr, flush=True
                     )
-                    # Pages are sent by the server, tasks that do nothing by this process.
+                    # The server sends pages; this process sends tasks that do nothing.
                     spent = {**load.spent, "sender": load.spent["sender"] + own}
                     figure = {
                         "part": "celery", "way": way, "round": number, "pages": len(urls), **load.figure(),
@@ -94,8 +94,7 @@ def celery_worker(setup: Setup, app: str, environ: dict[str, str]) -> AbstractCo
 
 
 def do_nothing(task: Task, urls: Sequence[str]) -> tuple[float, list[str]]:
-    """Send a task for each URL as fast as that goes, until the last one's result is there. Nobody fetches the results:
-    it is looked at how many there are."""
+    """Send one task per URL as fast as possible, and wait for the last result. The results are counted, not fetched."""
     backend, results = task.app.backend, task.app.backend.client
     results.flushdb()
     began = time.perf_counter()
@@ -103,7 +102,7 @@ def do_nothing(task: Task, urls: Sequence[str]) -> tuple[float, list[str]]:
         sent = [task.apply_async((url,), producer=producer) for url in urls]
     keys = [backend.get_key_for_task(each.id) for each in sent]
     while results.dbsize() < len(urls) or not all(is_done(found) for found in results.mget(keys)):
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_EVERY)
     return time.perf_counter() - began, []
 
 

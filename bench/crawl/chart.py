@@ -1,4 +1,4 @@
-"""The bar chart of one site as SVG, written by hand: no fonts, no scripts, its colours follow the reader's theme."""
+"""The bar chart of one site as SVG: no fonts, no scripts, colours that follow the reader's theme."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2937 }
 
 
 def svg(rows: list[Row], title: str, subtitle: str) -> str:
-    """Pages per second, longest bar widest; the thin line is the spread of the rounds."""
+    """A bar for the pages per second of each row. The thin line is the spread of the rounds."""
     height = TOP + STEP * len(rows) + 14
     scale = (WIDTH - LEFT - RIGHT) / max((row.highest for row in rows), default=1)
     spoken = "; ".join(f"{row.label}: {row.rate:,.0f}" for row in rows)
@@ -61,7 +61,7 @@ def bar(row: Row, top: int, scale: float) -> list[str]:
         parts.append(f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>')
         end = max(end, row.highest * scale)
     aside = f"  {row.peak_mb:,.0f} MB" + (f", first {row.limit:,} pages" if row.limit else "")
-    doubt = " !" if row.problems else ""  # what is wrong stands in the table
+    doubt = " !" if row.problems else ""  # the table has the problems
     label = f'{row.rate:,.0f}{doubt}<tspan class="soft">{aside}</tspan>'
     parts.append(f'<text x="{LEFT + end + 8:.1f}" y="{middle + 5}" xml:space="preserve">{label}</text>')
     return parts

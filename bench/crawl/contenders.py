@@ -1,4 +1,4 @@
-"""Who is measured: what each needs installed, and the command that crawls a site with it."""
+"""The crawlers that are compared: their packages, and the command that crawls a site."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of its own, so that no contender decides the versions of another."""
+    """A separate virtual environment, so that no crawler affects the versions of another."""
 
     name: str
     requirements: tuple[str, ...]
     shown: tuple[str, ...]
-    """The packages whose versions belong beside the figures."""
+    """The packages whose versions are recorded with the results."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a command has to know of one run."""
+    """The values that a command needs for one run."""
 
     url: str
     output: Path
@@ -42,11 +42,11 @@ class Contender:
     label: str
     environment: str
     command: tuple[str, ...]
-    """`{bin}` is the environment's programs, `{spiders}` the folder of spiders; the fields of Job can be named too."""
+    """`{bin}` is the environment's folder of programs, `{spiders}` the folder of spiders; or a field of Job."""
     group: str
-    """What `--only` may name besides the key."""
+    """A name for `--only` that selects several crawlers."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Pages after which it stops by its own limit, by site, where the whole site would take too long."""
+    """By site: the page limit of a crawler that would take too long for the whole site."""
 
 
 BARE = ("aiohttp", "turbohtml", "ada-url", "uvloop", "msgspec")
@@ -137,7 +137,7 @@ CONTENDERS = (
 
 
 def chosen(names: str | None) -> list[Contender]:
-    """The contenders that `--only` names, by key or by group; all of them without it."""
+    """The crawlers that `--only` names by key or by group; without it, all."""
     if names is None:
         return list(CONTENDERS)
     wanted = {name.strip() for name in names.split(",") if name.strip()}
@@ -165,12 +165,12 @@ def variables_of(job: Job) -> dict[str, str]:
         "BENCH_OUTPUT": str(job.output),
         "BENCH_CONCURRENCY": str(job.concurrency),
         "BENCH_LIMIT": str(job.limit),
-        "PYTHONDONTWRITEBYTECODE": "1",  # spiders are imported from the repository; it stays as it is
+        "PYTHONDONTWRITEBYTECODE": "1",  # do not write bytecode into the repository
     }
 
 
 def install(environment: Environment, venvs: Path) -> str | None:
-    """Make the environment unless it is there with the same requirements. Returns why that failed, or None."""
+    """Create the environment unless it exists with the same requirements. Returns an error message, or None."""
     folder = venvs / environment.name
     stamp = folder / ".installed"
     wanted = "\n".join(environment.requirements) + source_digest(environment)
@@ -181,7 +181,7 @@ def install(environment: Environment, venvs: Path) -> str | None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     commands = [[*pip, "--upgrade", *environment.requirements]]
-    if holds_repository(environment):  # the same version with other contents is not an upgrade to pip
+    if holds_repository(environment):  # pip does not reinstall a package whose version is unchanged
         commands.append([*pip, "--force-reinstall", "--no-deps", str(REPOSITORY)])
     for command in commands:
         result = subprocess.run(command, capture_output=True, text=True)
@@ -197,7 +197,7 @@ def holds_repository(environment: Environment) -> bool:
 
 
 def source_digest(environment: Environment) -> str:
-    """Changes whenever the repository's own source does; empty for environments that do not hold it."""
+    """A digest of the source of the repository; empty for environments without it."""
     if not holds_repository(environment):
         return ""
     digest = hashlib.blake2b(digest_size=16)

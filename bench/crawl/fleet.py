@@ -1,4 +1,4 @@
-"""One measured crawl whose frontier is on a server: by one worker or more, each a process, by the clock of them all."""
+"""One timed crawl whose frontier is on a server, with one worker process or more."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SETTINGS = SHOAL[2:]  # without the output
 
 @dataclass(frozen=True)
 class Fleet:
-    """Words in braces: `bin` and `spiders`, the `store` and the `run` on it, and the fields of Job."""
+    """A crawl. Commands may contain `{bin}`, `{spiders}`, `{store}`, `{run}` and the fields of Job."""
 
     key: str
     label: str
     store: str | None
     """The kind of server that the frontier is on."""
     workers: tuple[tuple[str, ...], ...]
-    """A command for each process."""
+    """One command per process."""
     start: tuple[str, ...] = ()
-    """What has to be done before, and is not timed: it prints the `run_id`."""
+    """A command to run first, which is not timed. It prints the `run_id`."""
     environment: str = "shoal-fleet"
     sites: tuple[str, ...] = ("a", "b")
 
@@ -86,13 +86,13 @@ class Run:
     seconds: float
     """From the start of the first worker to the end of the last."""
     cpu_seconds: float
-    """Of all workers."""
+    """CPU time of all workers."""
     site_cpu_seconds: float
     store_cpu_seconds: float
     other_seconds: float
-    """CPU time that other programs took on the cores of this run."""
+    """CPU time of other programs on the cores of this run."""
     peak_bytes: int
-    """The largest worker."""
+    """Peak memory of the largest worker."""
     cores: dict[str, Any]
     ledger: dict[str, Any]
     problems: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Run:
 
 
 def layout(workers: int, available: list[int]) -> tuple[list[int], list[int]]:
-    """A core for each worker, from the last; site and store share what is left, or all cores if nothing is."""
+    """One core per worker, from the last. Site and store share the others; without others, all cores."""
     own = [available[-1 - number % len(available)] for number in range(workers)]
     return own, [core for core in available[:1] if core not in own] or available
 
@@ -178,7 +178,7 @@ def started(command: list[str], job: Job) -> str:
 
 
 def timed(commands: list[list[str]], job: Job, timeout: float) -> tuple[float, list[Any], list[int]]:
-    """All at once, until the last has ended. Past the time limit all are killed."""
+    """Run all commands at the same time, until the last one ends. After the time limit all are killed."""
     processes: list[subprocess.Popen[bytes]] = []
     began = time.monotonic()
     for number, command in enumerate(commands):
@@ -215,7 +215,7 @@ def timed(commands: list[list[str]], job: Job, timeout: float) -> tuple[float, l
 
 
 def ledger_of(words: dict[str, str], job: Job) -> dict[str, Any]:
-    """The run's counters; an audit that does not balance says so."""
+    """The counters of the run, and whether they balance in an audit."""
     shoal, where = f"{words['bin']}/shoal", ["--frontier", words["store"]]
     environment = variables_of(job)
     stats = subprocess.run([shoal, "stats", "--json", *where], env=environment, capture_output=True, text=True)

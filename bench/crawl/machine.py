@@ -1,4 +1,4 @@
-"""Where it is measured: which core is whose, and what stands beside the figures."""
+"""The machine: who uses which core, and its description for the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def pins() -> tuple[list[str], list[str], dict[str, int | None]]:
-    """One core for the servers and this program, another for what is measured."""
+    """One core for the servers and this program, another for the measured process."""
     available = sorted(os.sched_getaffinity(0))
     if len(available) < 2 or shutil.which("taskset") is None:
         print("WARNING: one core only, or no taskset: server and crawler share a core", flush=True)

@@ -1,4 +1,4 @@
-"""One measured run: a crawler, whole process by the clock, and whether it did the work that it is timed for."""
+"""One timed run of a crawler, from the start of its process to its end, and a check that it did all the work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crawl.site import path_of
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for every run of a benchmark."""
+    """Values that all runs of a benchmark share."""
 
     nginx: str
     work: Path
@@ -51,7 +51,7 @@ class Run:
     cpu_seconds: float
     server_cpu_seconds: float
     other_seconds: float
-    """CPU time that other programs, or the host of this machine, took on the crawler's core meanwhile."""
+    """CPU time of other programs, or of the host of this machine, on the crawler's core during the run."""
     peak_bytes: int
     exit_code: int
     robots_requests: int | None
@@ -119,7 +119,7 @@ def run(contender: Contender, site: str, root: Path, round_: int, setup: Setup) 
 
 
 def busy_seconds(core: int | None) -> float:
-    """What the core has worked so far, interrupts left out: the network's are the crawler's own."""
+    """Seconds that the core was busy so far, without interrupts: those of the network belong to the crawler."""
     for line in Path("/proc/stat").read_text().splitlines():
         name, *values = line.split()
         if name == f"cpu{core}":
@@ -134,7 +134,7 @@ def last_line(log: Path) -> str:
 
 
 def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, Any, bool]:
-    """Wait for the process with its own resource usage; past the time limit its whole group is killed."""
+    """Wait for the process and return its resource usage. After the time limit its whole group is killed."""
     late = threading.Event()
 
     def kill() -> None:
@@ -156,7 +156,7 @@ def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, Any, bo
 
 
 def read_output(output: Path) -> dict[str, int]:
-    """How often each page is in the output, by its path."""
+    """The number of times that each page is in the output, by path."""
     found: dict[str, int] = {}
     if not output.exists():
         return found
@@ -172,7 +172,7 @@ def read_output(output: Path) -> dict[str, int]:
 
 
 def check_pages(found: dict[str, int], expected: int, setup: Setup, serving: Serving) -> list[str]:
-    """What keeps the figures of a run from being comparable: work that was not done, or was done twice."""
+    """Problems that make a run incomparable: work that was not done, or was done twice."""
     problems = []
     everything = {path_of(number) for number in range(setup.pages)}
     if strange := found.keys() - everything:
@@ -186,7 +186,7 @@ def check_pages(found: dict[str, int], expected: int, setup: Setup, serving: Ser
     if setup.log:
         fetched = sum(1 for path in serving.pages if path in everything)
         if fetched < expected:
-            problems.append(f"{expected - fetched} of {expected} pages never asked of the server")
+            problems.append(f"{expected - fetched} of {expected} pages never requested")
         if (again := serving.pages.total() - len(serving.pages)) > 0:
             problems.append(f"{again} pages fetched again")
         if failed := sum(count for status, count in serving.statuses.items() if status >= 400):

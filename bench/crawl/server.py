@@ -1,4 +1,4 @@
-"""nginx with one worker on one core: started for one run and stopped after it, so that its log is that run's log."""
+"""nginx with one worker on one core. Each run has its own server, so the log has only that run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ http {{
 
 @dataclass
 class Serving:
-    """What the server knows of a run. Everything but the URL and its process is filled in when it has stopped."""
+    """The server of a run. The URL and the process are set at first, the other fields when the server has stopped."""
 
     url: str
     pid: int
@@ -58,7 +58,7 @@ class Serving:
 
 
 def install() -> str:
-    """Find nginx, installing it with apt-get if it is missing, and return its path."""
+    """Return the path of nginx. Install it with apt-get if it is missing."""
     places = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
     if found := shutil.which("nginx", path=places):
         return found
@@ -69,7 +69,7 @@ def install() -> str:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     if found := shutil.which("nginx", path=places):
         return found
-    raise SystemExit("nginx could not be installed")
+    raise SystemExit("nginx cannot be installed")
 
 
 def version(nginx: str) -> str:
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 @contextmanager
 def serve(nginx: str, root: Path, work: Path, pin: list[str], *, log: bool) -> Iterator[Serving]:
-    """Serve `root` until the block ends, then read the log: which pages were asked for, how often, and the answers."""
+    """Serve `root` until the block ends. Then count the requests and statuses of each page from the log."""
     work.mkdir(parents=True, exist_ok=True)
     access = work / "access.log"
     access.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The two sites that are crawled: static files, the same bytes every time.
+"""The two sites: static files, with the same bytes every time.
 
 Page 0 is `/`, page n is `/p/n.html`. Every page links to its two children in a binary tree, which makes all of them
 reachable from `/`, and to pages drawn at random for the rest. So nearly every link of a crawl leads to a page that was
@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = 1  # raise it when the bytes of a page change, so that sites in the work folder are made again
+VERSION = 1  # increase it when the bytes of a page change, so that sites in the work folder are generated again
 
 TEXT = (
     "shoal water current drift net harbour tide reef anchor lantern salt rope keel mast wind star chart sound depth "
@@ -35,12 +35,12 @@ SITES = {
 
 
 def path_of(number: int) -> str:
-    """The root-relative URL of a page, as the links have it and as the server's log shows it."""
+    """The root-relative URL of a page, as in links and in the log of the server."""
     return f"/p/{number}.html" if number else "/"
 
 
 def targets(number: int, pages: int, links: int, rng: random.Random) -> list[int]:
-    """The distinct pages that this page links to: never itself, and fewer than `links` only on a tiny site."""
+    """The distinct pages that this page links to. Never itself; fewer than `links` only on a tiny site."""
     chosen = dict.fromkeys(child for child in (2 * number + 1, 2 * number + 2) if child < pages)
     while len(chosen) < min(links, pages - 1):
         other = int(rng.random() * pages)  # random() is the one method whose sequence Python promises to keep
@@ -87,7 +87,7 @@ def prose(rng: random.Random, length: int) -> str:
 
 
 def generate(site: Site, pages: int, folder: Path) -> Path:
-    """Write the site below `folder` unless it is there already, and return its root."""
+    """Write the site into `folder` unless it exists, and return its root."""
     root = folder / f"{site.key}-{pages}-v{VERSION}"
     complete = root / ".complete"
     if complete.exists():

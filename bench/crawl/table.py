@@ -1,4 +1,4 @@
-"""From the runs to the figures: medians, spreads and ratios, as text and as Markdown."""
+"""The medians, spreads and ratios of the runs, as text and as Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Row:
     key: str
     label: str
     rate: float
-    """0 when no run gave a page."""
+    """0 if no run fetched a page."""
     lowest: float
     highest: float
     cpu_per_1000: float | None
@@ -22,7 +22,7 @@ class Row:
     to_scrapy: float | None
     to_bare: float | None
     limit: int | None
-    """Pages after which it was stopped by its own limit."""
+    """Its page limit, if it had one."""
     robots: bool
     problems: tuple[str, ...]
 
@@ -49,7 +49,7 @@ HEADER = ["crawler", "pages/s (spread)", "CPU s per 1,000 pages", "peak MB", "x 
 
 
 def rows(results: Results, site: str) -> list[Row]:
-    """One row for each contender that has runs on this site, in the order of the contenders."""
+    """One row per crawler that has runs on this site."""
     by_contender: dict[str, list[dict[str, Any]]] = {}
     for run in results["runs"]:
         if run["site"] == site:
@@ -96,7 +96,7 @@ GROWTH_HEADER = [
 
 
 def growth(figures: list[dict[str, Any]], labels: dict[str, str]) -> list[list[str]]:
-    """One line for each figure, and the ratio of the largest size to the smallest below each backend."""
+    """One row per result, and the ratio of the largest size to the smallest for each backend."""
     lines = [GROWTH_HEADER]
     for backend in dict.fromkeys(figure["backend"] for figure in figures):
         own = sorted((figure for figure in figures if figure["backend"] == backend), key=lambda figure: figure["size"])
@@ -123,7 +123,7 @@ def growth_cells(figure: dict[str, Any], label: str) -> list[str]:
 
 
 def aligned(table: list[list[str]], left: tuple[int, ...]) -> str:
-    """For a terminal; `left` are the columns of words."""
+    """The table for a terminal. `left` are the columns that are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for line in table:

@@ -1,1 +1,1 @@
-"""Searches for inputs that cost too much: `bench/fuzz`."""
+"""The search for expensive inputs of `bench/fuzz`."""

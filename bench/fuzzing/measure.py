@@ -1,4 +1,4 @@
-"""One input in a child process: its CPU time, its peak memory, and how it ended."""
+"""Measure one input in a child process: CPU time, peak memory, and outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_CEILING = 2 << 30  # bytes: the machine must survive what is found
+_CEILING = 2 << 30  # bytes; the machine must survive the worst input
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cost:
 
 
 def measure(run: Callable[[Any], str], case: Any, seconds: float) -> Cost:
-    """Run the input in a fork of this process. A child that takes three times the limit is killed by the system."""
+    """Run the input in a fork of this process. The kernel kills a child that takes three times the limit."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,11 +46,11 @@ def _in_child(run: Callable[[Any], str], case: Any, seconds: float, writer: int)
     resource.setrlimit(resource.RLIMIT_AS, (_CEILING, _CEILING))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")  # forget the peak so far
+        peak.write("5")  # reset the peak
     before, started = _peak(), time.process_time()
     try:
         outcome, failed = run(case), False
-    except BaseException as exc:  # whatever it is, it is what the search is for
+    except BaseException as exc:  # any exception is a finding
         place = traceback.extract_tb(exc.__traceback__)[-1]
         outcome, failed = f"{type(exc).__name__} in {place.name}: {exc!s:.200}", True
     cost = {"seconds": time.process_time() - started, "megabytes": _peak() - before}
@@ -64,4 +64,4 @@ def _peak() -> float:
         for line in status:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
-    raise RuntimeError("this needs /proc, which Linux has")
+    raise RuntimeError("/proc is missing: this benchmark needs Linux")

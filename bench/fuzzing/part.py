@@ -1,4 +1,4 @@
-"""What `bench/fuzz` needs to know about one kind of hostile input."""
+"""The interface of one kind of hostile input for `bench/fuzz`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 
 class Part(Protocol):
-    """A module of `fuzzing.parts` has these names. A new module there is found by itself."""
+    """Each module of `fuzzing.parts` has these names. New modules are found automatically."""
 
     SECONDS: float
     """CPU time that one input may take."""
     MEGABYTES: float
-    """Memory that one input may take, beyond what the process has before."""
+    """Memory that one input may take in addition to that of the process before."""
 
     @staticmethod
     def make(rng: random.Random) -> Any:
@@ -24,4 +24,4 @@ class Part(Protocol):
 
     @staticmethod
     def run(case: Any) -> str:
-        """Do the work, in a child process. Returns a short label of the outcome; raising anything is a failure."""
+        """Process the input, in a child process. Returns a short label of the outcome. Any exception is a failure."""

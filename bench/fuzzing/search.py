@@ -15,7 +15,7 @@ _FAILURES = 20
 
 
 def search(part: Part, seconds: float, seed: int) -> dict[str, Any]:
-    """The figures of one part: how many inputs, the worst of each kind, and those that broke a limit."""
+    """The results of one part: the number of inputs, the worst ones, and those that exceeded a limit."""
     rng = random.Random(seed)
     pool: list[tuple[float, Any]] = []
     outcomes: Counter[str] = Counter()
@@ -33,7 +33,7 @@ def search(part: Part, seconds: float, seed: int) -> dict[str, Any]:
                 worst[name] = (getattr(cost, name), case)
         if reason := _broken(part, cost):
             failures.append({"reason": reason, "case": case})
-            continue  # a search around it would only find it again
+            continue  # its variants would only find it again
         score = max(cost.seconds / part.SECONDS, cost.megabytes / part.MEGABYTES)
         pool = sorted([*pool, (score, case)], key=lambda each: -each[0])[:_KEPT]
     return {
@@ -46,7 +46,7 @@ def search(part: Part, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def _confirmed(part: Part, case: Any) -> Cost:
-    """Measured again when it looks too slow: on a busy machine the first figure may be the neighbours' fault."""
+    """Measure an input, and again if it seems too slow: other programs may have delayed the first attempt."""
     cost = measure(part.run, case, part.SECONDS)
     if cost.failed or cost.seconds <= part.SECONDS:
         return cost

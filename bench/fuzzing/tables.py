@@ -1,4 +1,4 @@
-"""The figures of `bench/fuzz` as a section of a page."""
+"""The results of `bench/fuzz` as a section of a page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from crawl import table
 
 NAMES = {
     "parsing": "pages of up to 2 MB, in every mode",
-    "selectors": "CSS and XPath of strangers, on hostile pages",
+    "selectors": "untrusted CSS and XPath, on hostile pages",
     "links": "2 MB of links and URLs",
     "cookies": "2 MB of Set-Cookie lines",
     "robots": "robots.txt",
-    "headers": "headers of answers",
+    "headers": "headers of responses",
 }
 
 
 def rows(results: dict[str, Any]) -> list[list[str]]:
-    lines = [["input", "inputs tried", "worst CPU time", "limit", "worst memory", "limit", "broken"]]
+    lines = [["input", "inputs tried", "worst CPU time", "limit", "worst memory", "limit", "failed"]]
     for name, part in results["parts"].items():
         worst, limits = part["worst"], part["limits"]
         lines.append(
@@ -38,9 +38,9 @@ def section(results: dict[str, Any]) -> str:
     machine = results["machine"]
     return (
         "## Hostile input\n\n"
-        "`bench/fuzz` makes hostile inputs from a grammar, measures each in a process of its own, and goes on from\n"
-        f"the most expensive ones: {results['seconds']:g} s for each kind, seed {results['seed']}. An input that\n"
-        "takes more than its limit, or ends in an error that nobody expects, counts as broken.\n\n"
+        "`bench/fuzz` generates hostile inputs from a grammar, measures each one in its own process, and varies the\n"
+        f"most expensive ones: {results['seconds']:g} s for each kind, seed {results['seed']}. An input fails if it\n"
+        "exceeds its limit or ends in an unexpected error.\n\n"
         f"{table.markdown(rows(results), left=(0,))}\n\n"
         f"Measured {results['measured'][:10]}: {machine['cpu']}, {machine['cores']} cores, {machine['system']}, load "
         f"{machine['load_before']:g} before. Other programs on the machine make CPU times longer, never shorter.\n"

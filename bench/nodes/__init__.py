@@ -1,1 +1,1 @@
-"""Clusters as `bench/cluster` makes them: real nodes as processes, and a site that they crawl."""
+"""The clusters of `bench/cluster`: real nodes as processes, and a site that they crawl."""

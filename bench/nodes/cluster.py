@@ -1,4 +1,4 @@
-"""One run, one coordinator, and the nodes of one cluster, seen from the program that measures."""
+"""One run, one coordinator, and the nodes of one cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,9 +26,9 @@ from shoal.ports import ClusterView, Coordinator, Counts
 from shoal.runs.start import start_run
 
 BENCH = Path(__file__).parents[1]
-PATIENCE = 60.0
-"""Seconds after which a cluster that is not as it should be is given up."""
-LOOK_EVERY = 0.1
+TIMEOUT = 60.0
+"""Seconds to wait for a condition before giving up."""
+POLL_EVERY = 0.1
 
 
 @dataclass
@@ -39,24 +40,24 @@ class Cluster:
     session: float
     logs: Path
     observer: Coordinator
-    nursery: asyncio.subprocess.Process
+    fork_server: asyncio.subprocess.Process
     pids: dict[str, int] = field(default_factory=dict)
-    """Of the nodes that live, by name."""
+    """The processes of the living nodes, by name."""
 
     async def fork(self, name: str) -> None:
-        """One more node; one of that name that was killed comes back."""
+        """Start a node, or start a killed node again."""
         order = {
             "frontier": self.frontier, "name": name, "log": str(self.logs / f"{name}.log"), "run_id": self.run_id,
             "runner": self.counts.runner, "backup": self.counts.backup, "coordinator": self.coordinator,
             "session": self.session,
         }  # fmt: skip
-        assert self.nursery.stdin is not None
-        assert self.nursery.stdout is not None
-        self.nursery.stdin.write(json.dumps(order).encode() + b"\n")
-        self.pids[name] = int(await self.nursery.stdout.readline())
+        assert self.fork_server.stdin is not None
+        assert self.fork_server.stdout is not None
+        self.fork_server.stdin.write(json.dumps(order).encode() + b"\n")
+        self.pids[name] = int(await self.fork_server.stdout.readline())
 
     def kill(self, name: str) -> float:
-        """With SIGKILL, and until it is dead. When the signal was sent, in seconds since the epoch."""
+        """Kill a node with SIGKILL and wait for its end. Returns the time of the signal, in seconds since the epoch."""
         death = os.pidfd_open(self.pids[name])
         try:
             killed = time.time()
@@ -67,9 +68,9 @@ class Cluster:
         del self.pids[name]
         return killed
 
-    async def until(self, holds: Callable[[ClusterView], bool]) -> ClusterView:
-        """The first view of the cluster that is so."""
-        until = time.monotonic() + PATIENCE
+    async def wait_until(self, holds: Callable[[ClusterView], bool]) -> ClusterView:
+        """Wait until the condition is true, and return that view of the cluster."""
+        until = time.monotonic() + TIMEOUT
         shown: ClusterView | CoordinatorError
         while True:
             try:
@@ -79,20 +80,20 @@ class Cluster:
             except CoordinatorError as exc:  # nobody has joined yet
                 shown = exc
             if time.monotonic() > until:
-                raise RuntimeError(f"after {PATIENCE:g} s the cluster is {shown}; what the nodes say is in {self.logs}")
-            await asyncio.sleep(LOOK_EVERY)
+                raise RuntimeError(f"after {TIMEOUT:g} s the cluster is {shown}; logs of the nodes: {self.logs}")
+            await asyncio.sleep(POLL_EVERY)
 
-    async def until_complete(self) -> ClusterView:
-        """Until every slot is held, and as many stand by as are to."""
+    async def wait_until_complete(self) -> ClusterView:
+        """Wait until every slot is held and all Backup Runners have joined."""
         wanted = {"runner": self.counts.runner, "backup": self.counts.backup}
-        return await self.until(lambda view: Counter(roles(view).values()) == wanted)
+        return await self.wait_until(lambda view: Counter(roles(view).values()) == wanted)
 
 
 @asynccontextmanager
 async def cluster(
     job: dict[str, Any], counts: Counts, session: float, urls: Sequence[str], *, paused: bool = False
 ) -> AsyncIterator[Cluster]:
-    """A new run with these URLs and a cluster without nodes, until the block ends; then its nodes are killed."""
+    """Create a run with these URLs and a cluster without nodes. The nodes are killed when the block ends."""
     run_id = f"{'idle' if paused else 'takeover'}-{session:g}"
     logs = BENCH / ".work/cluster" / job["kind"] / run_id
     logs.mkdir(parents=True, exist_ok=True)
@@ -103,15 +104,15 @@ async def cluster(
         await store.transition(run_id, "paused")
     await store.close()
     observer = await open_coordinator(job["coordinator"], run_id)
-    nursery = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "nodes.nursery", cwd=BENCH, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    fork_server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "nodes.fork_server", cwd=BENCH, stdin=PIPE, stdout=PIPE
     )
-    assert nursery.stdout is not None
-    await nursery.stdout.readline()  # it is ready
+    assert fork_server.stdout is not None
+    await fork_server.stdout.readline()  # it is ready
     try:
-        yield Cluster(job["frontier"], job["coordinator"], run_id, counts, session, logs, observer, nursery)
+        yield Cluster(job["frontier"], job["coordinator"], run_id, counts, session, logs, observer, fork_server)
     finally:
-        assert nursery.stdin is not None
-        nursery.stdin.close()
-        await nursery.wait()
+        assert fork_server.stdin is not None
+        fork_server.stdin.close()
+        await fork_server.wait()
         await observer.close()

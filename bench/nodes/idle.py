@@ -1,4 +1,4 @@
-"""What a large cluster costs that has nothing to do, and how soon it is complete."""
+"""The cost of a large idle cluster, and the time until it is complete."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from nodes.load import Load, memory_of
 from shoal.ports import Counts
 
 NOWHERE = "http://127.0.0.1:9/"
-"""The one page of the run. As that is paused, nobody asks for it."""
+"""The only page of the run. The run is paused, so nobody requests it."""
 SETTLING = 10.0
-"""Seconds for the last ones to begin, and to find out that there is nothing to do."""
+"""Seconds until the last nodes have started and are idle."""
 SECONDS = 20.0
 
 
 async def measure(job: dict[str, Any], members: int, runners: int, session: float) -> dict[str, Any]:
-    """Nodes of a run that is paused, so many of them Runners."""
+    """Measure the nodes of a paused run. ``runners`` of them hold a slot."""
     async with cluster(job, Counts(runners, members - runners), session, [NOWHERE], paused=True) as made:
         began = time.monotonic()
         for number in range(1, members + 1):
             await made.fork(f"crawler_{number}")
         forked = time.monotonic() - began
-        await made.until_complete()
+        await made.wait_until_complete()
         formed = time.monotonic() - began
         await asyncio.sleep(SETTLING)
-        with Load(nodes=made.nursery.pid, **job["servers"]) as load:
+        with Load(nodes=made.fork_server.pid, **job["servers"]) as load:
             await asyncio.sleep(SECONDS)
-        await made.until_complete()  # nobody was lost
+        await made.wait_until_complete()  # nobody was lost
         memory = [memory_of(pid) for pid in made.pids.values()]
     return {
         "act": "idle", "session": session, "members": members, "runners": runners, "forked": forked, "formed": formed,

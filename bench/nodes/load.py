@@ -1,4 +1,4 @@
-"""Who uses the processor while something is measured."""
+"""CPU usage during a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stores.servers import cpu_seconds
 
 
 class Load:
-    """CPU seconds of some processes with all below them, and of everybody else, while the block lasts."""
+    """CPU seconds of some processes and their children, and of all others, until the block ends."""
 
     def __init__(self, **processes: int) -> None:
         self._processes = processes
@@ -35,7 +35,7 @@ class Load:
             self.spent[name] += sign * cpu_seconds(pid)
 
     def figure(self) -> dict[str, Any]:
-        """Shares of one core; ``others`` are programs that have nothing to do with it."""
+        """Shares of one core. ``others`` are unrelated programs."""
         others = max(0.0, self._busy - self._own - sum(self.spent.values()))
         return {
             "seconds": self.seconds,
@@ -45,6 +45,6 @@ class Load:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """Bytes: all that the process has in memory, and its fair share of what it has together with others."""
+    """Bytes: the resident set, and the proportional set (shared pages are divided among the processes)."""
     values = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return {name.lower(): 1024 * int(values[name].split()[0]) for name in ("Rss", "Pss")}

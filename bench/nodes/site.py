@@ -1,4 +1,4 @@
-"""A site without an end, in the process that measures: it tells when a node asks for its first page."""
+"""An endless site in the measuring process. It records when a node requests its first page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 PAGES = 8
-"""So many to begin with; each links to the one that comes so many later."""
+"""The number of start pages. Page N links to page N + PAGES."""
 WAIT = 0.05
-"""Seconds that a page takes."""
+"""Seconds until a page is sent."""
 
 
 class Site:
-    """Knows nodes by their user agent."""
+    """The site. It identifies nodes by their user agent."""
 
     def __init__(self, url: str) -> None:
         self.urls = [f"{url}/{number}" for number in range(PAGES)]
         self._awaited: dict[str, asyncio.Future[float]] = {}
 
     def first_visit(self, agent: str) -> asyncio.Future[float]:
-        """The time, since the epoch, at which the next request of this node arrives."""
+        """Wait for the next request of this node, and return its time in seconds since the epoch."""
         self._awaited[agent] = asyncio.get_running_loop().create_future()
         return self._awaited[agent]
 
@@ -32,7 +32,7 @@ class Site:
 
 @asynccontextmanager
 async def site() -> AsyncIterator[Site]:
-    """On a free port until the block ends."""
+    """Serve the site on a free port until the block ends."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

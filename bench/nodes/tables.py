@@ -1,4 +1,4 @@
-"""The figures of clusters as tables."""
+"""The results of clusters as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAKEOVER_HEADER = [
 
 
 def takeovers(results: Figure) -> list[list[str]]:
-    """A line for each coordinator and session: medians, and the worst of all rounds."""
+    """One row per coordinator and session: medians, and the worst round."""
     return [TAKEOVER_HEADER, *(takeover(each, results["labels"]) for each in of_act(results, "takeover"))]
 
 
@@ -52,7 +52,7 @@ IDLE_HEADER = [
 
 
 def idle(results: Figure) -> list[list[str]]:
-    """A line for each coordinator."""
+    """One row per coordinator."""
     lines = [IDLE_HEADER]
     for figure in of_act(results, "idle"):
         cpu = figure["cpu"]
@@ -72,7 +72,7 @@ def idle(results: Figure) -> list[list[str]]:
 
 
 def seconds(results: Figure) -> int:
-    """For which idle clusters were watched."""
+    """The duration of the measurement of idle clusters."""
     return round(float(of_act(results, "idle")[0]["seconds"]))
 
 
@@ -81,11 +81,9 @@ def of_act(results: Figure, act: str) -> list[Figure]:
 
 
 def disturbed(figures: list[Figure]) -> str:
-    """A warning, or nothing."""
+    """A warning if other programs used the cores, or an empty text."""
     marked = [figure["others"] for figure in figures if figure["others"] > OTHERS]
     if not marked:
         return ""
     most = 100 * max(marked)
-    return (
-        f"Other programs used the cores during {len(marked)} of {len(figures)} figures, up to {most:.0f} % of a core."
-    )
+    return f"Other programs used up to {most:.0f} % of a core during {len(marked)} of {len(figures)} measurements."

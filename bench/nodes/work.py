@@ -1,4 +1,4 @@
-"""What the nodes are given to do."""
+"""The spider and the settings of the nodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from shoal import Config, Response, Spider
 
 AT_ONCE = 4
-"""Requests that a node has in flight."""
+"""Concurrent requests of a node."""
 
 
 class Endless(Spider):
-    """Each page of the site links to one more, so there is work as long as there are nodes."""
+    """Each page links to another one, so the crawl never ends."""
 
     name = "endless"
 
@@ -21,7 +21,7 @@ class Endless(Spider):
 
 
 def config(frontier: str, agent: str = "bench") -> Config:
-    """``agent`` is how a node is known at the site."""
+    """The settings. ``agent`` is the user agent, which identifies the node."""
     return Config().with_settings(
         {
             "frontier": frontier, "user_agent": agent, "concurrency": AT_ONCE, "lease.batch": AT_ONCE,

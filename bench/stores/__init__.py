@@ -1,1 +1,1 @@
-"""What `bench/queue`, `bench/fleet` and `bench/fleet-growth` share: servers, a workload, its clock, tables."""
+"""Servers, a workload, its clock and tables, for `bench/queue`, `bench/fleet` and `bench/fleet-growth`."""

@@ -1,4 +1,4 @@
-"""pgqueuer on the same PostgreSQL: the benchmark that comes with its source, and its enqueue given the same URLs."""
+"""pgqueuer on the same PostgreSQL: the benchmark in its source, and its enqueue with the same URLs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stores import servers
 
 DURABILITY = ("durable", "balanced", "volatile")
 DRAINS = ((5, 10), (1, 100), (5, 100), (5, 200), (10, 200))
-"""Consumers and batch size. The first is what its documentation measures with; the best is looked for among them."""
+"""Consumers and batch size. The first pair is from its documentation. The best pair is reported."""
 
 
 def measure(work: Path, urls: int, core: int | None, pin: list[str]) -> list[dict[str, Any]]:
-    """Enqueue and drain with everything logged, with each of the settings; then the faster settings with the best."""
+    """Enqueue and drain with full durability and each pair; then with less durability and the best pair."""
     python = work / "venvs/pgqueuer/bin/python"
     tool = benchmark_tool(work, python)
     cores = None if core is None else {core}
@@ -50,7 +50,7 @@ def measure(work: Path, urls: int, core: int | None, pin: list[str]) -> list[dic
 
 @contextmanager
 def database(python: Path, durability: str, cores: set[int] | None) -> Iterator[dict[str, str]]:
-    """A fresh server with its tables; what its programs find it by."""
+    """A new server with its tables. Yields the environment for its programs."""
     with servers.server("postgresql", cores) as running:
         variables = os.environ | {
             "PGHOST": "127.0.0.1",
@@ -60,12 +60,12 @@ def database(python: Path, durability: str, cores: set[int] | None) -> Iterator[
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         run([str(python), "-m", "pgqueuer", "install", "--durability", durability], variables)
-        run([str(python), "-m", "pgqueuer", "autovac"], variables)  # what its guide advises for speed
+        run([str(python), "-m", "pgqueuer", "autovac"], variables)  # as its guide recommends for speed
         yield variables
 
 
 def drain(command: list[str], variables: dict[str, str], jobs: int, consumers: int, batch: int) -> float:
-    """Jobs a second by its own tool: picked, handed to a function that does nothing, and logged as done."""
+    """Jobs per second, measured by its own tool: fetched, passed to a function that does nothing, logged as done."""
     answer = Path(variables.get("TMPDIR", "/tmp")) / f"pgqueuer-{os.getpid()}.json"
     words = ["--strategy", "drain", "--jobs", str(jobs), "--dequeue", str(consumers)]
     try:
@@ -80,7 +80,7 @@ def run(command: list[str], variables: dict[str, str]) -> str:
 
 
 def benchmark_tool(work: Path, python: Path) -> Path:
-    """`tools/benchmark.py` of the installed version. The wheel is without it, so it comes from the source package."""
+    """`tools/benchmark.py` of the installed version, from the source package: the wheel does not have it."""
     script = "import importlib.metadata as m; print(m.version('pgqueuer'))"
     version = subprocess.run([str(python), "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     folder = work / f"pgqueuer-{version}"

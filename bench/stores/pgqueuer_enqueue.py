@@ -1,4 +1,4 @@
-"""How fast pgqueuer takes in the URLs that Shoal is given: all new, and half of them known. Prints JSON."""
+"""How fast pgqueuer enqueues the URLs of the Shoal benchmark: all new, and half of them known. Prints JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 500
 
 
 def url(number: int) -> str:
-    """The same as Shoal's."""
+    """The same URL as in the Shoal benchmark."""
     head = f"https://host{number % 100:02d}.example/catalogue/section/page-"
     return f"{head}{number:0{60 - len(head)}d}"
 
@@ -33,7 +33,7 @@ async def main(urls: int) -> list[dict[str, Any]]:
 
 
 def half_known(start: int, stop: int) -> list[str]:
-    """All URLs from start to stop, and as many that came before."""
+    """All URLs from start to stop, and as many earlier ones."""
     rng, names = random.Random(f"{start}/{stop}"), []
     for number in range(start, stop):
         names += [url(number), url(start + int(rng.random() * (number - start)))]
@@ -41,9 +41,9 @@ def half_known(start: int, stop: int) -> list[str]:
 
 
 async def measure(act: str, callers: int, names: list[str], *, known: bool) -> dict[str, Any]:
-    """In batches. Where URLs may be known, the URL is the key that pgqueuer drops duplicates by."""
+    """Enqueue in batches. If URLs may be known, the URL is the deduplication key of pgqueuer."""
     links = [Queries(AsyncpgDriver(await asyncpg.connect())) for _ in range(callers)]
-    # Sorted, for two batches that name the same URLs in a different order would deadlock.
+    # Sorted: two batches with the same URLs in a different order would deadlock.
     batches = iter([sorted(names[first : first + BATCH]) for first in range(0, len(names), BATCH)])
 
     async def push(queries: Queries) -> None:

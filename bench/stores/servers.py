@@ -1,4 +1,4 @@
-"""Redis, PostgreSQL and ZooKeeper for a benchmark: fresh ones, as durable as one would run them, on chosen cores."""
+"""New Redis, PostgreSQL and ZooKeeper servers for a benchmark, with full durability, on chosen cores."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ PROGRAMS = {"redis": "redis-server", "postgresql": "postgres"}
 
 @contextmanager
 def server(kind: str, cores: set[int] | None) -> Iterator[DatabaseServer]:
-    """An empty server on these cores until the block ends; its data is removed."""
+    """Run an empty server on these cores until the block ends, then remove its data."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
-    try:  # its processes keep the cores of the one that starts it
+    try:  # child processes inherit the cores
         running = SERVERS[kind](**SETTINGS[kind])
     finally:
         os.sched_setaffinity(0, before)
@@ -60,7 +60,7 @@ def process_of(running: DatabaseServer) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the process and all below it, those that have ended included."""
+    """CPU seconds of the process and all its children, including those that have ended."""
     parents: dict[int, list[tuple[int, int]]] = {}
     total = 0
     for entry in Path("/proc").iterdir():
@@ -82,7 +82,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def version(kind: str) -> str:
-    if kind == "zookeeper":  # it has no program that would say so
+    if kind == "zookeeper":  # it has no command that prints its version
         return next(Path("/usr/share/java").glob("zookeeper-[0-9]*.jar")).stem.partition("-")[2]
     program = shutil.which(PROGRAMS[kind]) or PostgresServer._binary(PROGRAMS[kind])
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
@@ -91,7 +91,7 @@ def version(kind: str) -> str:
 
 
 def sync_us(folder: Path) -> float:
-    """What it takes to write 8 KB to this disk for good: the floor under each commit of a durable database."""
+    """Microseconds to write and sync 8 KB on this disk: the lower bound of a durable commit."""
     spent = []
     with TemporaryFile(dir=folder) as file:
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""The figures of the shared frontiers as tables."""
+"""The results of shared frontiers as tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crawl.table import Row, row
 Figure = dict[str, Any]
 
 PUSHED, WORKED = 500, 100
-"""URLs of one call where `bench/fleet-growth` takes its samples."""
+"""URLs per call in the samples of `bench/fleet-growth`."""
 
 QUEUE_HEADER = [
     *("queue", "pushes/s, 500 at a time", "leases with completion/s, 100", "200"),
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def queue(content: Figure) -> list[list[str]]:
-    """A line for each frontier and number of hosts. pgqueuer's drains are in a table of their own."""
+    """One row per frontier and number of hosts. The drain results of pgqueuer have their own table."""
     figures, labels = content["figures"], content["labels"]
     lines = [QUEUE_HEADER]
     for backend, hosts in dict.fromkeys((figure["backend"], figure["hosts"]) for figure in figures):
@@ -46,7 +46,7 @@ PEER_HEADER = [
 
 
 def peers(content: Figure) -> list[list[str]]:
-    """A line for each durability: the best drain, and what it was with."""
+    """One row per durability: the best drain, with its consumers and batch size."""
     figures = [figure for figure in content["figures"] if figure["backend"] == "pgqueuer"]
     lines = [PEER_HEADER]
     for durability in dict.fromkeys(figure["durability"] for figure in figures):
@@ -59,13 +59,17 @@ def peers(content: Figure) -> list[list[str]]:
 
 
 OTHERS = 0.15
-"""Of the time: a figure during which other programs took more of the cores is marked."""
+"""A share of the time. A result is marked if other programs used more of the cores."""
 
 
 def disturbed(figures: list[Figure]) -> str:
-    """A warning, or nothing."""
+    """A warning if other programs used the cores, or an empty text."""
     marked = sum(figure.get("others", 0.0) > OTHERS for figure in figures)
-    return f"Too low: other programs used the cores during {marked} of {len(figures)} figures." if marked else ""
+    return (
+        f"Other programs used the cores during {marked} of {len(figures)} measurements. Rates are low."
+        if marked
+        else ""
+    )
 
 
 def rate(figure: Figure | None) -> str:
@@ -91,7 +95,7 @@ FLEET_HEADER = [
 
 
 def fleet_runs(results: Figure, site: str) -> tuple[dict[str, list[Figure]], dict[str, float]]:
-    """The runs of each kind of crawl on this site, and the median of their rates."""
+    """The runs per kind of crawl on this site, and the median of their rates."""
     by_key: dict[str, list[Figure]] = {}
     for run in results["runs"]:
         if run["site"] == site:
@@ -103,14 +107,14 @@ def fleet_rows(results: Figure, site: str) -> list[Row]:
     """The bars of a chart."""
     rows = []
     for key, runs in fleet_runs(results, site)[0].items():
-        name = key if key == "scrapy-redis" else f"shoal-{key}"  # which colour it has
+        name = key if key == "scrapy-redis" else f"shoal-{key}"  # for its colour
         whole = [{**run, "limited": False, "robots_requests": 1} for run in runs]
         rows.append(row(name, results["labels"][key], whole, {name: median(map(pace, runs))}))
     return rows
 
 
 def fleet(results: Figure, site: str) -> list[list[str]]:
-    """A line for each kind of crawl on this site, medians of the rounds."""
+    """One row per kind of crawl on this site, medians of the rounds."""
     by_key, rates = fleet_runs(results, site)
     lines = [FLEET_HEADER]
     for key, runs in by_key.items():
@@ -152,7 +156,7 @@ COSTS = ("push", "lease", "complete")
 
 
 def growth(figures: list[Figure], labels: dict[str, str]) -> list[list[str]]:
-    """A line for each size, and the ratio of the largest to the smallest below each store."""
+    """One row per size, and the ratio of the largest to the smallest for each store."""
     lines = [GROWTH_HEADER]
     for backend in dict.fromkeys(figure["backend"] for figure in figures):
         own = [figure for figure in figures if figure["backend"] == backend]

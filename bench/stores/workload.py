@@ -1,4 +1,4 @@
-"""What the frontiers are given to do, and its clock. Runs in the environment that has Shoal."""
+"""The workload of the frontiers, and its clock. Runs in the environment that has Shoal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TTL = 600.0
 
 
 def url(number: int, hosts: int) -> str:
-    """60 characters, spread over the hosts."""
+    """A URL of 60 characters. The numbers are spread over the hosts."""
     head = f"https://host{number % hosts:02d}.example/catalogue/section/page-"
     return f"{head}{number:0{60 - len(head)}d}"
 
@@ -30,7 +30,7 @@ def new_urls(start: int, stop: int, hosts: int) -> list[Request]:
 
 
 def half_known(start: int, stop: int, size: int, hosts: int) -> list[list[Request]]:
-    """Batches of this size with all URLs from start to stop, and as many that came before, in a random order."""
+    """Batches of this size with all URLs from start to stop, and as many earlier ones, in random order."""
     rng = random.Random(f"{start}/{stop}/{size}")
     numbers: list[int] = []
     for number in range(start, stop):
@@ -44,10 +44,10 @@ def half_known(start: int, stop: int, size: int, hosts: int) -> list[list[Reques
 
 
 class Clock:
-    """Seconds by the wall, and of the CPU that this process, the server, and others on their cores took."""
+    """Wall-clock seconds, and CPU seconds of this process, of the server, and of others on their cores."""
 
     def __init__(self, server: int) -> None:
-        """``server`` is its process, or 0 if there is none."""
+        """``server`` is a process ID, or 0 if there is no server."""
         self._server = server
         self._cores = os.sched_getaffinity(0) | (os.sched_getaffinity(server) if server else set())
         self.seconds = self.client = self.served = self.busy = 0.0
@@ -73,7 +73,7 @@ class Clock:
         return cpu_seconds(self._server) if self._server else 0.0
 
     def figure(self, count: int) -> dict[str, Any]:
-        """Of so many URLs."""
+        """The result for this number of URLs."""
         return {
             "count": count,
             "rate": count / self.seconds,
@@ -84,7 +84,7 @@ class Clock:
 
 
 async def by_callers(callers: int, work: Callable[[], Awaitable[int]]) -> int:
-    """``work`` again and again, by so many at once, until it has nothing more to do. The sum of what it did."""
+    """Call ``work`` concurrently until it returns 0. Returns the sum."""
 
     async def caller() -> int:
         total = 0
@@ -96,7 +96,7 @@ async def by_callers(callers: int, work: Callable[[], Awaitable[int]]) -> int:
 
 
 async def push_all(frontier: Frontier, batches: list[list[Request]], callers: int) -> int:
-    """All of them, each batch by one call. How many were new."""
+    """Push all batches, one call each. Returns the number of new URLs."""
     waiting, added = iter(batches), 0
 
     async def push() -> int:
@@ -113,7 +113,7 @@ async def push_all(frontier: Frontier, batches: list[list[Request]], callers: in
 
 
 async def work_off(frontier: Frontier, count: int, size: int, callers: int) -> int:
-    """Lease and complete so many, in batches. How many it were."""
+    """Lease and complete ``count`` requests in batches. Returns their number."""
     taken = 0
 
     async def work() -> int:

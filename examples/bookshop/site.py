@@ -1,7 +1,7 @@
-"""The bookshop: sixty books, and the corners of the web that a crawler must survive.
+"""The bookshop: sixty books, and pages that are difficult for a crawler.
 
-Everything is generated, and the same on each start. Besides the catalogue there is a page that robots.txt forbids, a
-slow one, a flaky one, a calendar without end, a dead link and a redirect; the footer links to all of them.
+All pages are generated, and are the same each time. Besides the catalogue there are a page that robots.txt forbids, a
+slow page, a flaky page, an endless calendar, a dead link and a redirect. The footer links to all of them.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ def book_list(heading: str, books: tuple[Book, ...], pager: str = "") -> bytes:
 
 
 def shorten(title: str) -> str:
-    """As real shops do, which is why a spider reads the `title` attribute."""
+    """Shorten a title, as real shops do. So a spider should read the `title` attribute."""
     return title if len(title) <= 24 else title[:22].rstrip() + "…"
 
 
@@ -211,7 +211,7 @@ def fixed_pages() -> dict[str, bytes]:
 
 @dataclass
 class Visit:
-    """One request, in seconds of `time.monotonic`. `ended` is None while the answer is under way."""
+    """One request, in seconds of `time.monotonic`. `ended` is None until the response is complete."""
 
     path: str
     arrived: float
@@ -234,9 +234,9 @@ class Answer:
 
 
 class Bookshop:
-    """The shop on 127.0.0.1, open for the length of an `async with`; on leaving, open connections are dropped.
+    """The shop on 127.0.0.1, as an async context manager. At its end, open connections are closed.
 
-    `url` has no slash at its end. `log` holds the latest visits in order of arrival.
+    `url` has no trailing slash. `log` holds the latest visits in order of arrival.
     """
 
     def __init__(self, port: int = 0, *, crawl_delay: float | None = None, slow: float = 2.0) -> None:
@@ -272,7 +272,7 @@ class Bookshop:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # The client left, or sent a head beyond the limit: either way there is no one to answer.
+            # The client left, or sent headers beyond the limit: there is nobody to respond to.
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 while await self._serve_one(reader, writer):
                     pass
@@ -282,7 +282,7 @@ class Bookshop:
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; False: the connection is over."""
+        """Serve one request. False if the connection is over."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         words = head.partition("\r\n")[0].split(" ")
         if len(words) != 3:
@@ -291,7 +291,7 @@ class Bookshop:
         method, target, version = words
         visit = Visit(target, monotonic())
         self.log.append(visit)
-        # A body is never read, so a request that may have one ends its connection.
+        # Bodies are never read, so a request that may have one ends its connection.
         close = method not in ("GET", "HEAD") or version != "HTTP/1.1" or "\r\nconnection: close" in head.lower()
         try:
             if method in ("GET", "HEAD"):

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: nodes as processes, each told apart at the site by its name."""
+"""Helpers for the tests of clusters: nodes as processes. The site identifies each node by its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.databases import ZookeeperServer, shared
 
 COORDINATORS = ("zookeeper", "redis", "postgresql")
 FRONTIER_OF = {"zookeeper": "redis", "redis": "redis", "postgresql": "postgresql"}
-SESSION = 3.0  # a busy machine may let a node wait for a second or two
+SESSION = 3.0  # on a busy machine, a node may be delayed by a second or two
 
 SPIDER = """
 from shoal import Spider
@@ -40,7 +40,7 @@ class Pages(Spider):
 
 
 def coordinator_url(kind: str, server: object = None) -> str:
-    """A coordinator that nobody else uses, by default on the server that tests share."""
+    """The URL of a coordinator that only one test uses, by default on the shared server."""
     if kind == "zookeeper":
         assert server is None or isinstance(server, ZookeeperServer)
         return f"{(server or shared(ZookeeperServer)).url}/t{secrets.token_hex(6)}"
@@ -66,7 +66,7 @@ class Cluster(ForkedFleet):
         frontier: str | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> ForkedWorker:
-        """Start a node; one of that name that is dead comes back."""
+        """Start a node, or start a dead node again."""
         options = {"user_agent": name, **(settings or {})}
         words = [
             *self._words(name, runner, backup, session), "--coordinator", coordinator or self.coordinator,
@@ -86,7 +86,7 @@ class Cluster(ForkedFleet):
     def node_of_its_own(
         self, name: str, runner: int, backup: int, session: float, env: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        """A node in another environment."""
+        """Start a node with other environment variables."""
         words = [*self._words(name, runner, backup, session), "--coordinator", self.coordinator]
         command = [*SHOAL, "node", self.name, "--run-id", self.run_id, "--frontier", self.frontier, *words]
         with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
@@ -98,11 +98,11 @@ class Cluster(ForkedFleet):
         return process
 
     def five(self, **options: object) -> None:
-        """crawler_1 to crawler_5."""
+        """Start crawler_1 to crawler_5."""
         for number in range(1, 6):
             self.node(f"crawler_{number}", **options)  # type: ignore[arg-type]
 
-    # -- looking
+    # -- inspecting
 
     def view(self) -> ClusterView:
         return self._look()[0]
@@ -124,14 +124,14 @@ class Cluster(ForkedFleet):
         return dict(Counter(roles(self.view()).values()))
 
     def with_role(self, role: str) -> list[str]:
-        """Their names, in order of their slots if they have some."""
+        """The names of the nodes with this role, in the order of their slots."""
         shown = self.view()
         if role == "runner":
             return [slot.holder for slot in shown.slots if slot.holder]
         return [name for name, found in roles(shown).items() if found == role]
 
     def until(self, holds: Callable[[ClusterView], bool], timeout: float = 60.0) -> float:
-        """Seconds until the cluster is so."""
+        """Wait until the condition is true, and return the seconds that it took."""
         began = time.monotonic()
         shown = None
         while time.monotonic() - began < timeout:
@@ -139,7 +139,7 @@ class Cluster(ForkedFleet):
                 shown = self.view()
                 if holds(shown):
                     return time.monotonic() - began
-            except Exception as exc:  # nobody has joined yet, or the server is not back
+            except Exception as exc:  # no node has joined yet, or the server is still away
                 shown = exc  # type: ignore[assignment]
             time.sleep(0.05)
         logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
@@ -151,12 +151,17 @@ class Cluster(ForkedFleet):
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
 
 
+def allowance(seconds: float) -> float:
+    """A limit for a quiet machine; longer while more processes want to run than there are cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def urls(site: Target, count: int, wait: float = 0.0) -> list[str]:
     return [f"{site.url}/{number}?wait={wait}" for number in range(count)]
 
 
 def check_items(cluster: Cluster, expected: list[str]) -> None:
-    """Every page's item exactly once, and the ledger balances."""
+    """Check that each page has its item exactly once, and that the counters balance."""
     shown = picture(cluster.frontier, cluster.run_id)
     assert shown.in_order
     assert shown.stats.done == len(expected)
@@ -165,12 +170,12 @@ def check_items(cluster: Cluster, expected: list[str]) -> None:
 
 
 def times_asked(site: Target) -> Counter[int]:
-    """How many pages were asked for how often."""
+    """The number of pages by how often they were requested."""
     return Counter(Counter(visit.path for visit in site.visits()).values())
 
 
 def most_crawlers(visits: list[Visit], window: float = 0.0) -> int:
-    """The largest number of nodes that had a request at the site in the same moment, give or take."""
+    """The largest number of nodes that had a request in flight within the same window of time."""
     moments = []
     for visit in visits:
         end = visit.start if visit.end is None else visit.end

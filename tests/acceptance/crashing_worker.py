@@ -1,6 +1,6 @@
-"""A worker that kills itself with SIGKILL between two steps, at the n-th time that it comes there.
+"""A worker that kills itself with SIGKILL between two steps, when it reaches that place for the n-th time.
 
-The worker is the real one: only the method behind which it dies is wrapped, in its own process.
+It is the real worker. Only the method after which it dies is wrapped, in its own process.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shoal.crawling.callbacks import Callbacks, Found
-from shoal.crawling.page import Parsed
+from shoal.crawling.leases import Outcome, Settler
+from shoal.crawling.page import Callbacks, Found, Parsed
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.settling import Outcome, Settler
 from shoal.fetch.http import HttpFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
@@ -25,16 +24,16 @@ from shoal.sinks.drainer import Drainer
 
 @dataclass(frozen=True)
 class Crash:
-    """Where to die. A step of an output has its name behind it, such as ``written items.jsonl``."""
+    """Where to die. For a step of an output, add the name of the output: ``written items.jsonl``."""
 
     step: str
     passing: int
     report: str
-    """A file that gets the URLs that the step was about."""
+    """A file to which the URLs of the step are written."""
 
 
 def arm(crash: Crash) -> None:
-    """Let this process die there."""
+    """Make this process die at that place."""
     step, _, output = crash.step.partition(" ")
     fuse = _Fuse(crash)
     match step:
@@ -110,7 +109,7 @@ def _after_parsing(fuse: _Fuse) -> None:
 
 
 def _while_completing(fuse: _Fuse) -> None:
-    """The server is told, and its answer is not waited for: nobody knows whether it happened."""
+    """Send the call to the server, and die before its response: nobody knows whether it happened."""
     original = Settler._complete
 
     async def commit(self: Settler, parsed: list[Parsed]) -> dict[int, Outcome]:
@@ -137,7 +136,7 @@ def _after_completing(fuse: _Fuse) -> None:
 
 
 def _after_draining(fuse: _Fuse, step: str, output: str) -> None:
-    """Between the steps of one output: written to the sink, made durable by it, its cursor saved."""
+    """Die after a step of one output: items written, items flushed, or cursor saved."""
     opening, moving = Drainer._open, Drainer._move
 
     async def opened(self: Drainer, claim: Claim) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of bad input and of fetching share: quick settings, a spider, and what holds after every crawl."""
+"""Helpers for the tests of bad input and of fetching: fast settings, a spider, and checks after every crawl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {
 
 
 class Pages(Spider):
-    """An item a page. What a test is about goes to ``handle``, and the page beside it to ``parse``."""
+    """Yields one item per page. ``handle`` gets the page under test, ``parse`` the healthy page."""
 
     name = "pages"
 
@@ -43,9 +43,9 @@ class Pages(Spider):
 async def crawl_beside(
     server: MisbehavingServer, *targets: str, spider: type[Spider] = Pages, **settings: Any
 ) -> tuple[list[dict[str, Any]], Summary]:
-    """Crawl URLs, or paths of the server, and a healthy page; the items without the healthy one's.
+    """Crawl URLs, or paths of the server, and a healthy page. Returns the items without that of the healthy page.
 
-    Whatever the targets do, the crawl ends by itself, nothing is lost, and the healthy page has its item.
+    Checks that the crawl ends by itself, that nothing is lost, and that the healthy page has its item.
     """
     healthy = f"{server.url}/leaf/healthy"
     urls = [target if target.startswith("http") else server.url + target for target in targets]
@@ -58,7 +58,7 @@ async def crawl_beside(
 
 
 async def ended(made: Crawl) -> tuple[list[dict[str, Any]], Summary]:
-    """The items and the summary of a crawl that must end by itself with a ledger that balances."""
+    """The items and the summary of a crawl, which must end by itself with balanced counters."""
     async with asyncio.timeout(15):
         done = await made
     summary = done.summary

@@ -1,4 +1,4 @@
-"""Faults that tests of fleets cause, and the whole of what a frontier says, to be compared before and after."""
+"""Faults for the tests of fleets, and snapshots of a frontier to compare before and after a fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.runs.start import RunSettings
 
 
 class Picture(NamedTuple):
-    """All that a frontier says of a run."""
+    """A snapshot of everything that a frontier reports about a run."""
 
     run: Run
     stats: Stats
@@ -51,22 +51,22 @@ def picture(frontier: str, run_id: str) -> Picture:
 
 
 def wrong_clock(seconds: float) -> dict[str, str]:
-    """The environment of a process whose wall clock is ahead by so much. What it sleeps and measures stays right."""
+    """Environment variables that move the wall clock of a process ahead. Its monotonic clock stays right."""
     found = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     assert found is not None, "these tests need libfaketime: apt-get install faketime"
     return {"LD_PRELOAD": str(found), "FAKETIME": f"{seconds:+.0f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def seconds_until_exit(process: subprocess.Popen[str], timeout: float) -> float:
-    """How long it goes on from now."""
+    """The seconds until the process ends."""
     began = time.monotonic()
     process.wait(timeout)
     return time.monotonic() - began
 
 
 class Wire:
-    """A way to a port of this machine that can fall silent: its connections stay open and nothing comes through, as
-    when a router between has lost them."""
+    """A proxy to a local port that can drop all traffic while its connections stay open, as when a router loses
+    them."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -78,11 +78,11 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def fall_silent(self) -> None:
-        """For all connections that there are, and those that are made until ``mend``: for good."""
+        """Drop the traffic of all connections, and of new ones until ``mend``. They never recover."""
         self._silent.set()
 
     def mend(self) -> None:
-        """For new connections."""
+        """Forward the traffic of new connections again."""
         self._silent = threading.Event()
 
     def _accept(self) -> None:
@@ -100,7 +100,7 @@ class Wire:
 
     def close(self) -> None:
         self._silent.set()
-        self._listener.shutdown(socket.SHUT_RDWR)  # or its thread would go on waiting
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the thread that waits for connections
         for each in self._sockets:
             each.close()
 
@@ -117,7 +117,7 @@ def _carry(here: socket.socket, there: socket.socket, silent: threading.Event) -
                 there.shutdown(socket.SHUT_WR)
                 return
             there.sendall(data)
-    except (OSError, ValueError):  # closed under it
+    except (OSError, ValueError):  # closed meanwhile
         pass
 
 

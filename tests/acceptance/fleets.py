@@ -1,4 +1,4 @@
-"""What the tests of fleets share: a frontier of its own on a real server, workers as processes, a site beside them."""
+"""Helpers for the tests of fleets: a new frontier on a real server, workers as processes, and a site."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pages(Spider):
 
 
 def frontier_url(kind: str, server: RedisServer | PostgresServer | None = None) -> str:
-    """The URL of an empty frontier on a server, by default on the one that tests share."""
+    """The URL of an empty frontier on a server, by default on the shared server."""
     name = "t" + secrets.token_hex(6)
     if kind == "redis":
         return f"{(server or shared(RedisServer)).url}?prefix={name}"
@@ -46,7 +46,7 @@ def frontier_url(kind: str, server: RedisServer | PostgresServer | None = None) 
 
 @contextmanager
 def site(pages: int, *, latency: float = 0.0) -> Iterator[str]:
-    """A site in a process of its own; its URL."""
+    """Run a site in its own process, and yield its URL."""
     command = [sys.executable, "-m", "tests.servers", "--pages", str(pages), "--latency", str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -57,7 +57,7 @@ def site(pages: int, *, latency: float = 0.0) -> Iterator[str]:
 
 
 def visits(url: str) -> list[tuple[str, str, float, float]]:
-    """What the site saw: host, path, start and end of each request, on its own clock."""
+    """The requests that the site received: host, path, start and end of each, by the clock of the site."""
     with urllib.request.urlopen(f"{url}/-/log") as answer:
         return [tuple(visit) for visit in json.load(answer)]
 
@@ -74,7 +74,7 @@ class Fleet:
         (folder / name).write_text(spider)
 
     def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """A command on this frontier, to its end."""
+        """Run a command on this frontier until it ends."""
         done = subprocess.run(
             [*SHOAL, *arguments, "--frontier", self.frontier],
             cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False,
@@ -83,7 +83,7 @@ class Fleet:
         return done
 
     def start(self, *urls: str, settings: dict[str, Any] | None = None, arguments: tuple[str, ...] = ()) -> str:
-        """Begin the run with these URLs; its run_id."""
+        """Start a run with these URLs, and return its run_id."""
         (self.folder / "urls.txt").write_text("\n".join(urls))
         options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
         done = self.shoal("start", self.name, "--urls-file", "urls.txt", "--new-run", *options, *arguments)
@@ -93,7 +93,7 @@ class Fleet:
     def worker(
         self, *arguments: str, settings: dict[str, Any] | None = None, env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """One more worker process; what it says on standard error is in a file ``worker-N.log``."""
+        """Start one more worker process. Its standard error goes to ``worker-N.log``."""
         options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
         command = [*SHOAL, "worker", self.name, "--run-id", self.run_id, "--frontier", self.frontier]
         with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
@@ -109,7 +109,7 @@ class Fleet:
         return found
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Until every worker that was not killed has left by itself, with exit code 0."""
+        """Wait until every worker has ended with exit code 0, except those that were killed."""
         until = time.monotonic() + timeout
         for number, process in enumerate(self.processes):
             code = process.wait(max(0.1, until - time.monotonic()))
@@ -130,8 +130,8 @@ class Fleet:
 
 
 class InProcessFleet(Fleet):
-    """Its commands run in this process, which spares most of a second for each: that a command starts as one of its own
-    is shown elsewhere. Workers are processes all the same."""
+    """A fleet whose commands run in this process, which saves almost a second for each. Workers are still processes.
+    Other tests run the commands as processes."""
 
     def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         out, err, code = io.StringIO(), io.StringIO(), 0

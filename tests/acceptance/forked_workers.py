@@ -1,7 +1,7 @@
-"""Workers that are there at once: processes that run the real command, forked from one that has imported it already.
+"""Workers that start at once: processes that run the real command, forked from one that has imported it.
 
-A worker that starts needs most of a second of a core for its imports. A test that kills one each second on a small
-machine would otherwise measure little else.
+A new worker needs almost a second of CPU time for its imports. A test that kills one per second on a small machine
+would spend its time on little else.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class ForkedWorker:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """With SIGKILL, and until it is dead."""
+        """Kill the worker with SIGKILL, and wait for its end."""
         self._process.kill()
         self._process.join()
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit code; that of a killed one is negative. None if it still works."""
+        """The exit code, negative if the worker was killed by a signal. None if it still runs."""
         self._process.join(timeout)
         return self._process.exitcode
 
@@ -75,7 +75,7 @@ class ForkedFleet(Fleet):
         self.workers: list[ForkedWorker] = []
 
     def fork(self, *arguments: str, settings: Mapping[str, object], crash: Crash | None = None) -> ForkedWorker:
-        """One more worker, which may be one that kills itself."""
+        """Start one more worker. With ``crash``, it kills itself there."""
         options = [f"--set={key}={value}" for key, value in settings.items()]
         log = self.folder / f"{self.run_id}-{len(self.workers)}.log"
         worker = ForkedWorker(self, log, [*options, *arguments], crash)
@@ -83,7 +83,7 @@ class ForkedFleet(Fleet):
         return worker
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Until every worker has ended: with exit code 0 unless it was killed."""
+        """Wait until every worker has ended, with exit code 0 unless it was killed."""
         until = time.monotonic() + timeout
         for number, worker in enumerate(self.workers):
             code = worker.wait(max(0.1, until - time.monotonic()))
@@ -100,7 +100,7 @@ class ForkedFleet(Fleet):
 
 
 def _work(folder: str, log: str, command: list[str], crash: Crash | None) -> NoReturn:
-    """The command, in the new process."""
+    """Run the command in the new process."""
     os.chdir(folder)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)

@@ -1,4 +1,4 @@
-"""Bodies that strangers send to stop a server, and a watch over the server that gets them."""
+"""Request bodies that try to overload a server, and a monitor of the server that receives them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def filled(before: bytes, part: bytes, after: bytes) -> bytes:
 
 
 def numbered(before: bytes, part: bytes, after: bytes, size: int = SIZE) -> bytes:
-    """The same with parts that all differ."""
+    """The same, but all parts differ."""
     return before + b",".join(part % number for number in range(size // (len(part) + 7))) + after
 
 
 def foreign_urls(count: int, labels: int = 40) -> list[str]:
-    """URLs whose host names are slow to convert to ASCII, and all differ."""
+    """URLs with different host names that are slow to convert to ASCII."""
     return [f"http://{'.'.join(['ü'] * labels)}{number}.example/" for number in range(count)]
 
 
@@ -49,11 +49,11 @@ BODIES: dict[str, bytes] = {
     "long and wrong": b'{"urls": ["http://a.example/"], "timeout": "' + b"x" * 100_000 + b'"}',
     "no json": b"\xff" * SIZE,
 }
-"""Each is refused."""
+"""The server refuses each of these."""
 
 
 class Watch:
-    """What others see of a server meanwhile: the longest that one of them waited, and its memory."""
+    """Sends requests to a server all the time. Records the longest wait, and the memory of the server."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -63,7 +63,7 @@ class Watch:
         self.before = self.memory()
 
     def memory(self, what: str = "VmHWM") -> int:
-        """The most that the process ever had, in MB."""
+        """The peak memory of the process, in MB."""
         line = next(line for line in self._status.read_text().splitlines() if line.startswith(what))
         return int(line.split()[1]) // 1024
 
@@ -96,7 +96,7 @@ def watched(api: Api) -> Iterator[Watch]:
 
 
 def post(api: Api, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and answer as it comes."""
+    """The status and the raw response."""
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=120)
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json", **api.headers})

@@ -1,7 +1,7 @@
-"""A name server whose answers change, and a guarded fetcher that asks it, in a network of their own.
+"""A name server whose answers change, and a guarded fetcher that uses it, in their own network namespace.
 
-The network has a loopback and nothing else, so no packet leaves it. Two of its addresses are public elsewhere: they
-stand for a site. The rest is as it always is: the system's resolver and its configuration, the look-ups, the sockets.
+The namespace has only a loopback device, so no packet leaves it. Two of its addresses are public elsewhere: they stand
+for a site. Everything else is real: the resolver of the system and its configuration, the look-ups, the sockets.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NAME = "rebinding.test"
 PUBLIC = "8.8.8.8"
 PUBLIC_6 = "2001:4860:4860::8888"
 
-# What is changed here is changed within: it begins with the command that goes there.
-_APART = ["unshare", "--mount", "--net"]
-_FURNISHED = f"""
+# The first command enters the namespace, the others set it up.
+_ENTER = ["unshare", "--mount", "--net"]
+_SET_UP = f"""
 ip link set lo up
 ip address add {PUBLIC}/32 dev lo
 ip address add {PUBLIC_6}/128 dev lo nodad
@@ -46,45 +46,45 @@ mount --bind "$0/nsswitch.conf" /etc/nsswitch.conf
 exec "$@"
 """
 
-_TYPES = {1: 4, 28: 6}  # A and AAAA, and the version of IP that they are for
+_TYPES = {1: 4, 28: 6}  # A and AAAA records, and their versions of IP
 
 
 class Outcome(NamedTuple):
     first: list[str]
-    """What the name was when it was looked up before all fetches, as one does who checks a URL and then opens it."""
+    """The addresses of a look-up before all fetches, as by code that checks a URL first and opens it then."""
     fetched: list[str]
-    """Of each fetch, one after the other: the address that served it, or the kind of the error."""
+    """For each fetch in order: the address that served it, or the kind of the error."""
     connections: dict[str, int]
-    """How often each address was connected to."""
+    """The number of connections to each address."""
 
 
 def fetch_while_rebinding(
     answers: Sequence[Sequence[str]], *, fetches: int, allowed: Sequence[str] = (), down: Sequence[str] = ()
 ) -> Outcome:
-    """What comes of it when each look-up of a name gets the next of these answers, and the first after the last."""
+    """Fetch while each look-up of the name gets the next of these answers, in a cycle."""
     task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down})
     return Outcome(*json.loads(said_apart("-m", "tests.acceptance.rebinding", task)))
 
 
 def said_apart(*words: str) -> str:
-    """What Python says when it is run with these words in a network of its own."""
-    if subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode:
-        why = "only root may have a network of its own"
+    """The output of Python with these arguments, in its own network namespace."""
+    if subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode:
+        why = "these tests need root, for a network namespace"
         pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "resolv.conf").write_text("nameserver 127.0.0.1\n")
         Path(folder, "nsswitch.conf").write_text("hosts: dns\n")
-        command = [*_APART, "sh", "-ec", _FURNISHED, folder, sys.executable, *words]
+        command = [*_ENTER, "sh", "-ec", _SET_UP, folder, sys.executable, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-# -- within that network
+# -- inside the namespace
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Has one name. A look-up of both kinds of addresses is two questions, so each kind has its own turn."""
+    """Serves one name. A look-up asks for both types of records, so each type has its own cycle."""
 
     def __init__(self, answers: Sequence[Sequence[str]]) -> None:
         self._answers: dict[int, Iterator[Sequence[str]]] = {kind: cycle(answers) for kind in _TYPES}

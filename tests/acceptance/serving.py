@@ -1,4 +1,4 @@
-"""What the tests of the API share: a server as a process, Celery workers beside it, and a small client."""
+"""Helpers for the tests of the API: a server as a process, Celery workers, and a small client."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.acceptance.fleets import SHOAL
+from tests.acceptance.target import Target
 from tests.databases import RedisServer, free_port
 from tests.servers import StreamServer
 
@@ -30,14 +31,14 @@ FAST = {
     "SHOAL_RETRY__BASE_DELAY": "0.1",
     "CELERY_TASK_RATE_LIMIT": "none",
 }
-"""A site on this machine may be crawled, and as fast as it can."""
+"""Settings that allow crawling sites on this machine, without a delay."""
 
 
-PATIENCE = 60.0  # seconds at least: a busy machine takes ten times as long as a quiet one
+PATIENCE = 60.0  # seconds: a busy machine takes ten times as long as an idle one
 
 
-def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it") -> Any:
-    """What the condition gives as soon as that is something."""
+def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it", pause: float = 0.05) -> Any:
+    """Call the condition until its result is true, and return that."""
     timeout = max(timeout, PATIENCE)
     end = time.monotonic() + timeout
     while True:
@@ -45,12 +46,19 @@ def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it")
         if found:
             return found
         assert time.monotonic() < end, f"after {timeout:g} s {what} is not so"
-        time.sleep(0.05)
+        time.sleep(pause)
+
+
+def stands_still(site: Target, seconds: float = 0.8) -> bool:
+    """Whether nobody asks the site for anything."""
+    before = len(site.visits())
+    time.sleep(seconds)
+    return len(site.visits()) == before
 
 
 @contextmanager
 def beside(server: Server) -> Iterator[Server]:
-    """One of the servers of the tests, on an event loop of its own: for tests that block."""
+    """Run a test server on an event loop in another thread, for tests that block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -67,7 +75,7 @@ def beside(server: Server) -> Iterator[Server]:
 
 
 class Process:
-    """A process with everything that it started, and what it said."""
+    """A process with its children and its output."""
 
     def __init__(self, command: Sequence[str], folder: Path, name: str, environ: dict[str, str]) -> None:
         self.name = name
@@ -78,7 +86,7 @@ class Process:
             )
 
     def kill(self) -> None:
-        """All of it, at once: like a power cut."""
+        """Kill the process and its children with SIGKILL."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -92,7 +100,7 @@ class Process:
 
 
 class Api:
-    """A server, seen by a caller."""
+    """A client of a server."""
 
     def __init__(self, folder: Path, environ: dict[str, str], arguments: Sequence[str] = ()) -> None:
         self.folder = folder
@@ -116,7 +124,7 @@ class Api:
             return False
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Status and decoded answer."""
+        """The status and the decoded response."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path,
@@ -135,7 +143,7 @@ class Api:
         return self.ask("GET", path)
 
     def text(self, path: str) -> str:
-        """What is no JSON."""
+        """A response that is not JSON."""
         with urllib.request.urlopen(
             urllib.request.Request(self.url + path, headers=self.headers), timeout=30
         ) as answer:
@@ -143,7 +151,7 @@ class Api:
             return body.decode()
 
     def batch(self, urls: Sequence[str], **more: Any) -> Any:
-        """The answer to a batch that must go well."""
+        """The response to a batch, which must succeed."""
         status, answer = self.ask("POST", "/api/crawl/batch", {"urls": list(urls), **more})
         assert status in (200, 202), answer
         return answer
@@ -161,7 +169,7 @@ class Api:
             after = page["next"]
 
     def wait(self, session_id: str, timeout: float = 60.0) -> dict[str, Any]:
-        """The session when it is over."""
+        """Wait for the end of a session, and return it."""
 
         def over() -> Any:
             status, page = self.get(f"/api/crawl/{session_id}?limit=1")
@@ -174,7 +182,7 @@ class Api:
 
 @contextmanager
 def serving(folder: Path, environ: dict[str, str] | None = None, *arguments: str) -> Iterator[Api]:
-    """The API on a port of its own, with a frontier in memory unless told otherwise."""
+    """Run the API on a free port, by default with a frontier in memory."""
     api = Api(folder, {**FAST, **(environ or {})}, arguments)
     try:
         yield api
@@ -183,7 +191,7 @@ def serving(folder: Path, environ: dict[str, str] | None = None, *arguments: str
 
 
 class Celery:
-    """A broker that forgets when it dies, a store that does not, workers, and what watches them."""
+    """A broker without persistence, a durable store, Celery workers, and Flower."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
@@ -194,7 +202,7 @@ class Celery:
             "CELERY_BROKER_URL": self.broker.url,
             "CELERY_RESULT_BACKEND": self.broker.url.removesuffix("/0") + "/1",
             "SHOAL_FRONTIER": self.store.url,
-            "SHOAL_LEASE__TTL": "4",
+            "SHOAL_LEASE__TTL": "6",
             **environ,
         }
         self.workers: list[Process] = []
@@ -211,14 +219,14 @@ class Celery:
         return made
 
     def start_workers(self, count: int) -> None:
-        """Until all of them answer."""
+        """Start workers, and wait until all of them answer."""
         for _ in range(count):
             self.worker()
         alive = sum(worker.process.poll() is None for worker in self.workers)
         until(lambda: self.status().get("workers") == alive, 40, f"a fleet of {alive} workers")
 
     def replace_the_dead(self) -> int:
-        """As those who run Celery have it done: some of its workers give up when their broker dies. How many."""
+        """Restart workers that have ended, as a supervisor does, and return their number. Some end with the broker."""
         dead = [worker for worker in self.workers if worker.process.poll() is not None]
         for worker in dead:
             self.workers.remove(worker)
@@ -226,10 +234,10 @@ class Celery:
         return len(dead)
 
     def control(self, *words: str) -> None:
-        """Celery's own word to its workers."""
+        """Send a control command to the workers."""
         done = subprocess.run(
             [*CELERY, "control", "--timeout", "1", *words], cwd=self.folder, env={**os.environ, **self.environ},
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -240,7 +248,7 @@ class Celery:
         return found
 
     def flower(self) -> str:
-        """Its URL."""
+        """The URL of Flower."""
         port = free_port()
         command = [*CELERY, "flower", f"--port={port}", "--address=127.0.0.1"]
         self._others.append(

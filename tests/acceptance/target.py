@@ -1,8 +1,8 @@
-"""A site in a process of its own that writes down who asked for what, and when.
+"""A site in its own process that records every request.
 
-What a page does is in its URL: ``/a?wait=0.5&status=503&after=2&link=/b&link=/c``, where ``after`` is its Retry-After.
-With ``gate=1`` it is not answered before `Target.open_gate`, with ``again=1`` not from the second time on. Each port is
-a host of its own to a crawler.
+The URL of a page says how it behaves: ``/a?wait=0.5&status=503&after=2&link=/b&link=/c``. ``after`` is its Retry-After.
+With ``gate=1`` it responds only after `Target.open_gate`, with ``again=1`` only to the first request. Each port is a
+separate host for a crawler.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from tests.servers import answer
 
 
 class Visit(NamedTuple):
-    """A request in seconds of the machine's monotonic clock, from its arrival to just before the answer is written.
+    """A request in seconds of the machine's monotonic clock, from its arrival to just before its response is written.
 
-    Both moments are never further apart from those of the next request than a crawler made them: a site that is slow
-    to look makes a pause longer, never shorter.
+    So a slow site can make the measured pause between two requests longer, never shorter.
     """
 
     host: str
@@ -34,11 +33,11 @@ class Visit(NamedTuple):
     agent: str
     start: float
     end: float | None
-    """None while it is answered; when the client left, if it did not wait."""
+    """The end of the response, or when the client disconnected. None while the request is in progress."""
 
 
 class Target:
-    """The site, seen from the tests."""
+    """The tests' view of the site."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.urls = urls
@@ -50,7 +49,7 @@ class Target:
             return body
 
     def visits(self, url: str | None = None) -> list[Visit]:
-        """In order of arrival; of one host, if its URL is given."""
+        """All requests in order of arrival, or those to one host."""
         seen = [Visit(*visit) for visit in json.loads(self._ask("log"))]
         return [visit for visit in seen if url is None or visit.host == host_of(url)]
 
@@ -58,11 +57,11 @@ class Target:
         self._ask("open")
 
     def mend(self) -> None:
-        """From now on no page has a ``status`` of its own."""
+        """Ignore ``status`` in URLs from now on."""
         self._ask("mend")
 
     def hurry(self) -> None:
-        """From now on no page has a ``wait`` of its own."""
+        """Ignore ``wait`` in URLs from now on."""
         self._ask("hurry")
 
     def wait_until(self, holds: Callable[[list[Visit]], bool], timeout: float = 60.0) -> list[Visit]:
@@ -73,7 +72,7 @@ class Target:
         return seen
 
     def wait_for(self, count: int, url: str | None = None, timeout: float = 60.0) -> list[Visit]:
-        """Until it, or one of its hosts, was asked so many times more than now."""
+        """Wait for this many more requests to the site, or to one of its hosts."""
         before = len(self.visits(url))
         host = None if url is None else host_of(url)
         return self.wait_until(
@@ -86,7 +85,7 @@ def host_of(url: str) -> str:
 
 
 def closest(visits: Sequence[Visit]) -> float:
-    """The shortest time from the end of a request to the start of the next; below 0 when two were there at once."""
+    """The shortest time from the end of a request to the start of the next; negative if two overlap."""
     ended, shortest = float("-inf"), float("inf")
     for visit in sorted(visits, key=lambda visit: visit.start):
         shortest = min(shortest, visit.start - ended)
@@ -106,7 +105,7 @@ def most_at_once(visits: Sequence[Visit]) -> int:
 
 @contextmanager
 def target(*robots: str | None) -> Iterator[Target]:
-    """The site with a port for each robots.txt; None: it has none."""
+    """Run the site with one port per robots.txt. None: no robots.txt."""
     command = [sys.executable, "-m", "tests.acceptance.target", json.dumps(robots or [None])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -116,11 +115,11 @@ def target(*robots: str | None) -> Iterator[Target]:
             server.kill()
 
 
-# -- the process itself
+# -- the process of the site
 
 
 class Site:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self) -> None:
         self.log: list[list[str | float | None]] = []
@@ -138,7 +137,7 @@ class Site:
             await asyncio.sleep(seconds)
 
     def order(self, word: str) -> bytes:
-        """What the tests ask for."""
+        """Handle a command of the tests."""
         if word == "open":
             self.gate.set()
         elif word == "mend":
@@ -155,7 +154,7 @@ class Site:
 
 
 class Connection(asyncio.Protocol):
-    """One request after the other."""
+    """One connection. Handles one request at a time."""
 
     def __init__(self, site: Site, robots: str | None) -> None:
         self._site = site
@@ -207,7 +206,7 @@ class Connection(asyncio.Protocol):
 
 async def serve(robots: list[str | None]) -> None:
     with suppress(OSError):
-        os.nice(-10)  # it is the one that measures
+        os.nice(-10)  # it measures times, so it must not be delayed
     loop, site, urls = asyncio.get_running_loop(), Site(), []
     for text in robots:
         made = await loop.create_server(lambda text=text: Connection(site, text), "127.0.0.1", 0, backlog=1024)  # type: ignore[misc]

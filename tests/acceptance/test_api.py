@@ -1,4 +1,4 @@
-"""Batches over HTTP: a real server, real sites beside it, and callers of every kind."""
+"""Batches over HTTP: a real server, real sites, and different kinds of callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.fleets import SHOAL, frontier_url
-from tests.acceptance.serving import Api, beside, serving, until
+from tests.acceptance.serving import PATIENCE, Api, beside, serving, stands_still, until
 from tests.acceptance.target import Target, most_at_once, target
 from tests.databases import free_port
 from tests.servers import CHARSETS, MisbehavingServer, StreamServer, read_body, read_head
@@ -399,8 +399,8 @@ def test_options_that_are_refused(api: Api, options: dict[str, Any], message: st
 def test_a_time_out_leaves_the_rest_pending(api: Api, site: Target) -> None:
     urls = [f"{site.url}/a", f"{site.url}/b?gate=1"]
     began = time.monotonic()
-    answer = api.batch(urls, timeout=0.6)
-    assert 0.5 < time.monotonic() - began < 5
+    answer = api.batch(urls, timeout=2)
+    assert 2 <= time.monotonic() - began < 30
     assert [result["status"] for result in answer["results"]] == ["success", "pending"]
     assert answer["results"][1] | {"content": None, "error": None, "url": urls[1]} == answer["results"][1]
     assert answer["state"] == "running"
@@ -439,9 +439,9 @@ def test_a_session_is_cancelled_at_once(api: Api, site: Target) -> None:
     session = api.batch(slow(site.url, 500), wait=False)["session_id"]
     site.wait_for(20)
     assert api.ask("DELETE", f"/api/crawl/{session}") == (200, {"session_id": session, "state": "cancelled"})
+    until(lambda: stands_still(site), what="the site left alone")
     seen = len(site.visits())
-    time.sleep(0.5)
-    assert len(site.visits()) == seen
+    assert seen < 400
     assert api.get(f"/api/crawl/{session}")[1]["state"] == "cancelled"
     assert 0 < len(api.results(session)) <= seen
     assert api.ask("DELETE", f"/api/crawl/{session}")[0] == 200
@@ -494,7 +494,7 @@ def test_a_browser_does_not_connect_again_and_again(api: Api, site: Target) -> N
         session = api.batch(urls)["session_id"]
         *_, (_, name, number, _) = stream(api, session)
         assert (name, number) == ("done", 1)
-        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=PATIENCE)
         connection.request("GET", f"/api/crawl/{session}/stream", headers={"Last-Event-ID": str(number)})
         assert connection.getresponse().status == 204
         connection.close()
@@ -640,12 +640,10 @@ def test_a_large_batch_does_not_keep_a_small_one_waiting(guarded: Api, same_host
     with target(None, None) as site, called(guarded, ANN) as ann, called(guarded, BOB) as bob:
         large = ann.batch(slow(site.url, 1000), wait=False)["session_id"]
         site.wait_for(10)
-        began = time.monotonic()
-        small = bob.batch(slow(site.urls[0 if same_host else 1] + "/small", 3), timeout=30)
-        took = time.monotonic() - began
+        before = ann.get(f"/api/crawl/{large}")[1]["progress"]["done"]
+        small = bob.batch(slow(site.urls[0 if same_host else 1] + "/small", 3), timeout=60)
         assert small["stats"]["success"] == 3
-        assert took < 1.5
-        assert ann.get(f"/api/crawl/{large}")[1]["progress"]["done"] < 500
+        assert ann.get(f"/api/crawl/{large}")[1]["progress"]["done"] - before < 200
         ann.ask("DELETE", f"/api/crawl/{large}")
 
 
@@ -653,9 +651,9 @@ def test_nor_does_it_on_a_store_that_others_share(tmp_path: Path, site: Target) 
     with serving(tmp_path, {"SHOAL_FRONTIER": frontier_url("redis")}) as api:
         large = api.batch(slow(site.url, 1000), wait=False)["session_id"]
         site.wait_for(10)
-        began = time.monotonic()
-        assert api.batch(slow(f"{site.url}/small", 3), timeout=30)["stats"]["success"] == 3
-        assert time.monotonic() - began < 2
+        before = api.get(f"/api/crawl/{large}")[1]["progress"]["done"]
+        assert api.batch(slow(f"{site.url}/small", 3), timeout=60)["stats"]["success"] == 3
+        assert api.get(f"/api/crawl/{large}")[1]["progress"]["done"] - before < 200
         api.ask("DELETE", f"/api/crawl/{large}")
 
 
@@ -695,7 +693,7 @@ def test_a_hundred_sessions_at_once(api: Api) -> None:
 
 def test_it_does_not_listen_elsewhere_without_a_token(tmp_path: Path) -> None:
     command = [*SHOAL, "serve", "--host", "0.0.0.0", "--port", str(free_port())]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert "SHOAL_SERVE__TOKEN" in done.stderr
 
@@ -762,7 +760,9 @@ def test_a_session_belongs_to_a_token_and_not_to_an_address(tmp_path: Path, site
     environ = {"SHOAL_SERVE__HOST": "0.0.0.0", "SHOAL_SERVE__TOKEN": ANN}
     with serving(tmp_path, environ) as api, called(api, ANN) as caller:
         session = caller.batch([f"{site.url}/a"])["session_id"]
-        connection = http.client.HTTPConnection("127.0.0.3", api.port, timeout=10, source_address=("127.0.0.2", 0))
+        connection = http.client.HTTPConnection(
+            "127.0.0.3", api.port, timeout=PATIENCE, source_address=("127.0.0.2", 0)
+        )
         connection.request("GET", f"/api/crawl/{session}", headers=caller.headers)
         assert connection.getresponse().status == 200
         connection.close()
@@ -811,7 +811,7 @@ def test_a_body_is_not_too_large(guarded: Api) -> None:
     body = json.dumps({"urls": ["http://127.0.0.1/" + "x" * 8000] * 20}).encode()
     headers = {"Authorization": f"Bearer {ANN}", "Content-Type": "application/json"}
     for chunked in (False, True):
-        connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=PATIENCE)
         parts = (body[begin : begin + 10_000] for begin in range(0, len(body), 10_000))
         more = {} if chunked else {"Content-Length": str(len(body))}
         connection.request("POST", "/api/crawl/batch", parts, {**headers, **more}, encode_chunked=chunked)
@@ -850,7 +850,7 @@ def test_there_are_not_too_many_sessions(guarded: Api, site: Target) -> None:
         def begin(number: int) -> tuple[int, str | None, Any]:
             body = json.dumps({"urls": [f"{site.url}/{number}?gate=1"], "wait": False}).encode()
             headers = {**ann.headers, "Content-Type": "application/json"}
-            connection = http.client.HTTPConnection("127.0.0.1", ann.port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", ann.port, timeout=PATIENCE)
             connection.request("POST", "/api/crawl/batch", body, headers)
             found = connection.getresponse()
             return found.status, found.headers["Retry-After"], json.load(found)
@@ -938,7 +938,7 @@ def test_a_session_does_not_keep_too_much(tmp_path: Path, odd: MisbehavingServer
 
 def test_a_session_is_not_over_while_another_server_has_its_pages(tmp_path: Path, site: Target) -> None:
     """Also if that one dies with them. Its end is told once."""
-    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "3"}
+    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "6"}
     (tmp_path / "second").mkdir()
     with beside(Receiver(200)) as receiver, serving(tmp_path, environ) as first:
         urls = [f"{site.url}/{number}?gate=1" for number in range(3)]
@@ -961,7 +961,7 @@ def test_a_session_is_not_over_while_another_server_has_its_pages(tmp_path: Path
 
 def test_a_session_whose_server_dies_goes_on_at_another(tmp_path: Path, site: Target) -> None:
     """Each is seen to by one server; what the dead one had in flight is fetched again, and nothing else."""
-    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "2", "SHOAL_DOWNLOAD_DELAY": "0"}
+    environ = {"SHOAL_FRONTIER": frontier_url("redis"), "SHOAL_LEASE__TTL": "6", "SHOAL_DOWNLOAD_DELAY": "0"}
     (tmp_path / "second").mkdir()
     with serving(tmp_path, environ) as first, serving(tmp_path / "second", environ) as second:
         urls = slow(site.url, 400)
@@ -983,7 +983,7 @@ def test_a_session_whose_server_dies_goes_on_at_another(tmp_path: Path, site: Ta
 
 
 def test_a_session_survives_the_death_of_its_server(tmp_path: Path, site: Target) -> None:
-    with serving(tmp_path, {"SHOAL_SERVE__KEEP_RESULTS": "1.5"}, "--frontier", "sqlite:///api.db") as api:
+    with serving(tmp_path, {"SHOAL_SERVE__KEEP_RESULTS": "10"}, "--frontier", "sqlite:///api.db") as api:
         urls = slow(site.url, 200)
         session = api.batch(urls, wait=False)["session_id"]
         site.wait_for(50)
@@ -1000,7 +1000,7 @@ def test_a_session_survives_the_death_of_its_server(tmp_path: Path, site: Target
 
 def test_sessions_for_which_there_is_no_place_yet_go_on_later(tmp_path: Path, site: Target) -> None:
     options = ("--frontier", "sqlite:///api.db")
-    environ = {"SHOAL_LEASE__TTL": "1.5"}
+    environ = {"SHOAL_LEASE__TTL": "4"}
     with serving(tmp_path, environ, *options) as api:
         sessions = [api.batch([f"{site.url}/{name}?gate=1"], wait=False)["session_id"] for name in "abc"]
         site.wait_until(lambda visits: sum("gate" in visit.path for visit in visits) == 3)
@@ -1024,11 +1024,11 @@ def test_it_ends_when_it_is_asked_to(tmp_path: Path, site: Target, waits: bool) 
         site.wait_until(lambda visits: any("gate" in visit.path for visit in visits))
         began = time.monotonic()
         api.process.process.send_signal(signal.SIGTERM)
-        api.process.process.wait(15)
-        assert time.monotonic() - began < 7
+        api.process.process.wait(PATIENCE)
+        assert time.monotonic() - began < 20  # pages in flight would take for ever
         assert "Traceback" not in api.process.said()
         if waits:
-            answer, streamed = (caller.result(10) for caller in callers)
+            answer, streamed = (caller.result(PATIENCE) for caller in callers)
             assert (answer["state"], answer["stats"]["pending"]) == ("running", 20)
             assert streamed == []
 

@@ -1,4 +1,4 @@
-"""Whatever the description of the API allows, and much that it does not: no request may make the server fail."""
+"""No request makes the server fail, whether the OpenAPI description allows it or not."""
 
 from __future__ import annotations
 

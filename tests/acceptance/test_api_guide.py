@@ -1,4 +1,4 @@
-"""The examples of the API's guide run, in order, and answer what the guide shows."""
+"""The examples of the API guide run in order, with the responses that the guide shows."""
 
 from __future__ import annotations
 

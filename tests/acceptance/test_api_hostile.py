@@ -1,4 +1,4 @@
-"""Bodies that strangers send to stop the server: it refuses them in little time and memory, and serves others."""
+"""The server refuses hostile bodies with little time and memory, and serves other callers meanwhile."""
 
 from __future__ import annotations
 

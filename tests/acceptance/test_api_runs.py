@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from shoal.urls.normalize import normalize_url
 from tests.acceptance.fleets import SHOAL, frontier_url
-from tests.acceptance.serving import Api, serving, until
+from tests.acceptance.serving import PATIENCE, Api, serving, stands_still, until
 from tests.acceptance.target import Target, host_of, target
 from tests.databases import RedisServer
 
@@ -99,13 +100,6 @@ def items_of(api: Api, run_id: str, limit: int = 7) -> list[Any]:
     return found
 
 
-def stands_still(site: Target, seconds: float = 0.8) -> bool:
-    """Whether nobody asks the site for anything."""
-    before = len(site.visits())
-    time.sleep(seconds)
-    return len(site.visits()) == before
-
-
 @contextmanager
 def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Shoal's own, as it was told to be started."""
@@ -135,7 +129,7 @@ def test_a_fleet_keeps_to_the_addresses_of_the_server_that_began(folder: Path, s
     with serving(folder, {"SHOAL_SERVE__ALLOW": "10.9.8.0/24"}, "--frontier", frontier_url("redis")) as api:
         begun = start(api, "Fleet", urls=[f"{site.url}/"])
         with working(folder, begun) as worker:
-            assert worker.wait(20) == 0
+            assert worker.wait(PATIENCE) == 0
         assert must(api.get(f"/api/runs/{begun['run_id']}/ledger"))["dead_kinds"] == {"address": 1}
         assert not site.visits()
 
@@ -155,7 +149,7 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
             assert stands_still(site)
             assert run_of(api, run_id)["stats"]["ready"] > 0
             assert must(api.ask("POST", f"/api/runs/{run_id}/resume"))["state"] == "running"
-            assert worker.wait(20) == 0
+            assert worker.wait(PATIENCE) == 0
         page = run_of(api, run_id)
         assert (page["state"], page["spider"], page["stats"]["done"], page["stats"]["dead"]) == (
             "finished", "pages", 41, 1
@@ -180,7 +174,7 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         assert must(api.ask("POST", f"/api/runs/{run_id}/resume"))["state"] == "running"
         assert must(api.ask("DELETE", f"/api/runs/{run_id}"), 409)["error"]["kind"] == "wrong state"
         with working(folder, begun) as worker:
-            assert worker.wait(20) == 0
+            assert worker.wait(PATIENCE) == 0
         assert len(items_of(api, run_id)) == 42
         assert must(api.get("/api/runs?spider=pages&limit=1"))["runs"][0]["run_id"] == run_id
         assert must(api.get("/api/runs?spider=other"))["runs"] == []
@@ -216,11 +210,11 @@ def test_hosts_are_changed_and_blocked_live(folder: Path, site: Target) -> None:
 
 def test_a_cluster_is_seen_and_scaled(folder: Path, site: Target) -> None:
     frontier = frontier_url("redis")
-    with serving(folder, None, "--frontier", frontier, "--set", "cluster.session=2") as api:
+    with serving(folder, None, "--frontier", frontier, "--set", "cluster.session=6") as api:
         urls = [f"{site.url}/{number}?wait=0.2" for number in range(2000)]
         run_id = start(api, "Fleet", urls=urls)["run_id"]
         assert must(api.get(f"/api/clusters/{run_id}"), 404)["error"]["kind"] == "no such cluster"
-        options = ["--run-id", run_id, "--frontier", frontier, "--session", "2", "--runner", "1", "--backup", "1"]
+        options = ["--run-id", run_id, "--frontier", frontier, "--session", "6", "--runner", "1", "--backup", "1"]
         with (
             command(folder, "node", "Fleet", "--name", "crawler_1", *options),
             command(folder, "node", "Fleet", "--name", "crawler_2", *options),
@@ -236,7 +230,7 @@ def test_a_cluster_is_seen_and_scaled(folder: Path, site: Target) -> None:
             page = seen(lambda page: sorted(page["roles"].values()) == ["backup", "runner"] and page["slots"])
             assert page["counts"] == {"runner": 1, "backup": 1}
             assert sorted(member["name"] for member in page["members"]) == ["crawler_1", "crawler_2"]
-            assert all(member["age"] < 5 and member["where"] for member in page["members"])
+            assert all(member["age"] < 6 and member["where"] for member in page["members"])
             (runner,) = (name for name, role in page["roles"].items() if role == "runner")
             assert page["slots"][0]["holder"] == runner
             assert {"joined", "elected"} <= {event["what"] for event in page["events"]}
@@ -295,6 +289,23 @@ def test_runs_in_a_file_survive_the_server(folder: Path, site: Target) -> None:
         assert start(api, "Here", urls=urls)["run_id"] != run_id
 
 
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_the_next_run_can_start_when_the_last_one_is_over(folder: Path, site: Target, store: str) -> None:
+    """A run that is shown as finished or cancelled has released its output and its place."""
+    options = [] if store == "memory" else ["--frontier", frontier_url(store)]
+    with serving(folder, None, "--set", "serve.max_sessions=1", *options) as api:
+        for number in range(5):
+            run_id = start(api, "Here", urls=[f"{site.url}/{number}"])["run_id"]
+            until(lambda: run_of(api, run_id)["state"] == "finished", pause=0, what="finished")  # noqa: B023
+            cancelled = start(api, "Here", urls=[f"{site.url}/{number}?gate=1"])["run_id"]
+            must(api.ask("POST", f"/api/runs/{cancelled}/cancel"))
+        answers: list[int] = []
+        same = [{"spider": "Here", "urls": [f"{site.url}/last?gate=1"]}] * 4
+        with ThreadPoolExecutor(4) as pool:
+            answers += pool.map(lambda body: api.ask("POST", "/api/runs", body)[0], same)
+        assert sorted(answers) == [201, 429, 429, 429]
+
+
 def test_private_addresses_are_not_crawled_for_callers(folder: Path, site: Target) -> None:
     with serving(folder, {"SHOAL_SERVE__ALLOW": ""}) as api:
         run_id = start(api, "Here", urls=[f"{site.url}/secret"])["run_id"]
@@ -308,11 +319,13 @@ def test_private_addresses_are_not_crawled_for_callers(folder: Path, site: Targe
 
 @pytest.fixture(scope="module", params=["memory", "redis", "postgresql"])
 def any_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Api, str]]:
-    """A server on each kind of store, with a run."""
+    """A server on each kind of store, with a finished run."""
     folder = project(tmp_path_factory.mktemp("api"))
     options = [] if request.param == "memory" else ["--frontier", frontier_url(request.param)]
     with serving(folder, None, *options) as api:
-        yield api, start(api, "Here", urls=["http://127.0.0.1:1/"])["run_id"]
+        run_id = start(api, "Here", urls=["http://127.0.0.1:1/"])["run_id"]
+        until_state(api, run_id, "finished")
+        yield api, run_id
 
 
 def test_batches_are_no_runs(any_api: tuple[Api, str], site: Target) -> None:

@@ -1,4 +1,4 @@
-"""As many workers as a backlog asks for: real processes that come, leave in good order, and are never left behind."""
+"""Autoscaling with real workers: they start with the backlog, stop cleanly, and none is left behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever servers, spiders, settings and disks get wrong costs only itself, says so clearly, and is counted.
+"""An error of a server, spider, setting or disk affects only one page, has a clear message, and is counted.
 
-The crawls go to servers on the loopback that misbehave on purpose. `crawl_beside` asserts what holds in all of them:
-the crawl ends by itself, its ledger balances, and the healthy page beside the trouble gives its item.
+The crawls use servers on the loopback that misbehave on purpose. `crawl_beside` checks after each crawl that it ended
+by itself, that its counters balance, and that a healthy page gave its item.
 """
 
 from __future__ import annotations
@@ -435,7 +435,7 @@ async def test_a_request_that_can_not_be_stored(bad: MisbehavingServer, caplog: 
     items, summary = await crawl_beside(bad, "/leaf/1", spider=Stores)
     assert items == []
     assert summary.dead_kinds == {"callback": 1}
-    assert re.search("RequestError: meta .* can't be stored", caplog.text)
+    assert re.search("RequestError: meta .* cannot be stored", caplog.text)
 
 
 async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> None:

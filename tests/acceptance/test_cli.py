@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes against the demo shop."""
+"""The command line as a user sees it: real processes against the demo shop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters whose coordinator or frontier is away, for all or for one, and whose clocks are wrong."""
+"""Clusters whose coordinator or frontier is unreachable, for all nodes or for one, or whose clocks are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from redis import Redis
 
 from shoal.cluster.election import roles
 from shoal.ports import Counts
-from tests.acceptance.clusters import COORDINATORS, SESSION, Cluster, check_items, coordinator_url, most_crawlers, urls
+from tests.acceptance.clusters import (
+    COORDINATORS,
+    SESSION,
+    Cluster,
+    allowance,
+    check_items,
+    coordinator_url,
+    most_crawlers,
+    urls,
+)
 from tests.acceptance.faults import wire, wrong_clock
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.target import Target, target
@@ -60,7 +69,7 @@ def test_a_coordinator_that_is_back_soon(cluster: Cluster, server: DatabaseServe
     server.kill()
     server.start()
     site.hurry()
-    cluster.wait(60)
+    cluster.wait(120)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 2
 
@@ -77,7 +86,7 @@ def test_without_a_coordinator_nobody_crawls(cluster: Cluster, server: DatabaseS
     assert max(visit.start for visit in site.visits()) < killed + SESSION
     server.start()
     site.hurry()
-    cluster.wait(60)
+    cluster.wait(120)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 2
 
@@ -92,7 +101,7 @@ def test_counts_outlive_all_sessions(cluster: Cluster, server: DatabaseServer, s
     site.wait_for(10)
     cluster.until(lambda shown: shown.counts == Counts(1, 1) and len(shown.members) == 3)
     site.hurry()
-    cluster.wait(60)
+    cluster.wait(120)
     check_items(cluster, pages)
 
 
@@ -105,7 +114,7 @@ def test_a_coordinator_that_refuses_for_a_moment(tmp_path: Path, site: Target) -
             time.sleep(1.0)
             operator.config_set("maxmemory", "0")
             site.hurry()
-            cluster.wait(60)
+            cluster.wait(120)
             check_items(cluster, pages)
 
 
@@ -128,9 +137,9 @@ def test_one_that_is_cut_off_from_the_coordinator(cluster: Cluster, server: Data
         late = [visit for visit in site.visits() if visit.agent == "crawler_1" and visit.start > cut + SESSION]
         assert late == []
         to_coordinator.mend()
-        cluster.until(lambda shown: roles(shown).get("crawler_1") == "backup", timeout=30)
+        cluster.until(lambda shown: roles(shown).get("crawler_1") == "backup")
         site.hurry()
-        cluster.wait(90)
+        cluster.wait(120)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 2
 
@@ -149,13 +158,13 @@ def test_one_that_is_cut_off_from_the_frontier(tmp_path: Path, site: Target) -> 
             cluster.until_complete(1, 1)
             site.wait_for(20)
             to_frontier.fall_silent()
-            cluster.until(lambda shown: roles(shown).get("crawler_2") == "runner", timeout=30)
+            cluster.until(lambda shown: roles(shown).get("crawler_2") == "runner")
             site.wait_until(lambda visits: visits[-1].agent == "crawler_2")
             assert not next(member for member in cluster.view().members if member.name == "crawler_1").fit
             to_frontier.mend()
-            cluster.until(lambda shown: all(member.fit for member in shown.members), timeout=30)
+            cluster.until(lambda shown: all(member.fit for member in shown.members))
             site.hurry()
-            cluster.wait(90)
+            cluster.wait(120)
             check_items(cluster, pages)
             assert ("retired", "crawler_1") in [(event.what, event.member) for event in cluster.events()]
             assert most_crawlers(site.visits()) <= 1
@@ -171,7 +180,7 @@ def test_one_server_for_both_that_is_killed_and_restarted(kind: str, tmp_path: P
             time.sleep(1.5 * SESSION)
             server.start()
             site.hurry()
-            cluster.wait(60)
+            cluster.wait(120)
             check_items(cluster, pages)
             assert most_crawlers(site.visits()) <= 2
 
@@ -186,14 +195,14 @@ def test_clocks_that_are_wrong_by_an_hour(kind: str, tmp_path: Path, site: Targe
         cluster.start(*pages)
         ahead = cluster.node_of_its_own("crawler_1", 2, 1, session, wrong_clock(3600))
         cluster.node_of_its_own("crawler_2", 2, 1, session, wrong_clock(-3600))
-        cluster.until_complete(2, 0, timeout=30)
+        cluster.until_complete(2, 0)
         cluster.node("crawler_3", runner=2, backup=1, session=session)
         cluster.until_complete(2, 1)
         time.sleep(1.2 * session)
         assert not [event for event in cluster.events() if event.what in ("lost", "retired", "took over")]
         ahead.kill()
         took = cluster.until(lambda shown: roles(shown).get("crawler_3") == "runner")
-        assert took < session + 2.0
+        assert took < session + allowance(2.0)
         site.hurry()
-        cluster.wait(60)
+        cluster.wait(120)
         check_items(cluster, pages)

@@ -1,4 +1,4 @@
-"""Runners and Backup Runners as processes: who dies is replaced, nothing is lost, and never do too many crawl."""
+"""Runners and Backup Runners as processes: a dead Runner is replaced, nothing is lost, and never too many crawl."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.acceptance.clusters import (
     FRONTIER_OF,
     SESSION,
     Cluster,
+    allowance,
     check_items,
     coordinator_url,
     most_crawlers,
@@ -74,8 +75,8 @@ def test_a_killed_runner_is_replaced_and_every_item_is_there_once(cluster: Clust
     killed = time.monotonic()
     visits = site.wait_until(lambda visits: any(visit.agent in backups for visit in visits))
     first = next(visit for visit in visits if visit.agent in backups)
-    assert first.start - killed < SESSION + 1.0
-    cluster.wait(60)
+    assert first.start - killed < SESSION + allowance(1.0)
+    cluster.wait(120)
     check_items(cluster, pages)
     (event,) = [event for event in cluster.events() if event.what == "took over"]
     assert (event.member, event.detail) == (first.agent, victim)
@@ -99,7 +100,7 @@ def test_a_cascade_of_deaths(cluster: Cluster, site: Target) -> None:
         cluster.node(name)
     cluster.until_complete()
     site.hurry()
-    cluster.wait(90)
+    cluster.wait(120)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 3
 
@@ -123,7 +124,7 @@ def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target)
     assert [visit for visit in site.visits() if visit.agent == victim and visit.start > continued] == []
     assert before.stats.items < 1000  # it had the chance to do harm
     site.hurry()
-    cluster.wait(60)
+    cluster.wait(120)
     check_items(cluster, pages)
     assert most_crawlers(site.visits()) <= 3
     log = cluster.nodes[victim].log.read_text()
@@ -165,10 +166,10 @@ def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Targ
     site.wait_for(10)
     (runner,) = cluster.with_role("runner")
     cluster.nodes[runner].signal(signal.SIGTERM)
-    assert cluster.nodes[runner].wait(5) == 0
+    assert cluster.nodes[runner].wait(120) == 0
     left = time.monotonic()
     visits = site.wait_until(lambda visits: len({visit.agent for visit in visits}) == 2)
-    assert visits[-1].start - left < 2.0
+    assert visits[-1].start - left < allowance(2.0)
     site.hurry()
     cluster.wait()
     check_items(cluster, pages)
@@ -199,7 +200,7 @@ def test_the_same_name_twice_is_refused_while_the_other_lives(cluster: Cluster, 
     first = cluster.node("crawler_1", runner=1, backup=1)
     cluster.until_complete(1, 0)
     twin = cluster.node("crawler_1", runner=1, backup=1)
-    assert twin.wait(30) == 1
+    assert twin.wait(120) == 1
     assert "crawler_1" in twin.log.read_text()
     assert first.is_alive
     cluster.workers.remove(twin)
@@ -230,7 +231,7 @@ def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> No
     cluster.until_complete(1, 4)
     changed = time.monotonic()
     site.hurry()
-    cluster.wait(90)
+    cluster.wait(120)
     check_items(cluster, pages)
     assert len({visit.agent for visit in site.visits() if visit.start > changed}) == 1
     assert set(times_asked(site)) <= {1, 2}  # a page in flight may be given back
@@ -267,7 +268,7 @@ def test_what_a_dead_runner_had_is_given_back_though_its_slot_is_gone(redis: Clu
     redis.nodes[redis.with_role("runner")[1]].kill()
     redis.shoal("cluster", "scale", redis.run_id, "--coordinator", redis.coordinator, "--runner", "1")
     site.hurry()
-    redis.wait(30)  # leases last 300 s
+    redis.wait(120)  # leases last 300 s
     check_items(redis, pages)
 
 
@@ -279,10 +280,10 @@ def test_another_cluster_on_the_same_run_is_told_from_a_successor(redis: Cluster
     redis.until_complete(1, 0)
     site.wait_for(10)
     second = redis.node("crawler_2", runner=1, backup=0, coordinator=coordinator_url("zookeeper"))
-    assert first.wait(20) == 1
+    assert first.wait(120) == 1
     assert "check --coordinator" in first.log.read_text()
     site.hurry()
-    assert second.wait(30) == 0
+    assert second.wait(120) == 0
     check_items(redis, pages)
 
 
@@ -310,7 +311,7 @@ def test_what_a_dead_runner_had_not_begun_is_not_lost(redis: Cluster, site: Targ
     redis.nodes["crawler_1"].kill()
     site.open_gate()
     site.hurry()
-    redis.wait(30)  # leases last 300 s
+    redis.wait(120)  # leases last 300 s
     check_items(redis, pages)
 
 
@@ -324,7 +325,7 @@ def test_a_runner_without_a_successor_is_mourned_at_once(redis: Cluster, site: T
     site.wait_for(20)
     redis.nodes["crawler_1"].kill()
     site.hurry()
-    redis.wait(60)
+    redis.wait(120)
     check_items(redis, pages)
 
 
@@ -359,7 +360,7 @@ def test_failover_works_again_after_a_dead_one_is_back(redis: Cluster, site: Tar
         redis.node(victim, runner=2, backup=1)
         redis.until_complete(2, 1)
     site.hurry()
-    redis.wait(90)
+    redis.wait(120)
     check_items(redis, pages)
 
 
@@ -377,7 +378,7 @@ def test_a_dead_backup_is_noticed_and_the_next_one_takes_over(cluster: Cluster, 
     cluster.until(lambda shown: roles(shown).get(heir) == "runner")
     assert ("lost", backup) in [(event.what, event.member) for event in cluster.events()]
     site.hurry()
-    cluster.wait(90)
+    cluster.wait(120)
     check_items(cluster, pages)
 
 
@@ -388,7 +389,7 @@ def test_nothing_of_the_crawl_is_in_zookeeper(tmp_path: Path, site: Target) -> N
         cluster.start(*pages)
         for number in (1, 2, 3):
             cluster.node(f"crawler_{number}", runner=2, backup=1, session=10.0)
-        cluster.wait(60)
+        cluster.wait(120)
         check_items(cluster, pages)
         found = znodes(cluster.coordinator)
     assert max(len(data) for data, _ in found.values()) < 500
@@ -430,7 +431,7 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
         cluster.nodes[victim].kill()
         cluster.until(lambda shown: any(slot.holder not in ("", victim) for slot in shown.slots))
         site.hurry()
-        cluster.wait(60)
+        cluster.wait(120)
         check_items(cluster, pages)
         lines = (tmp_path / "pages.jsonl").read_text().splitlines()
         assert sorted(json.loads(line)["url"] for line in lines) == sorted(pages)
@@ -457,6 +458,6 @@ def test_a_second_runner_stands_by_though_there_is_a_slot(tmp_path: Path, site: 
 def test_two_runners_cant_share_a_file(tmp_path: Path) -> None:
     with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
         refused = cluster.node("crawler_1", runner=2, backup=0)
-        assert refused.wait(20) == 2
+        assert refused.wait(120) == 2
         assert "one Runner at a time" in refused.log.read_text()
         cluster.workers.clear()

@@ -1,4 +1,4 @@
-"""Crawls of a real server on loopback, started from code: what a spider may be, and what the engine promises."""
+"""Crawls of a real server on loopback, started from code: kinds of spiders, and the promises of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items in PostgreSQL and MariaDB: what becomes of each value, and what a server's faults do to them (nothing)."""
+"""Items in PostgreSQL and MariaDB: how each value is stored, and that faults of the server lose nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A fleet under faults: workers that fall asleep, servers that do, clocks that are wrong, wires that are cut.
+"""A fleet under faults: frozen workers, frozen servers, wrong clocks, cut connections.
 
-What was fetched when is measured at the target, by its own clock.
+The times of fetches are measured at the target, by its own clock.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(frontier: str, tmp_p
         before, woken = picture(frontier, fleet.run_id), time.monotonic()
         assert before.stats.leased >= 2
         os.kill(early.pid, signal.SIGCONT)
-        refused = f"lease lost; its work is not counted url={marks[0].read_text()}"
+        refused = f"lease lost; the page is not counted url={marks[0].read_text()}"
         wait_until(lambda: refused in log_of(fleet, 0), "refused")
         time.sleep(0.5)  # in which it would renew and give back whatever else it had
         assert picture(frontier, fleet.run_id) == before
@@ -163,7 +163,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(frontier: str, tmp_p
         before, woken = picture(frontier, fleet.run_id), time.monotonic()
         os.kill(late.pid, signal.SIGCONT)
         fleet.wait(15)
-        assert f"lease lost; its work is not counted url={marks[1].read_text()}" in log_of(fleet, 1)
+        assert f"lease lost; the page is not counted url={marks[1].read_text()}" in log_of(fleet, 1)
         assert picture(frontier, fleet.run_id) == before
         assert [visit for visit in site.visits() if visit.start >= woken] == []
         for number in range(3):

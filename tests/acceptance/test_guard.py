@@ -1,4 +1,4 @@
-"""What strangers ask for is not fetched from where they must not look: by no spelling, name, redirect or proxy."""
+"""Callers of the API cannot make it fetch from forbidden addresses: by no spelling, name, redirect or proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A crawl that is killed again and again, and started again with the same command."""
+"""A crawl that is killed repeatedly, and resumed with the same command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--metrics-port` of real processes: the figures are those of the ledger, and a scrape answers whatever happens."""
+"""`--metrics-port` of real processes: metrics agree with the counters, and a scrape always gets a response."""
 
 from __future__ import annotations
 

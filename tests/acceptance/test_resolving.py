@@ -1,4 +1,4 @@
-"""Names that no server answers for do not keep the others waiting."""
+"""Host names without an answer do not delay other hosts."""
 
 from __future__ import annotations
 

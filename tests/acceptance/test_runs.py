@@ -1,4 +1,4 @@
-"""Runs on a fleet as a person starts, watches and ends them."""
+"""Runs on a fleet: started, watched and stopped by commands."""
 
 from __future__ import annotations
 

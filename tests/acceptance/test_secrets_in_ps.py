@@ -1,4 +1,4 @@
-"""Passwords are on no command line of a process that Shoal starts: every user of a machine can read those."""
+"""No process that Shoal starts has a password on its command line, which every user of a machine can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/start-distributed`: all parts of distributed crawling at one command, kept alive, and gone at Ctrl-C."""
+"""`scripts/start-distributed` starts all parts of distributed crawling, restarts them, and stops them at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_private(fleet: Distributed) -> None:
 
 def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     fleet = start("2")
-    fleet.wait_for("Ctrl-C stops all of it.")
+    fleet.wait_for("Press Ctrl-C to stop everything.")
     for name in ("redis", "api", "worker-1", "worker-2", "flower"):
         assert fleet.pid(name) in fleet.processes
     status = fleet.ask("api", "/api/crawl/distributed/status")
@@ -173,13 +173,13 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
 
     before = fleet.processes
     os.kill(fleet.pid("worker-1"), signal.SIGKILL)
-    fleet.wait_for("worker-1 was killed by signal 9; another takes its place in 1 s")
-    fleet.wait_for("worker-1 is started again: process ")
+    fleet.wait_for("worker-1 was killed by signal 9; restarting in 1 s")
+    fleet.wait_for("worker-1 restarted: process ")
     fleet.wait_until(lambda: fleet.ask("api", "/api/crawl/distributed/status")["workers"] == 2)
     assert len(fleet.processes) == len(before)  # the children of the one that was killed are gone with it
 
     assert fleet.stop(signal.SIGINT) == 0, fleet.said
-    assert "killed, as" not in fleet.said
+    assert "killed because" not in fleet.said
     assert fleet.processes == set()
     assert all(map(is_free, fleet.ports.values()))
 
@@ -188,8 +188,8 @@ def test_pages_in_work_are_finished_and_a_redis_that_answers_is_used(start: Call
     with closing(RedisServer()) as redis, target() as site:
         fleet = start("1", CELERY_BROKER_URL=redis.url, SHOAL_SERVE__TOKEN="secret", SHOAL_FLOWER_PASSWORD="my-own")
         fleet.wait_for('-H "Authorization: Bearer $SHOAL_SERVE__TOKEN"')
-        fleet.wait_for("Ctrl-C stops all of it.")
-        assert f"redis: the one at {redis.url} is used" in fleet.said
+        fleet.wait_for("Press Ctrl-C to stop everything.")
+        assert f"redis: using the server at {redis.url}" in fleet.said
         assert "my-own" not in fleet.said
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"http://127.0.0.1:{fleet.ports['flower']}/")

@@ -1,4 +1,4 @@
-"""The queue for people with their own scripts, on every store that outlives a process."""
+"""`UrlWorkQueue`, the queue for your own scripts, on every durable store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody who can write to the store can't have a worker do: write files, use proxies, change its spider."""
+"""A writer to the store cannot make a worker write files, use proxies, or change its spider."""
 
 from __future__ import annotations
 

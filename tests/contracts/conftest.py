@@ -36,7 +36,7 @@ class MemoryHarness(Harness):
 
 
 class SQLiteHarness(Harness):
-    """The frontier in a file, which one process uses."""
+    """The SQLite frontier: a file that one process uses."""
 
     durable = True
     keeps_leases = False
@@ -52,7 +52,7 @@ class SQLiteHarness(Harness):
         return await SQLiteStore.open(self._path, clock=self._clock)
 
     async def revive_store(self) -> Store:
-        """Copy the files while the store is open: that is what another process sees after a kill."""
+        """Open a copy of the files, made while the store is open: the state after a kill."""
         old, self._path = self._path, self._next_path()
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
@@ -83,12 +83,12 @@ BACKENDS: dict[str, Callable[[], Harness]] = {
 
 @pytest.fixture(params=list(BACKENDS.values()), ids=list(BACKENDS))
 def harness(request: pytest.FixtureRequest) -> Harness:
-    """Each backend in turn."""
+    """One backend after the other."""
     made: Harness = request.param()
     return made
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
-    """A schema of its own on the PostgreSQL server that the tests share."""
+    """The URL of a new schema on the shared PostgreSQL server."""
     return f"{shared(PostgresServer).url}?schema={schema_for(request)}"

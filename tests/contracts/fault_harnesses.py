@@ -19,10 +19,10 @@ _numbers = count(1)
 
 
 class _Faults(ServerFaultHarness):
-    """A store of its own on a server that several tests use, one after the other."""
+    """A new store on a server that several tests use, one after the other."""
 
     parameter: ClassVar[str]
-    """The parameter of the URL that keeps stores apart."""
+    """The URL parameter that separates stores."""
 
     def __init__(self, server: DatabaseServer) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Faults(ServerFaultHarness):
 
 
 class RedisFaults(_Faults):
-    """Stores have prefixes."""
+    """Separates stores by prefixes."""
 
     parameter = "prefix"
 
@@ -63,7 +63,7 @@ class RedisFaults(_Faults):
 
 
 class PostgresFaults(_Faults):
-    """Stores have schemas."""
+    """Separates stores by schemas."""
 
     parameter = "schema"
 

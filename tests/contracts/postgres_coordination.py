@@ -1,4 +1,4 @@
-"""The coordinator in PostgreSQL, on the one server that the tests share."""
+"""The harness of the PostgreSQL coordinator, on the shared server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EMPTY = "; ".join(f"DELETE FROM {SCHEMA}.{table}" for table in ("cluster", "mem
 
 
 class PostgresCoordination(CoordinatorHarness):
-    """Each test has the schema for itself: one is made, and emptied for the next."""
+    """All tests use one schema, one after the other. It is emptied before each."""
 
     async def connect(self, cluster: str = "cluster", ttl: float = TTL) -> Coordinator:
         server = shared(PostgresServer)
@@ -27,4 +27,4 @@ class PostgresCoordination(CoordinatorHarness):
         return made
 
     async def abandon(self, coordinator: Coordinator) -> None:
-        """Nobody is to beat for it any more: it has no other sign of life."""
+        """Do nothing: without further calls of `beat`, the session expires."""

@@ -1,4 +1,4 @@
-"""The frontier in PostgreSQL, on the server that the tests share."""
+"""The harness of the PostgreSQL frontier, on the shared server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELETE FROM {SCHEMA}.event; DELETE FROM {SCHEMA}.role; DELETE FROM {SCHEMA}.note
 
 
 class PostgresHarness(Harness):
-    """All tests use one schema, which is emptied for each of them."""
+    """All tests use one schema, which is emptied before each."""
 
     durable = True
     drift = 0.99
@@ -44,7 +44,7 @@ class PostgresHarness(Harness):
         return await PostgresStore.open(self._url, offset=lambda: self._offset)
 
     async def revive_store(self) -> Store:
-        """Another process has only its own connections."""
+        """Open the store with new connections, as another process does."""
         await self.store.close()
         return await self._open()
 

@@ -1,4 +1,4 @@
-"""What the tests of the frontier in PostgreSQL share."""
+"""Helpers for the tests of the PostgreSQL frontier."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def opened(url: str, run_id: str = "run", options: FrontierOptions = WIDE)
 
 
 async def ask(url: str, statement: str, *arguments: Any) -> Any:
-    """Run a statement on the server, past the store."""
+    """Run a statement on the server directly, without the store."""
     link = await asyncpg.connect(url.partition("?")[0])
     try:
         return await link.fetchval(statement, *arguments)
@@ -73,7 +73,7 @@ UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 
 
 
 async def check_tables(url: str) -> None:
-    """The tables of the store at this URL agree with each other."""
+    """Check that the tables of the store at this URL are consistent."""
     link = await asyncpg.connect(url.partition("?")[0])
     functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):

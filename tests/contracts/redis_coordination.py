@@ -1,4 +1,4 @@
-"""The coordinator on Redis, on the one server that the tests share."""
+"""The harness of the Redis coordinator, on the shared server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _prefixes = (f"c{uuid4().hex[:8]}-{number}" for number in count(1))
 
 
 class RedisCoordination(CoordinatorHarness):
-    """Each test has a prefix of its own."""
+    """Each test has its own prefix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,4 +25,4 @@ class RedisCoordination(CoordinatorHarness):
         return await RedisCoordinator.open(self._url, cluster, ttl)
 
     async def abandon(self, coordinator: Coordinator) -> None:
-        """Nobody is to beat for it any more: it has no other sign of life."""
+        """Do nothing: without further calls of `beat`, the session expires."""

@@ -1,4 +1,4 @@
-"""The frontier on a Redis server, for the contract suite."""
+"""The harness of the Redis frontier, on the shared server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = count(1)
 
 
 class RedisHarness(Harness):
-    """Each store has its own prefix on the server that the tests share. Its time is the server's plus an offset."""
+    """Each store has its own prefix. Its time is that of the server plus an offset."""
 
     durable = True
     keeps_leases = True
@@ -31,7 +31,7 @@ class RedisHarness(Harness):
         return await self._open()
 
     async def revive_store(self) -> Store:
-        """Another process has only its own connections."""
+        """Open the store with new connections, as another process does."""
         await self.store.close()
         return await self._open()
 

@@ -1,4 +1,4 @@
-"""The item log of a server that went back in time has other items under the same numbers: no cursor may pass them."""
+"""After a rewind, the item log has other items under the same numbers. No cursor may skip them."""
 
 from __future__ import annotations
 

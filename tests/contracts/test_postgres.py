@@ -1,4 +1,4 @@
-"""What is particular to the frontier in PostgreSQL: its faults, its schema, many workers at once, its plans."""
+"""The PostgreSQL frontier beyond the contract: faults, schema, concurrent workers, query plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.stores.postgres import client, schema
-from shoal.testing.server_faults import until_back
+from shoal.testing.server_faults import wait_until_back
 from shoal.testing.steps import check_balance, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
 from tests.databases import PostgresServer, RedisServer, shared
@@ -175,7 +175,7 @@ async def test_a_connection_that_an_administrator_ends(url: str) -> None:
         await frontier.push(pages(1))
         await asyncio.gather(*(frontier.stats() for _ in range(8)))
         await ask(url, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'shoal'")
-        await until_back(frontier)
+        await wait_until_back(frontier)
         assert await frontier.push(pages(1, 2)) == Pushed(1, 1)
 
 

@@ -1,4 +1,4 @@
-"""The clock of a PostgreSQL server is set by an hour, both ways."""
+"""The clock of a PostgreSQL server steps by an hour, forward and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the coordinator in PostgreSQL: its faults, its one connection, its sessions."""
+"""The PostgreSQL coordinator beyond the contract: faults, its single connection, sessions."""
 
 from __future__ import annotations
 

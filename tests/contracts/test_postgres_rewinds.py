@@ -1,4 +1,4 @@
-"""A database that is restored from a backup while its clients go on, and answers that are lost on their way."""
+"""A database that is restored from a backup while clients use it, and lost responses."""
 
 from __future__ import annotations
 

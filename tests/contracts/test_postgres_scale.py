@@ -1,4 +1,4 @@
-"""Large pages, many hosts, many runs and long deletions in PostgreSQL: nobody else waits for them."""
+"""Large pages, many hosts, many runs and long deletions in PostgreSQL do not delay other clients."""
 
 from __future__ import annotations
 

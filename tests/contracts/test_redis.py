@@ -1,4 +1,4 @@
-"""What is particular to the frontier on Redis: its server can be away, full, someone else's, or not Redis at all."""
+"""The Redis frontier beyond the contract: a server that is away, full, used by another program, or not Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the coordinator on Redis: its server can be away, come back, or come back empty."""
+"""The Redis coordinator beyond the contract: its server is away, comes back, or comes back empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis server that comes back older than its clients, and answers that were lost."""
+"""A Redis server that restarts with older data than its clients have seen, and lost responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not keep a Redis server from the others: large pages, many hosts, many runs, many who poll; and clocks."""
+"""Large pages, many hosts, many runs and many polling workers do not block a Redis server; clock steps."""
 
 from __future__ import annotations
 

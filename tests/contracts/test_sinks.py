@@ -38,7 +38,7 @@ class FileHarness(SinkHarness):
     ending: str
 
     def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
-        options = "?max_columns=4" if self.unfit is not None else ""
+        options = "?max_columns=4" if self.rejected_item is not None else ""
         return open_sink(f"{self.path}{options}", run_id=run_id, on_reject=on_reject)
 
 
@@ -51,7 +51,7 @@ class JsonLinesHarness(FileHarness):
 
 class CsvHarness(FileHarness):
     ending = "csv"
-    unfit = _TOO_WIDE
+    rejected_item = _TOO_WIDE
 
     async def read(self) -> list[dict[str, Any]]:
         with self.path.open(newline="") as file:
@@ -60,7 +60,7 @@ class CsvHarness(FileHarness):
 
 class ParquetHarness(FileHarness):
     ending = "parquet"
-    unfit = _TOO_WIDE
+    rejected_item = _TOO_WIDE
 
     async def read(self) -> list[dict[str, Any]]:
         return list(pq.read_table(self.path).to_pylist())
@@ -69,7 +69,7 @@ class ParquetHarness(FileHarness):
 class SQLiteHarness(FileHarness):
     ending = "db"
     replaces = False
-    unfit = _TOO_WIDE
+    rejected_item = _TOO_WIDE
 
     async def read(self) -> list[dict[str, Any]]:
         with closing(sqlite3.connect(self.path)) as database:
@@ -81,7 +81,7 @@ class PostgresHarness(SinkHarness):
     """A schema of its own."""
 
     replaces = False
-    unfit = _TOO_WIDE
+    rejected_item = _TOO_WIDE
 
     def __init__(self, folder: Path) -> None:
         self.url, self.name = shared(PostgresServer).url, f"sinks{next(_spaces)}"
@@ -110,7 +110,7 @@ class MySQLHarness(SinkHarness):
     """A database of its own."""
 
     replaces = False
-    unfit = _TOO_WIDE
+    rejected_item = _TOO_WIDE
 
     def __init__(self, folder: Path) -> None:
         self.server, self.name = shared(MariaServer), f"sinks{next(_spaces)}"

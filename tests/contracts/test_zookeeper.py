@@ -1,4 +1,4 @@
-"""What is particular to the coordinator on ZooKeeper: its URL, its users, and what becomes of a session."""
+"""The ZooKeeper coordinator beyond the contract: its URL, authentication, and sessions."""
 
 from __future__ import annotations
 

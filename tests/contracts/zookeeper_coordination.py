@@ -1,4 +1,4 @@
-"""The coordinator on ZooKeeper, on the one server that the tests share."""
+"""The harness of the ZooKeeper coordinator, on the shared server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.databases import ZookeeperServer, shared
 
 
 class ZookeeperCoordination(CoordinatorHarness):
-    """Each test has a path of its own, and each client a wire of its own, which can be cut: as long as its threads live
-    and are heard, so is its session."""
+    """Each test has its own path. Each client has its own connection, which can be cut: its threads keep the session
+    alive as long as they reach the server."""
 
     def __init__(self) -> None:
         super().__init__()

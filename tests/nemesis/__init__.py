@@ -1,2 +1,2 @@
-"""Tests that judge from outside whether a crawl loses or repeats anything: when the store goes back in time, when
-answers get lost, when the server's clock steps. The judge is the site's log and the outputs, never the run's ledger."""
+"""Tests that a crawl loses and repeats nothing when its store is rewound, responses are lost, or the clock of the
+server steps. They compare the log of the site with the outputs, and do not trust the counters of the run."""

@@ -1,4 +1,4 @@
-"""Servers whose wall clock steps while clients use them. Their monotonic clock goes on, as on a real machine."""
+"""Servers whose wall clock steps while clients use them. Their monotonic clock is not affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.databases import DatabaseServer, PostgresServer, RedisServer
 
 
 class SteppedClock(DatabaseServer, ABC):
-    """A server under libfaketime, which reads the offset from a file at each look at the clock."""
+    """A server under libfaketime, which reads the offset from a file at each call."""
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -20,7 +20,7 @@ class SteppedClock(DatabaseServer, ABC):
         return self.folder / "clock"
 
     def step(self, seconds: int) -> None:
-        """From now on its clock is off by so much, for all its processes at the same moment."""
+        """Set the offset of the clock for all processes of the server at once."""
         new = self.folder / "clock.new"
         new.write_text(f"{seconds:+d}s\n")
         new.chmod(0o644)
@@ -29,7 +29,7 @@ class SteppedClock(DatabaseServer, ABC):
     def _command(self) -> list[str]:
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
         assert library is not None, "these tests need libfaketime: apt-get install faketime"
-        # libc goes first because jemalloc, which Redis uses, wants the time before libfaketime is ready.
+        # libc is first because Redis' jemalloc reads the clock before libfaketime is ready.
         return [
             "env", f"LD_PRELOAD={library} libc.so.6", f"FAKETIME_TIMESTAMP_FILE={self._offset_file}",
             "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", *self._plain_command(),

@@ -1,4 +1,4 @@
-"""One run on a site: `shoal start` with a long list of start URLs, workers, a file and a table as outputs."""
+"""One run on a site: `shoal start` with many start URLs, workers, and a file and a table as outputs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SETTINGS: dict[str, Any] = {
     "concurrency_per_host": 8,
     "lease.ttl": 6,
     "lease.batch": 20,
-    "queue.max_size": 1000,  # the seeder waits for room, so it works as long as the crawl does
+    "queue.max_size": 1000,  # the seeder waits for room in the queue, so seeding lasts as long as the crawl
 }
 
 
 class Fleet:
-    """The processes of a run. One that fails before it has begun is started again, as a supervisor would: ``restarts``
-    times in all."""
+    """The processes of a run. A process that fails before its work starts is restarted, as by a supervisor, up to
+    ``restarts`` times in total."""
 
     def __init__(
         self, folder: Path, frontier: str, site: Site, *, workers: int = 3, restarts: int = 5, **settings: Any
@@ -53,9 +53,9 @@ class Fleet:
         self.output = folder / "items.jsonl"
         self.database = shared(PostgresServer).url
         self.exits: list[str] = []
-        """Processes that ended with an error in the middle of their work, and their last words."""
+        """Processes that failed during their work, with the end of their logs."""
         self.false_starts: list[str] = []
-        """Processes that ended with an error before they had begun: a supervisor starts them again."""
+        """Processes that failed before their work started. They are restarted."""
         self._settings = SETTINGS | settings
         self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -70,11 +70,11 @@ class Fleet:
     # -- processes
 
     def start(self) -> None:
-        """Create the run and go on pushing its start requests beside the workers."""
+        """Create the run, and push its start requests while the workers run."""
         self._launch("start", "start", "--urls-file", "starts.txt", "-o", f"{self.database}?table={self.table}")
 
     def work(self) -> None:
-        """The first worker writes the file."""
+        """Start the workers. The first one writes the file."""
         for number in range(self._workers):
             output = () if number else ("-o", str(self.output))
             self._launch(f"worker {number}", "worker", *output)
@@ -88,7 +88,7 @@ class Fleet:
         self._spawn(name)
 
     def _spawn(self, name: str) -> None:
-        """Each process has a user agent of its own, so that the site's log tells whose requests they are."""
+        """Start a process with its own user agent, which identifies it in the log of the site."""
         agent = self._agents[name] = f"{name.replace(' ', '-')}-{secrets.token_hex(3)}"
         with self._log_of(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -102,12 +102,12 @@ class Fleet:
         return self._log_of(name).read_text(errors="replace")
 
     def seed_again(self) -> None:
-        """What an operator does after a restore: a start is repeated when it has ended. Its last answer may have come
-        before the restore."""
+        """Run `shoal start` again if it has ended, as an operator does after a restore: the restored store may lack the
+        last start requests."""
         self._starts_again = True
 
     def wait(self, timeout: float) -> bool:
-        """Until all processes have left by themselves; False if some have not by then, and those are killed."""
+        """Wait until all processes have ended. After the timeout, kill the others and return False."""
         until = time.monotonic() + timeout
         while self.look():
             if time.monotonic() > until:
@@ -117,7 +117,7 @@ class Fleet:
         return True
 
     def look(self) -> bool:
-        """Whether a process is still at work. One that fails before it has begun is started again."""
+        """Whether a process is still running. Restarts processes that failed before their work started."""
         working = False
         for name, process in list(self._processes.items()):
             code = process.poll()
@@ -138,7 +138,7 @@ class Fleet:
         return working
 
     def audit(self) -> str:
-        """What `shoal audit` prints."""
+        """The output of `shoal audit`."""
         done = subprocess.run(
             [*SHOAL, "audit", self.run_id, "--frontier", self.frontier],
             cwd=self.folder, capture_output=True, text=True, timeout=60, check=False,

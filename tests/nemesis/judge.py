@@ -1,4 +1,4 @@
-"""Compares what the site served with what the outputs hold. It never asks the run's own ledger."""
+"""Compares the log of the site with the outputs. It does not trust the counters of the run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import asyncpg
 from tests.nemesis.site import Site, Visit, record_count
 
 GAP_TOLERANCE = 0.02
-"""Seconds that a delay may look shorter than it is: the site sees both requests a little later than they were sent."""
+"""Seconds by which a delay may seem shorter: the site sees each request a little after it was sent."""
 
 ROBOTS = "/robots.txt"
 _STORED_AFTER = 0.5
-"""Seconds in which a worker stores what it read in a robots.txt."""
+"""Seconds until a worker has stored the content of a robots.txt."""
 
 _COMPLETED_AFTER = 1.0
-"""Seconds after its answer in which a page is completed, also on a busy machine."""
+"""Seconds from a response to the completion of its page, even on a busy machine."""
 
 Span: TypeAlias = tuple[float, float]
 Expectation = Literal["went back", "maybe", "never"]
 
 
 class Item(NamedTuple):
-    """A line or a row."""
+    """An item of an output: a line of the file or a row of the table."""
 
     page: str
     record: int
@@ -55,7 +55,7 @@ def rows_of(database: str, table: str) -> list[Item]:
 
 
 def judge_visits(site: Site, visits: Sequence[Visit], *, once: bool = False) -> list[str]:
-    """Every page was fetched; with ``once``, none twice."""
+    """Every page was fetched. With ``once``, no page was fetched twice."""
     counts = Counter(f"{visit.host}{visit.path}" for visit in visits)
     missing = site.pages() - counts.keys()
     starts = {page for page in missing if "/s/" in page}
@@ -68,7 +68,7 @@ def judge_visits(site: Site, visits: Sequence[Visit], *, once: bool = False) -> 
 
 
 def judge_items(site: Site, items: Collection[Item], where: str) -> list[str]:
-    """Of each page exactly the records of one of its visits, each of them once."""
+    """For each page, the output has exactly the records of one visit, each once."""
     problems = _some([item for item, count in Counter(items).items() if count > 1], f"items are repeated in {where}")
     by_page: dict[str, set[Item]] = defaultdict(set)
     for item in items:
@@ -87,7 +87,7 @@ def judge_items(site: Site, items: Collection[Item], where: str) -> list[str]:
 
 
 def judge_outputs(site: Site, outputs: dict[str, list[Item]]) -> list[str]:
-    """Each of them has every item once, and all of them have the same."""
+    """Each output has every item once, and all outputs have the same items."""
     problems = [problem for where, items in outputs.items() for problem in judge_items(site, items, where)]
     (first, items), *others = outputs.items()
     for where, found in others:
@@ -99,10 +99,10 @@ def judge_outputs(site: Site, outputs: dict[str, list[Item]]) -> list[str]:
 def judge_gaps(
     site: Site, visits: Iterable[Visit], *, lost: Sequence[Span] = (), unjudged: Sequence[Span] = ()
 ) -> list[str]:
-    """Each slow host was left alone for its Crawl-delay between two requests.
+    """Two requests to a slow host are at least its Crawl-delay apart.
 
-    Requests within a span of ``unjudged`` are not compared with the one before them. ``lost`` are spans that the store
-    forgot: a host whose Crawl-delay was only learned then may be asked for its robots.txt again at any time.
+    Requests within a span of ``unjudged`` are not compared with the previous one. ``lost`` are spans that the store
+    forgot: if it learned the Crawl-delay of a host then, its robots.txt may be requested again at any time.
     """
     by_host: dict[str, list[Visit]] = defaultdict(list)
     for visit in visits:
@@ -123,14 +123,14 @@ def _within(moment: float, spans: Iterable[Span]) -> bool:
 
 
 def _knows(visits: Iterable[Visit], at: Visit, lost: Iterable[Span]) -> bool:
-    """Whether the store had seen the host's robots.txt before, and has not forgotten it."""
+    """Whether the store knew the robots.txt of the host at this time."""
     forgotten = [(then - _STORED_AFTER, killed) for then, killed in lost]
     return any(each.path == ROBOTS and each.end < at.start and not _within(each.end, forgotten) for each in visits)
 
 
 def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
-    """Whether `shoal audit` has to say that the store went back. If no completed page was lost, it does no harm, and
-    perhaps nobody notices it."""
+    """Whether `shoal audit` must report a rewind. A rewind that loses no completed page is harmless and may stay
+    undetected."""
     if not lost:
         return "never"
     pages = [visit.end for visit in visits if visit.path != ROBOTS]
@@ -139,7 +139,7 @@ def expectation(visits: Sequence[Visit], lost: Sequence[Span]) -> Expectation:
 
 
 def judge_audit(text: str, expected: Expectation) -> list[str]:
-    """The run is finished. After a rewind `shoal audit` says so, and never that nothing was lost without saying so."""
+    """`shoal audit` reports a finished run, and reports a rewind exactly when there was one."""
     if ": finished" not in text.partition("\n")[0]:
         return [f"the run is not finished: {text.strip()[:300]!r}"]
     says_so = "went back" in text.lower()

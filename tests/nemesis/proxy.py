@@ -1,4 +1,4 @@
-"""A proxy between clients and a server that loses chosen answers: the call is done, and its caller is not told."""
+"""A proxy that loses chosen responses: the server does the call, but the caller gets no response."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Literal, TypeAlias
 from tests.nemesis.wire_formats import FORMATS, Call, Calls
 
 How = Literal["cut", "silence"]
-"""``cut``: the connection is closed instead of the answer. ``silence``: it stays open, and nothing more comes."""
+"""``cut`` closes the connection instead of sending the response. ``silence`` keeps it open and sends nothing more."""
 
 Loses: TypeAlias = Callable[[Call, int], How | None]
-"""Whether the answer of a call gets lost; the number counts calls of that kind."""
+"""Whether the response of a call is lost. The number counts calls of that kind."""
 
 
 class LossyProxy:
-    """An answer that refuses a call passes, and the call is not counted. What is no call passes."""
+    """Forwards everything but the chosen responses. Refused calls are forwarded and not counted."""
 
     def __init__(self, kind: str, port: int, loses: Loses) -> None:
         self.calls: Counter[Call] = Counter()
@@ -50,7 +50,7 @@ class LossyProxy:
                     await _Link(self, self._format(), reader, writer, far_reader, far_writer).run()
                 finally:
                     far_writer.transport.abort()
-        except asyncio.CancelledError:  # at the end of the test: asyncio would log it
+        except asyncio.CancelledError:  # at the end of the test; asyncio would log the error
             pass
         finally:
             writer.transport.abort()
@@ -70,7 +70,7 @@ class LossyProxy:
 
 
 class _Link:
-    """One client and its connection to the server. A client waits for an answer before it sends its next call."""
+    """One client and its connection to the server. A client sends a call after the response of the previous one."""
 
     def __init__(
         self, proxy: LossyProxy, calls: Calls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
@@ -81,9 +81,9 @@ class _Link:
         self._near = reader, writer
         self._far = far_reader, far_writer
         self._call: Call | None = None
-        """What the client waits for."""
+        """The call that the client waits for."""
         self._answer = b""
-        """To that call, as far as it has come."""
+        """The response so far."""
 
     async def run(self) -> None:
         ways = {asyncio.create_task(self._forth()), asyncio.create_task(self._back())}

@@ -1,4 +1,4 @@
-"""One round: a fleet crawls a site while its store is set back at random moments. Then the judge looks at it."""
+"""One round: a fleet crawls a site while its store is rewound at random moments. Then the judge checks the result."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LONG_AGO = 3600.0
 
 @dataclass
 class Verdict:
-    """What the judge found. ``problems`` is empty if nothing was lost or repeated."""
+    """The result of a round. ``problems`` is empty if nothing was lost or repeated."""
 
     seed: int
     rewinds: list[Span] = field(default_factory=list)
-    """The time that each rewind took away."""
+    """The span of time that each rewind removed."""
     seconds: float = 0.0
     requests: int = 0
     problems: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def wait_for_run(frontier: str, run_id: str) -> None:
-    """Until `shoal start` has created the run."""
+    """Wait until `shoal start` has created the run."""
 
     async def exists() -> bool:
         try:
@@ -70,10 +70,10 @@ def play(
     server: Rewindable, folder: Path, seed: int, *, rewinds: int, plan: Plan | None = None,
     back: tuple[float, float] = (0.5, 3.0), workers: int = 3, losses: float = 0.0, to_creation: bool = False,
 ) -> Verdict:  # fmt: skip
-    """Crawl the site to its end and set the store back so many times on the way, by ``back`` seconds.
+    """Crawl the site to its end, and rewind the store ``rewinds`` times by ``back`` seconds.
 
-    ``losses`` is the probability that the answer of a call gets lost on the way. ``to_creation``: the first time, the
-    store forgets all that happened since the run was created, if the server can do that.
+    ``losses`` is the probability that the response of a call is lost. With ``to_creation``, the first rewind goes back
+    to the creation of the run, if the server can do that.
     """
     dice = random.Random(seed)
     plan = plan or Plan()
@@ -111,9 +111,9 @@ def play(
 
 @contextmanager
 def _losing(server: Rewindable, seed: int, losses: float) -> Iterator[str]:
-    """The URL of the server behind a proxy that loses answers."""
+    """The URL of the server behind a proxy that loses responses."""
     dice = random.Random(seed)
-    assert server.port is not None, "clients find this server by themselves: there can't be a proxy before it"
+    assert server.port is not None, "clients discover the address of this server: it cannot be behind a proxy"
     kind = "redis" if server.url.startswith("redis") else "postgres"
     with lossy(kind, server.port, lambda call, number: "cut" if dice.random() < losses else None) as proxy:
         yield server.url.replace(f":{server.port}/", f":{proxy.port}/")
@@ -122,7 +122,7 @@ def _losing(server: Rewindable, seed: int, losses: float) -> Iterator[str]:
 def look(
     target: Site, fleet: Fleet, *, lost: Sequence[Span] = (), once: bool = False, unjudged: Sequence[Span] = ()
 ) -> list[str]:
-    """All that the judge finds wrong with a run that has ended."""
+    """The problems of a run that has ended."""
     visits = target.visits()
     outputs = {"the file": judge.lines_of(fleet.output), "the table": judge.rows_of(fleet.database, fleet.table)}
     return [
@@ -135,7 +135,7 @@ def look(
 
 
 def wait_for_progress(target: Site, fleet: Fleet, progress: float) -> bool:
-    """False if the run ended before."""
+    """Wait until this part of the site is fetched. False if the run ends before."""
     while target.progress() < progress:
         if not fleet.look():
             return False

@@ -1,7 +1,7 @@
-"""Servers that can be set back in time while clients use them.
+"""Servers that can be rewound while clients use them.
 
-Each has a ``url`` for a frontier and ``set_back(seconds)``. That returns once the server answers again and has
-forgotten about that much. It returns the lost time: the moment to which it went back and that of its death.
+Each has a ``url`` for a frontier and ``set_back(seconds)``, which returns when the server answers again without its
+last seconds of data. It returns the lost span of time: from the restored moment to the death of the server.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _FAILOVER_SECONDS = 30.0
 
 
 class Rewindable(ABC):
-    """A store whose server can be set back."""
+    """A store whose server can be rewound."""
 
     most_rewinds: int = 1_000
-    """How often it can be set back."""
+    """How often it can be rewound."""
 
     @property
     def port(self) -> int | None:
-        """The one port that clients connect to; None if they learn it from somewhere else."""
+        """The port that clients connect to; None if they discover it."""
         return None
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Of an empty frontier on it."""
+        """The URL of an empty frontier."""
 
     @abstractmethod
     def set_back(self, seconds: float) -> Span:
-        """Kill the server, and start it as it was so many seconds ago. It may block for that long first."""
+        """Kill the server, and start it in its state of some seconds ago. This may first block for that time."""
 
     def keep(self) -> None:  # noqa: B027 (not all have to)
-        """Never go back before this moment."""
+        """Never go back beyond this moment."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -91,7 +91,7 @@ class AofRedis(Rewindable):
         return self._server.port
 
     def mark(self) -> None:
-        """The moment for ``back_to_mark``."""
+        """Save this moment for ``back_to_mark``."""
         self._mark = self._file.stat().st_size
 
     def back_to_mark(self) -> None:
@@ -105,7 +105,7 @@ class AofRedis(Rewindable):
     def set_back(self, seconds: float) -> Span:
         until = time.monotonic() + _QUIET_SECONDS
         while self._file.stat().st_size == self._size_at(time.monotonic() - seconds)[0]:
-            assert time.monotonic() < until, f"nothing was written for {_QUIET_SECONDS:g} s: there is nothing to lose"
+            assert time.monotonic() < until, f"nothing was written for {_QUIET_SECONDS:g} s: no rewind is possible"
             time.sleep(_SAMPLE_EVERY)
         with self._lock:
             self._server.kill()
@@ -117,12 +117,12 @@ class AofRedis(Rewindable):
         return then, killed
 
     def _forget_after(self, moment: float) -> None:
-        """What was written later is not in the file any more."""
+        """Remove from the file everything that was written later."""
         last = bisect_right(self._times, moment)
         del self._times[last:], self._sizes[last:]
 
     def _size_at(self, moment: float) -> tuple[int, float]:
-        """How long the file was then, but never before ``keep``; and when that was."""
+        """The size of the file at that moment, not before ``keep``, and the moment of that size."""
         index = max(0, bisect_right(self._times, moment) - 1)
         while self._sizes[index] < self._floor:
             index += 1
@@ -142,7 +142,7 @@ class _Sentinel(DatabaseServer):
         super().__init__()
 
     def _prepare(self) -> None:
-        # A short failover-timeout would make the sentinel point the replica past the wire that delays it.
+        # With a short failover-timeout, the sentinel would connect the replica to the master without the slow proxy.
         (self.folder / "sentinel.conf").write_text(
             f"port {self.port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {self._master.port} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 180000\n"
@@ -159,7 +159,7 @@ class _Sentinel(DatabaseServer):
 
 
 def ask_redis(port: int, *words: str) -> bytes:
-    """The beginning of a server's answer to a command."""
+    """The beginning of the response of a server to a command."""
     with socket.create_connection(("127.0.0.1", port), 2.0) as client:
         client.settimeout(2.0)
         client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
@@ -178,7 +178,7 @@ class SentinelRedis(Rewindable):
             repl_diskless_sync_delay="0", replicaof=f"127.0.0.1 {self._wire.port}", replica_serve_stale_data="yes"
         )
         self._sentinel = _Sentinel(self._master)
-        # By default it asks a replica for its state every 10 s, and promotes none whose state is older than 5 s.
+        # By default it polls a replica every 10 s, and promotes none whose state is older than 5 s.
         ask_redis(self._sentinel.port, "SENTINEL", "DEBUG", "info-period", "300")
         self._wait_for(lambda: b"master_link_status:up" in ask_redis(self._replica.port, "INFO", "replication"))
         self._wait_for(lambda: b"num-slaves\r\n$1\r\n1" in ask_redis(self._sentinel.port, "SENTINEL", "MASTER", "main"))
@@ -190,7 +190,7 @@ class SentinelRedis(Rewindable):
             with suppress(OSError):
                 if reached():  # type: ignore[operator]
                     return
-            assert time.monotonic() < until, "the sentinel did not do what it is there for"
+            assert time.monotonic() < until, "the sentinel did not promote the replica"
             time.sleep(0.05)
 
     @property
@@ -216,7 +216,7 @@ class SentinelRedis(Rewindable):
 
 
 class BackupPostgres(Rewindable):
-    """PostgreSQL that is restored from a base backup, which was taken while clients were at work."""
+    """PostgreSQL that is restored from a base backup, taken while clients use it."""
 
     def __init__(self) -> None:
         self._server = PostgresServer(shared_buffers="32MB", max_wal_size="256MB")
@@ -230,7 +230,7 @@ class BackupPostgres(Rewindable):
         return self._server.port
 
     def mark(self) -> None:
-        """Take a backup for ``back_to_mark``. It has everything that was committed before this call."""
+        """Take a backup for ``back_to_mark``. It contains everything that was committed before this call."""
         server = self._server
         shutil.rmtree(server.folder / "backup", ignore_errors=True)
         server._run(

@@ -1,13 +1,13 @@
-"""A site that knows all its pages and logs every request to a file: the judge of the nemesis tests.
+"""A site that knows all its pages and logs every request to a file, for the judge of the nemesis tests.
 
-It listens on several ports; each port is a host of its own to a crawler.
+It listens on several ports. Each port is a separate host for a crawler.
 
 - The first host is fast: a graph of pages ``/n/<i>``, each reachable over several paths, some only through a redirect
   ``/r/<i>`` and a cross link; and start pages ``/s/<i>`` that nothing links to.
 - The other hosts are slow: a chain of pages behind a robots.txt with a Crawl-delay.
 
-A page holds a few records. How many depends on how often the page was requested before, so that two visits of one page
-never give the same items.
+A page holds a few records. Their number depends on how often the page was requested, so two visits of one page never
+give the same items.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import NamedTuple, TextIO, cast
 
 REDIRECT_EVERY = 20
-"""Every so many pages, the links of the tree lead through a redirect."""
+"""Every N-th page of the tree is linked through a redirect."""
 HOLDING = "holding"
-"""While this file exists beside the log, one page waits."""
+"""While this file exists next to the log, one page gets no response."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Plan:
     slow_pages: int = 10
     crawl_delay: float = 0.6
     latency: float = 0.02
-    """Seconds for a page of the fast host, so that a crawl takes its time on any machine."""
+    """Seconds until a page of the fast host is sent, so that a crawl is not too fast on any machine."""
 
 
 class Visit(NamedTuple):
-    """One request, in seconds of the machine's monotonic clock: from its arrival to just before its answer."""
+    """One request, in seconds of the machine's monotonic clock: from its arrival to just before its response."""
 
     start: float
     end: float
@@ -56,7 +56,7 @@ class Visit(NamedTuple):
 
 
 def record_count(number: int, visit: int) -> int:
-    """How many records a page has when it is requested for the ``visit``-th time."""
+    """The number of records of a page when it is requested for the ``visit``-th time."""
     return 1 + (number + visit) % 3
 
 
@@ -71,7 +71,7 @@ def graph_links(number: int, pages: int) -> list[str]:
 
 
 class Site:
-    """A running site, as the tests see it."""
+    """The tests' view of a running site."""
 
     def __init__(self, urls: list[str], plan: Plan, log: Path) -> None:
         self.urls = urls
@@ -79,11 +79,11 @@ class Site:
         self._log = log
 
     def hold(self) -> None:
-        """From now on, the last page of the first slow host is not answered: a crawl can't end."""
+        """Stop responding for the last page of the first slow host, so that a crawl cannot end."""
         self._holding.touch()
 
     def let_go(self) -> None:
-        """Answer that page."""
+        """Respond for that page again."""
         self._holding.unlink(missing_ok=True)
 
     @property
@@ -104,7 +104,7 @@ class Site:
         return [self.root, *(f"{self.urls[0]}/s/{number}" for number in range(self.plan.starts))]
 
     def pages(self) -> set[str]:
-        """Every page that a whole crawl fetches and that has records, as host and path."""
+        """All pages with records, as host and path."""
         fast, *slow = self.hosts
         found = {f"{fast}/n/{number}" for number in range(self.plan.pages)}
         found |= {f"{fast}/s/{number}" for number in range(self.plan.starts)}
@@ -115,18 +115,18 @@ class Site:
         return self._log.read_bytes().count(b"\n")
 
     def progress(self) -> float:
-        """How much of the site was fetched, from 0 to 1: the fast host and the slow ones count half each."""
+        """The fetched part of the site, from 0 to 1. The fast host and the slow hosts count half each."""
         fetched = {f"{visit.host}{visit.path}" for visit in self.visits()} & self.pages()
         fast = sum(page.startswith(self.hosts[0]) for page in fetched)
         slow = self.plan.slow_hosts * self.plan.slow_pages
         return fast / (self.plan.pages + self.plan.starts) / 2 + (len(fetched) - fast) / slow / 2
 
     def agents(self) -> set[str]:
-        """The clients that have requested something."""
+        """The user agents that have sent requests."""
         return {visit.agent for visit in self.visits()}
 
     def visits(self) -> list[Visit]:
-        """Every request in order of its answer, robots.txt and redirects included."""
+        """All requests in order of their responses, including robots.txt and redirects."""
         found = []
         for line in self._log.read_text().splitlines():
             start, end, host, path, agent = line.split("\t")
@@ -136,7 +136,7 @@ class Site:
 
 @contextmanager
 def site(folder: Path, plan: Plan) -> Iterator[Site]:
-    """The site in a process of its own, with its log in the folder."""
+    """Run the site in its own process, with its log in the folder."""
     log = folder / "site.log"
     log.touch()
     command = [sys.executable, "-m", "tests.nemesis.site", "--log", str(log)]
@@ -151,11 +151,11 @@ def site(folder: Path, plan: Plan) -> Iterator[Site]:
             process.kill()
 
 
-# -- the process itself
+# -- the process of the site
 
 
 class _Pages:
-    """Answers and their log, shared by all connections."""
+    """The responses and the log, shared by all connections."""
 
     def __init__(self, plan: Plan, log: TextIO) -> None:
         self.plan = plan
@@ -173,7 +173,7 @@ class _Pages:
         return data
 
     def note(self, host_index: int, path: str, agent: str, arrived: float) -> None:
-        """The request is over: it is answered, or its client has left."""
+        """Log a request that is over: it has its response, or its client has left."""
         host = self._host(host_index)
         self._log.write(f"{arrived:.6f}\t{time.monotonic():.6f}\t{host}\t{path}\t{agent}\n")
         self._log.flush()
@@ -259,7 +259,7 @@ class _Connection(asyncio.Protocol):
 
 async def _serve(plan: Plan, log: Path) -> None:
     with suppress(OSError):
-        os.nice(-10)  # the one that measures must not be late
+        os.nice(-10)  # it measures times, so it must not be delayed
     loop = asyncio.get_running_loop()
     with log.open("a") as file:
         pages = _Pages(plan, file)

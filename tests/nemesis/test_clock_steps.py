@@ -1,4 +1,4 @@
-"""The server's clock steps by an hour, both ways, in the middle of a crawl."""
+"""The clock of the server steps by an hour, forward and back, during a crawl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge finds what it is there for, and acquits a crawl that lost and repeated nothing."""
+"""The judge finds each kind of problem, and none in a crawl that lost and repeated nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers get lost: the server did what it was asked, and the caller never learns it. That costs nothing.
+"""Responses get lost: the server did the call, but the caller does not know. Nothing is lost or repeated.
 
-No page may lose an attempt, so the run allows one attempt: a page that loses it is missing in the outputs.
+A lost response must not cost an attempt. So the run allows one attempt: a page that loses it is missing in the outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDED = {
     "redis": {"create", "push", "lease", "settle", "role claim", "role advance", "role relinquish", "items read",
               "fact", "host", "stats", "transition"},
     "postgres": {"create_run", "push", "lease", "finish", "claim", "advance", "relinquish", "read_items", "remember",
-                 "recall", "update_host", "stats", "set_state", "get_run"},
+                 "recall", "update_host", "stats", "set_state", "runs"},
 }  # fmt: skip
 
 

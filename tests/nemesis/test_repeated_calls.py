@@ -1,4 +1,4 @@
-"""One answer of each call of a frontier gets lost, and the call is repeated: as if it had been made once."""
+"""For each call of a frontier, one response gets lost and the call is repeated. The effect is that of one call."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_runs(bench: Bench) -> None:
     run = Run(run_id="other", spider="nemesis", state="queued", created_at=0.0)
     with pytest.raises(RunError, match="other"):  # it was created by the call whose answer was lost
         await bench.twice(lambda: bench.store.create_run(run), "create", "create_run")
-    assert (await bench.twice(lambda: bench.store.get_run("other"), "runs", "get_run")) == run
+    assert (await bench.twice(lambda: bench.store.get_run("other"), "runs", "runs")) == run
     bench.armed.update(("transition", "set_state"))
     with pytest.raises(StoreAwayError):
         await bench.store.transition("other", "running")

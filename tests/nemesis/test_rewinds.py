@@ -1,4 +1,4 @@
-"""The store goes back in time while a fleet works on it: nothing is lost, and nothing is there twice."""
+"""The store is rewound while a fleet uses it. Nothing is lost or repeated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Just enough of two protocols to see which call a client makes: RESP of Redis, and version 3 of PostgreSQL.
+"""Parsers for parts of two protocols, to see which call a client makes: Redis (RESP) and PostgreSQL (version 3).
 
-A reader is fed with the bytes of one connection and says what is complete.
+A parser is fed with the bytes of one connection, and returns the complete calls.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from shoal.stores.redis.client import load_script
 
 
 class Call(str):
-    """The kind of a call: the script, or the function. For roles and items also what is done with them."""
+    """The kind of a call: the name of the script or function. For roles and items, also the operation."""
 
 
 class Calls(ABC):
-    """The calls in what a client sends on one connection."""
+    """The calls that a client sends on one connection."""
 
     empty_lease: ClassVar[int]
-    """An answer to ``lease`` with fewer bytes has no request in it."""
+    """A response to ``lease`` with fewer bytes contains no request."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Call]:
-        """The calls that are complete with this data."""
+        """Add data, and return the calls that are now complete."""
         self._buffer += data
         return list(self._read())
 
@@ -41,14 +41,14 @@ class Calls(ABC):
 
     @abstractmethod
     def is_refused(self, answer: bytes) -> bool:
-        """Whether an answer says that nothing was done."""
+        """Whether the response says that nothing was done."""
 
     @abstractmethod
     def is_complete(self, answer: bytes) -> bool:
-        """Whether the server has done what was asked, and said so."""
+        """Whether the response is complete."""
 
     def refined(self, call: Call, answer: bytes) -> Call:
-        """A lease that got nothing is a kind of its own: nothing is lost with its answer."""
+        """Rename a lease that got no request: losing its response loses nothing."""
         return Call("lease of nothing") if call == "lease" and len(answer) < self.empty_lease else call
 
 
@@ -59,14 +59,14 @@ _SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {
 
 @cache
 def _names() -> dict[bytes, str]:
-    """Names of scripts by their SHA. That of `lease` is another one in each store, so it is not among them."""
+    """Names of scripts by SHA, without `lease`: its SHA differs in each store."""
     folder = files(SCRIPTS.package) / "lua"
     names = [each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")]
     return {load_script(SCRIPTS, name).sha.encode(): name for name in names}
 
 
 class RedisCalls(Calls):
-    """Scripts that are run, by their text or by their SHA."""
+    """Calls of scripts, by text or by SHA."""
 
     empty_lease = 120
 
@@ -84,11 +84,11 @@ class RedisCalls(Calls):
         return Call(f"{name} {found.decode()}" if found else name)
 
     def _command(self) -> list[bytes] | None:
-        """The next whole command, taken off the buffer."""
+        """Remove the next complete command from the buffer, and return it."""
         end = self._buffer.find(b"\r\n")
         if end < 0:
             return None
-        if self._buffer[:1] != b"*":  # written by hand, as a probe does
+        if self._buffer[:1] != b"*":  # an inline command, as a probe sends it
             line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
             return line.split() or [b""]
         count, position, words = int(self._buffer[1:end]), end + 2, []
@@ -119,7 +119,7 @@ _FUNCTION = re.compile(rb'FROM "[^"]+"\.(\w+)\(')
 
 
 class PostgresCalls(Calls):
-    """Functions of a schema that are called, by prepared statements with or without a name."""
+    """Calls of functions in a schema, by named or unnamed prepared statements."""
 
     empty_lease = 200
 
@@ -159,12 +159,12 @@ class PostgresCalls(Calls):
         return b"E" in self._kinds(answer)
 
     def is_complete(self, answer: bytes) -> bool:
-        """The transaction has ended when the server is ready for the next statement."""
+        """Whether the server is ready for the next statement: then the transaction has ended."""
         return b"Z" in self._kinds(answer)
 
     @staticmethod
     def _kinds(answer: bytes) -> set[bytes]:
-        """Of all whole messages."""
+        """The types of all complete messages."""
         position, kinds = 0, set()
         while len(answer) >= position + 5:
             (size,) = struct.unpack_from(">I", answer, position + 1)

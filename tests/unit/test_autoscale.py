@@ -1,4 +1,4 @@
-"""How many workers a queue asks for: pure functions; and the commands by which others are told, on a real program."""
+"""The number of workers for a queue, as pure functions, and the commands that start them, with a real program."""
 
 from __future__ import annotations
 

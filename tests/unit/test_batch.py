@@ -1,4 +1,4 @@
-"""The parts of a batch: what may be asked for, what is taken from a page, who has how much, and who may come in."""
+"""The parts of a batch: options, content, fair shares and admission."""
 
 from __future__ import annotations
 

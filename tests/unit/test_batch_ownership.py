@@ -1,4 +1,4 @@
-"""Who may start a session, and which process works on it."""
+"""Admission of sessions, and which process owns one."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import typer
 
-from shoal.cli.help import did_you_mean
 from shoal.cli.main import COMMANDS, app, main
+from shoal.suggestions import did_you_mean
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 ROOT: Any = typer.main.get_command(app)
@@ -186,6 +186,12 @@ SPIDER = "from shoal import Spider\n\n\nclass Books(Spider):\n    pass\n"
         (["run", "Novls"], "there is no spider Novls: .*; did you mean novels?"),
         (["config", "--set", "downlod_delay=3"], ".*did you mean.*download_delay.*"),
         (["config", "--set", "delay=3"], ".*did you mean.*download_delay.*"),
+        (["config", "--set", "frontier=postgres://h/d"], ".*; did you mean postgresql://?"),
+        (["config", "--set", "frontier=redsi://h"], ".*; did you mean redis://?"),
+        (["config", "--set", "cluster.coordinator=zokeeper://h"], ".*; did you mean zookeeper://?"),
+        (["run", "books.py", "-o", "x.jsnl"], ".*; did you mean .jsonl?"),
+        (["run", "books.py", "-o", "mysq://h/d"], ".*; did you mean mysql://?"),
+        (["start", "books.py", "--mode", "distribted"], ".*; did you mean distributed?"),
         (["completion", "basch"], ".*use bash, zsh or fish; did you mean bash?"),
         (["run"], "missing argument 'SPIDER'; see `shoal run --help`"),
         (["run", "books.py", "--delay"], "option '--delay' requires an argument; see `shoal run --help`"),

@@ -1,4 +1,4 @@
-"""What the panel, the plain lines and the summary say."""
+"""The text of the panel, the plain lines and the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content codings: undone whole or not at all, and never past the limit."""
+"""Content codings are decoded completely or not at all, and never beyond the limit."""
 
 from __future__ import annotations
 

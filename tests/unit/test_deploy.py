@@ -1,4 +1,4 @@
-"""What is deployed fits the code: settings that it knows, commands that it has, probes that it answers."""
+"""The files in deploy/ fit the code: settings, commands and probes exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation is complete and loads nothing from elsewhere: pages of the site, commands, pictures."""
+"""The documentation is complete and loads nothing from the network: pages of the site, commands, modules, pictures."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ def test_a_picture_loads_nothing(picture: Path) -> None:
 def test_a_page_names_files_that_exist(page: Path) -> None:
     named = re.findall(r"`((?:tests|bench|scripts|deploy|src)/[\w./-]+)", page.read_text())
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def module_map() -> dict[str, set[str]]:
+    """The modules of each folder in the map of docs/architecture.md, without the notes in parentheses."""
+    text = (DOCS / "architecture.md").read_text()
+    (block,) = re.findall(r"```\n(src/shoal/.*?)```", text, re.DOTALL)
+    found: dict[str, set[str]] = {}
+    for folder, content in re.findall(r"^(?:  )?(\S+/)\s+(.*\n(?: {10}.*\n)*)", block, re.MULTILINE):
+        listed = re.sub(r"\([^)]*\)|;.*", "", content, flags=re.DOTALL)
+        found[folder.removeprefix("src/shoal/")] = {name.strip() for name in listed.split(",")}
+    assert found.pop("testing/")
+    return found
+
+
+def test_the_map_names_every_module() -> None:
+    source = ROOT / "src" / "shoal"
+    real: dict[str, set[str]] = {}
+    for path in source.rglob("*.py"):
+        folder = path.parent.relative_to(source)
+        if path.stem not in ("__init__", "__main__") and folder.parts[:1] != ("testing",):
+            real.setdefault("" if folder == Path() else f"{folder}/", set()).add(path.stem)
+    assert module_map() == real, "update the map in docs/architecture.md"
 
 
 def commands(group: Any, name: str) -> Iterator[str]:

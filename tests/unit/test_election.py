@@ -1,4 +1,4 @@
-"""Who works and who stands by: pure functions, so any cluster can be made up."""
+"""Election of Runners and Backup Runners, as pure functions on made-up clusters."""
 
 from __future__ import annotations
 

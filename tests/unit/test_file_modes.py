@@ -1,4 +1,4 @@
-"""Files that hold secrets or queued requests are for their user alone, whatever the umask."""
+"""Only their user can read files that hold secrets or queued requests, whatever the umask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes on beside a worker's loop: patience with a server, leases kept and dropped, the item log watched."""
+"""Background work of a worker: retries when a server is away, leases renewed and dropped, the item log polled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.crawling import backpressure as itemlog
-from shoal.crawling.backpressure import ItemLogKeeper
+from shoal.crawling import pacing as itemlog
 from shoal.crawling.leases import LeaseKeeper
 from shoal.crawling.onion import _guarded
+from shoal.crawling.pacing import ItemLogKeeper
 from shoal.crawling.retrying import Persistence
 from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore

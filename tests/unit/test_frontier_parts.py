@@ -1,4 +1,4 @@
-"""The parts of the frontiers that live in one process, each alone."""
+"""The parts of the memory and SQLite frontiers, each alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import FencedError, QueueFullError, StoreRewoundError
+from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request
 from shoal.frontier.memory.requests import Requests
-from shoal.frontier.memory.roles import Fences, MemoryRoles
-from shoal.frontier.politeness import OpenRuns, effective_concurrency, effective_delay
+from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
@@ -140,7 +141,7 @@ async def run_file(tmp_path: Path, clock: FakeClock) -> AsyncIterator[RunFile]:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def roles(request: pytest.FixtureRequest, run_file: RunFile, clock: FakeClock) -> MemoryRoles | SQLiteRoles:
-    return MemoryRoles(clock, Fences()) if request.param == "memory" else SQLiteRoles(run_file)
+    return MemoryRoles(clock) if request.param == "memory" else SQLiteRoles(run_file)
 
 
 async def test_a_role_is_free_again_when_it_expires(roles: MemoryRoles | SQLiteRoles, clock: FakeClock) -> None:
@@ -159,16 +160,16 @@ async def test_a_role_is_free_again_when_it_expires(roles: MemoryRoles | SQLiteR
     assert [(state.held, state.finished) for state in await roles.roles()] == [(False, True)]
 
 
-def test_a_fence_refuses_earlier_epochs() -> None:
-    fences = Fences()
-    fences.raise_to("cluster/0", 3)
-    fences.check(None)
-    fences.check(Holder("cluster/0", 3))
-    fences.check(Holder("cluster/1", 1))
+def test_a_fence_refuses_earlier_epochs(clock: FakeClock) -> None:
+    roles = MemoryRoles(clock)
+    roles.fence("cluster/0", 3)
+    roles.check_holder(None)
+    roles.check_holder(Holder("cluster/0", 3))
+    roles.check_holder(Holder("cluster/1", 1))
     with pytest.raises(FencedError, match="epoch 3"):
-        fences.check(Holder("cluster/0", 2))
+        roles.check_holder(Holder("cluster/0", 2))
     with pytest.raises(FencedError):
-        fences.raise_to("cluster/0", 2)
+        roles.fence("cluster/0", 2)
 
 
 async def test_an_item_log_is_read_and_trimmed_in_memory() -> None:

@@ -1,4 +1,4 @@
-"""Which addresses may be contacted on behalf of a stranger."""
+"""Which addresses the API may contact for its callers."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from yarl import URL
 
+from shoal.crawling.scheduler import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import LinkBatch
 from shoal.urls import normalize as links
 from shoal.urls.hostnames import MAX_PER_BATCH, MAX_PER_PAGE, ascii_host, prepare_hosts
-from shoal.urls.known_links import KnownLinks
 from shoal.urls.normalize import (
     derived_fingerprint,
     host_of,

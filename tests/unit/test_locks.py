@@ -1,4 +1,4 @@
-"""What is installed for tests and images is what pyproject.toml allows, and every file of it is known by its hash."""
+"""The locked versions are those that pyproject.toml allows, and every file has a hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and what is deployed with it: names, figures, the format, rules and dashboard."""
+"""Metrics for Prometheus: names, values and format, and the alerting rules and dashboard in deploy/."""
 
 from __future__ import annotations
 

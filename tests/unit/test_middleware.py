@@ -1,4 +1,4 @@
-"""The layers of the onion, each around a fetcher that the test plays."""
+"""The middleware layers, each around a fake fetcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is told, and how long it may believe that it lives."""
+"""Options of a node, and how long it considers its session valid."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Pages(Spider):
 def test_bad_options_are_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Node(Pages, REDIS, **options)
+    with pytest.raises(TypeError, match="runners"):
+        Node(Pages, REDIS, runners=3)  # type: ignore[call-arg]
 
 
 def test_a_frontier_that_nodes_cant_share_is_refused() -> None:
@@ -47,7 +49,7 @@ def test_a_frontier_that_nodes_cant_share_is_refused() -> None:
         Node(Pages, Config())
     with pytest.raises(ConfigError, match="one Runner at a time"):
         Node(Pages, Config(frontier="sqlite:///x.db"), runner=2, coordinator="redis://127.0.0.1:1/0")
-    with pytest.raises(ConfigError, match="where is the cluster kept"):
+    with pytest.raises(ConfigError, match="no coordinator configured"):
         Node(Pages, Config(frontier="sqlite:///x.db"))
     with pytest.raises(ConfigError, match="zk_hosts"):
         ZookeeperCrawler(Pages, REDIS, runner=1, backup=0, name="a", zk_hosts="zookeeper://localhost:2181")
@@ -59,7 +61,7 @@ def test_what_is_not_said_comes_from_the_configuration() -> None:
     assert (node.counts.runner, node.counts.backup, node.session) == (3, 2, 4.0)
     assert (node.run_id, node.cluster, node.coordinator) == ("pages", "pages", "redis://127.0.0.1:1/0")
     assert node.role is None
-    assert not node.happened
+    assert not node.event_counts
     named = ZookeeperCrawler(Pages(), config, runner=1, backup=0, name="a", run_id="monday", zk_hosts="h1:1,h2:2")
     assert (named.cluster, named.coordinator, named.counts.runner) == ("monday", "zookeeper://h1:1,h2:2", 1)
     assert Node(Pages, config).name != Node(Pages, config).name

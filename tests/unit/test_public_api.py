@@ -19,7 +19,7 @@ SOURCE = Path(shoal.__file__).parent
 
 # What each layer may import: itself and whatever stands before it.
 LAYERS = [
-    {"errors", "clock", "config", "printable", "parsing"},
+    {"errors", "clock", "config", "printable", "parsing", "suggestions"},
     {"urls", "item", "selector"},
     {"http"},
     {"spider"},

@@ -1,4 +1,4 @@
-"""What callers of the API are not told."""
+"""Information that the API does not reveal to its callers."""
 
 from __future__ import annotations
 

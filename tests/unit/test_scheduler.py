@@ -1,4 +1,4 @@
-"""What enters the frontier, and the queue for people with a loop of their own."""
+"""Which requests enter the frontier, and `UrlWorkQueue`."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ async def test_what_did_not_come_from_the_queue_can_not_be_settled(scheduler: Sc
     await scheduler.enqueue_request(Request(URL))
     request = await scheduler.next_request()
     assert request is not None
-    with pytest.raises(RequestError, match="did not come from next_request"):
+    with pytest.raises(RequestError, match="was not returned by next_request"):
         await scheduler.complete(Request(URL))
     await scheduler.complete(request)
     for step in (scheduler.complete(request), scheduler.fail(request, "x"), scheduler.release(request)):
-        with pytest.raises(RequestError, match="is settled already"):
+        with pytest.raises(RequestError, match="is already settled"):
             await step
 
 

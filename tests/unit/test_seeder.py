@@ -1,4 +1,4 @@
-"""Start requests are pushed once, however often the seeder dies, and again where the store has lost them."""
+"""Start requests are pushed once, however often the seeder dies, and again if the store has lost them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
-from shoal.frontier.memory import MemoryStore
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.http import Request
-from shoal.ports import FrontierOptions, Run
 from shoal.urls.scope import Scope
-
-
-async def memory_frontier() -> MemoryFrontier:
-    store = MemoryStore()
-    await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
-    frontier = await store.frontier("run", FrontierOptions())
-    assert isinstance(frontier, MemoryFrontier)
-    return frontier
+from tests.unit.fakes import memory_frontier
 
 
 def seeder_of(frontier: MemoryFrontier, count: int) -> Seeder:

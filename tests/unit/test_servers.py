@@ -1,4 +1,4 @@
-"""The test servers do what their names say; a fault that does not happen would make other tests pass for nothing."""
+"""The test servers cause the faults that their names say. Otherwise other tests would prove nothing."""
 
 import asyncio
 import base64

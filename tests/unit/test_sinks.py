@@ -1,4 +1,4 @@
-"""Each sink: what it writes, what it undoes when it is opened again, and what it says when it can't."""
+"""Each sink: what it writes, what it undoes when it is opened again, and its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests stay together when they are spread over processes, and which come first."""
+"""Which tests run in the same process, and which start first."""
 
 from __future__ import annotations
 

@@ -518,7 +518,7 @@ async def test_a_refused_push_changes_nothing(store: SQLiteStore) -> None:
     await frontier.push([page(1), page(2)])
     with pytest.raises(QueueFullError):
         await frontier.push([page(3), page(4)])
-    with pytest.raises(RequestError, match="can't be stored"):
+    with pytest.raises(RequestError, match="cannot store"):
         await frontier.push([page(3), Request("http://a.com/", meta={"odd": object()})])
     assert [lease.request.url for lease in await lease_all(frontier)] == [page(1).url, page(2).url]
     await check_balance(frontier)

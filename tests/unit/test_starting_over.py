@@ -1,4 +1,4 @@
-"""A store that goes back in time at an awkward moment: while a run ends, a page is settled, or the store is away."""
+"""A store is rewound while a run ends, a page is settled, or the store is away."""
 
 from __future__ import annotations
 

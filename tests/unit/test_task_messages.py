@@ -1,4 +1,4 @@
-"""A task is taken only if its session could have sent it."""
+"""A task is accepted only if its session could have sent it."""
 
 from __future__ import annotations
 

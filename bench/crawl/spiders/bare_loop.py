@@ -1,8 +1,8 @@
-"""The floor: fetch, parse, extract, join, dedup, write with the best libraries, and nothing else.
+"""The lower bound: fetch, parse, extract, join, deduplicate and write with the fastest libraries, and nothing else.
 
-No robots.txt, no retry, no delay, no priorities, no persistence, no settings: what is left is what a page costs whoever
-crawls it. `--skip-seen` drops the hrefs that this origin has shown before, ahead of resolving them, which is right for
-root-relative hrefs only; a crawler has to know the difference, this loop does not.
+It has no robots.txt, retries, delays, priorities, persistence or settings. Every crawler has at least this cost.
+`--skip-seen` drops hrefs that were seen before it resolves them. That is correct only for root-relative hrefs, which
+is enough here. A real crawler must check that.
 """
 
 import asyncio

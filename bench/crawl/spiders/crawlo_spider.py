@@ -46,7 +46,7 @@ SETTINGS = {
     "DOWNLOAD_DELAY": 0,
     "RANDOMNESS": False,
     "PIPELINES": {
-        "crawlo.pipelines.ConsolePipeline": None,  # on by default: formats each item for a log that is off
+        "crawlo.pipelines.ConsolePipeline": None,  # on by default; it formats each item even if the log is off
         "crawlo.pipelines.JsonLinesPipeline": 100,
     },
     "JSON_FILE": os.environ["BENCH_OUTPUT"],

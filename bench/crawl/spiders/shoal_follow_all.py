@@ -1,4 +1,4 @@
-"""Shoal, links as one batch."""
+"""Shoal, all links of a page as one batch."""
 
 import os
 

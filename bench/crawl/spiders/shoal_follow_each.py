@@ -1,4 +1,4 @@
-"""Shoal, one request object per link, as people who come from Scrapy write it."""
+"""Shoal, one request object per link, as in Scrapy."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Set-Cookie lines of many hosts: read, kept within limits, and sent back."""
+"""Set-Cookie headers of many hosts: parsed, stored within limits, and sent back."""
 
 from __future__ import annotations
 

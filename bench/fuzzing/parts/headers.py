@@ -1,4 +1,4 @@
-"""Headers of answers: content types, encodings, locations and retry times, and what people see of them."""
+"""Headers of responses: content types, encodings, locations and retry times, and how they are displayed."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.config import ScopeSettings
+from shoal.crawling.scheduler import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.urls.known_links import KnownLinks
 from shoal.urls.normalize import host_of, normalize_url, resolve, url_fingerprint
 from shoal.urls.scope import Scope
 

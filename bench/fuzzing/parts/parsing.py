@@ -39,7 +39,7 @@ def make(rng: random.Random) -> Any:
 
 
 def _group(rng: random.Random) -> list[Any]:
-    """Tokens that are repeated together, and their share of the page."""
+    """A group of tokens that is repeated, and its share of the page."""
     return [[_token(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4]))], rng.choice([1, 1, 1, 5, 20, 0.02, 0.005])]
 
 

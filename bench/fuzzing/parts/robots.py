@@ -1,4 +1,4 @@
-"""robots.txt files of up to 2 MB, as much of them as is read, and URLs that are asked about."""
+"""robots.txt files of up to 2 MB, cut to the size limit, and URLs that are checked against them."""
 
 from __future__ import annotations
 

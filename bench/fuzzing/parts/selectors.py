@@ -1,4 +1,4 @@
-"""Queries of strangers: checked, and run on hostile pages if they are taken."""
+"""Untrusted queries: checked and, if they are accepted, run on hostile pages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mutate(rng: random.Random, case: Any) -> Any:
 
 @lru_cache(maxsize=len(_PAGES))
 def _page(name: str) -> Response:
-    """Parsed in the parent, so that only the query is measured."""
+    """A page that is parsed in the parent process, so that only the query is measured."""
     response = Response("http://example.com/", body=_PAGES[name].encode())
     assert response.document is not None
     return response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from shoal.batch.fields import fields_of
 from shoal.batch.options import BatchOptions
@@ -26,7 +25,7 @@ def title_of(response: Response) -> str | None:
     return (titles[0].text_content().strip() or None) if titles else None
 
 
-def content_of(response: Response, options: BatchOptions) -> Any:
+def content_of(response: Response, options: BatchOptions) -> object:
     """The content in the requested format. None if the page is not text."""
     kind = content_type(response)
     if kind and not _TEXT.fullmatch(kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -44,7 +44,7 @@ class FieldQuery(StrictModel):
         return self
 
 
-def _string_to_query(query: Any) -> Any:
+def _string_to_query(query: object) -> object:
     return {"css": query} if isinstance(query, str) else query
 
 

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
@@ -108,7 +107,7 @@ class Quota:
             self._claim, self._saved = claim.moved_to(cursor), used
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """Approximate bytes of a value in a store: its strings, and a few per element."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))

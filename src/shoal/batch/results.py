@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,7 @@ from shoal.batch.spider import failed_result
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
 
-Result: TypeAlias = dict[str, Any]
+Result: TypeAlias = dict[str, object]
 
 _READ_BATCH = (16, 1 << 20)  # results, and expected bytes: one result may have many megabytes
 _FIRST_LOST = 10**12
@@ -106,10 +106,10 @@ class SessionResults:
                 size += len(item.payload)
                 result = _decode_item(item, whole=size <= max_bytes)
                 position = result.pop("place", None)
-                if position is None:
-                    found.append(result)
-                else:
+                if isinstance(position, int):
                     by_position[position] = result
+                else:
+                    found.append(result)
         if state == "finished":
             by_position |= await self._explain_missing(by_position)
         results = self._in_order(by_position, "cancelled" if state == "cancelled" else "pending") + found
@@ -151,7 +151,7 @@ class SessionResults:
             return entry
         result = _decode_item(entry, whole=whole)
         position = result.pop("place", None)
-        return {**result, "url": self._urls.urls[position]} if position is not None else result
+        return {**result, "url": self._urls.urls[position]} if isinstance(position, int) else result
 
     # -- URLs without a result in the log
 
@@ -219,7 +219,7 @@ def _decode_item(item: LoggedItem, *, whole: bool) -> Result:
     return {**msgspec.structs.asdict(_decode_outline(item.payload)[1]), "content": None, "truncated": True}
 
 
-def count_statuses(results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def count_statuses(results: Sequence[Mapping[str, object]]) -> dict[str, int]:
     statuses = [result["status"] for result in results]
     return {
         "total": len(results),

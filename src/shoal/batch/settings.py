@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,7 +33,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The normalized form of each URL; empty where it equals the URL. Stored because normalizing may take seconds."""
     invalid: dict[str, str] = msgspec.field(name="wrong", default_factory=dict)
     """Why a URL is invalid, by its position."""
-    options: dict[str, Any]
+    options: dict[str, object]
     caller: _Short
     """The name of the caller's token; empty for the main token, or without tokens."""
     address: _Short = ""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Any
 
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.options import BatchOptions
 from shoal.batch.quota import PER_ENTRY, Quota, request_size, size_of
 from shoal.batch.redaction import REFUSED_ADDRESS, redacted
 from shoal.batch.urls import UrlList, has_user
-from shoal.crawling.page import meant_for
+from shoal.crawling.page import headers_for
 from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.spider import Spider
@@ -51,15 +50,12 @@ class BatchSpider(Spider):
     def start_request(self, url: str, position: int) -> Request:
         """The request for a URL of the batch."""
         options = self._options
-        return self._request(
+        return Request(
             url, headers=options.headers, cookies=options.cookies, meta={POSITION: position}, priority=_START_PRIORITY,
-            dont_filter=True,
+            dont_filter=True, timeout=options.timeout, errback=ERRBACK,
         )  # fmt: skip
 
-    def _request(self, url: str, **more: Any) -> Request:
-        return Request(url, timeout=self._options.timeout, errback=ERRBACK, **more)
-
-    def parse(self, response: Response) -> Iterator[dict[str, Any] | Request]:
+    def parse(self, response: Response) -> Iterator[dict[str, object] | Request]:
         result = {
             **self._base_result(response.request),
             "status": "success",
@@ -87,8 +83,11 @@ class BatchSpider(Spider):
         if response.meta.get(SITE, host) == host:
             for url in response.links():
                 if host_of(url) == host and url not in self._urls and not has_user(url):
-                    headers, cookies = meant_for(response.request, url)
-                    request = self._request(url, headers=headers, cookies=cookies, meta={SITE: host})
+                    headers, cookies = headers_for(response.request, url)
+                    request = Request(
+                        url, headers=headers, cookies=cookies, meta={SITE: host}, timeout=self._options.timeout,
+                        errback=ERRBACK,
+                    )  # fmt: skip
                     if not self._count_link(request):
                         return
                     yield request
@@ -102,7 +101,7 @@ class BatchSpider(Spider):
             self._counted.add(key)
         return True
 
-    def failed(self, request: Request, error: Exception) -> Iterator[dict[str, Any]]:
+    def failed(self, request: Request, error: Exception) -> Iterator[dict[str, object]]:
         """Yield the result of a failed request."""
         kind = error.kind if isinstance(error, FetchError) else "content"
         result = {
@@ -116,7 +115,7 @@ class BatchSpider(Spider):
         self._quota.use_anyway(PER_ENTRY + size_of(result) + size_of(str(error)))
         yield result
 
-    def _base_result(self, request: Request) -> dict[str, Any]:
+    def _base_result(self, request: Request) -> dict[str, object]:
         return {
             "place": request.meta.get(POSITION),
             "url": request.redirects[0] if request.redirects else request.url,
@@ -126,7 +125,7 @@ class BatchSpider(Spider):
         }
 
 
-def failed_result(kind: str, message: str) -> dict[str, Any]:
+def failed_result(kind: str, message: str) -> dict[str, object]:
     """The part of a result that describes a failure."""
     return {
         "status": "failed",

@@ -1,65 +1,58 @@
-"""How help looks, and which name an unknown one resembles."""
+"""How help looks, and how commands are found."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from shoal.cli.terminal import raw_stdout
+from shoal.suggestions import did_you_mean
 
 # Older versions of Typer use Click, newer ones have their own copy of it. This is the right class in both.
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., object])
+_Click: TypeAlias = Any
+"""A context, formatter, parameter or command: of Click or of Typer, depending on Typer's version."""
 _MAX_WIDTH = 100
 _BOLD, _CYAN, _RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?`` with the nearest known name, or nothing."""
-    near = get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 class _Layout:
-    """What commands and groups of commands have in common. Mixed into Typer's classes.
+    """What commands and groups of commands have in common. Mixed into Typer's classes."""
 
-    The context and the formatter have no types: they are Click's or Typer's, depending on Typer's version.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        command = cast(Any, self)
+    def parse_args(self, ctx: _Click, args: list[str]) -> list[str]:
+        command = cast(_Click, self)
         if not args and command.no_args_is_help and not ctx.resilient_parsing:
             show_help(ctx)
             ctx.exit(2)
         try:
-            return cast("list[str]", cast(Any, super()).parse_args(ctx, args))
+            return cast("list[str]", cast(_Click, super()).parse_args(ctx, args))
         except UsageError as error:
-            cast(Any, error).ctx = ctx  # the parser does not always set it
+            cast(_Click, error).ctx = ctx  # the parser does not always set it
             option = getattr(error, "option_name", None)
             if option is None or not hasattr(error, "possibilities"):
                 raise
             known = [name for param in command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
             return cast("list[str]", ctx.fail(f"unknown option {option}{did_you_mean(option, known)}"))  # it raises
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = cast(Any, super()).get_help_option(ctx)
+    def get_help_option(self, ctx: _Click) -> _Click:
+        option = cast(_Click, super()).get_help_option(ctx)
         if option is not None:
             option.callback = _help_callback
             option.help = "Show this help."
         return option
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        command = cast(Any, self)
+    def collect_usage_pieces(self, ctx: _Click) -> list[str]:
+        command = cast(_Click, self)
         pieces = [command.options_metavar] if command.options_metavar else []
         for param in command.get_params(ctx):
             if param.param_type_name == "argument":
@@ -70,9 +63,9 @@ class _Layout:
             pieces.append("COMMAND ...")
         return pieces
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: _Click, formatter: _Click) -> None:
         arguments, options = [], []
-        for param in cast(Any, self).get_params(ctx):
+        for param in cast(_Click, self).get_params(ctx):
             if param.param_type_name == "argument":
                 arguments.append((_argument_name(param), param.help or ""))
             elif not param.hidden:
@@ -84,9 +77,9 @@ class _Layout:
         if isinstance(self, TyperGroup):
             self.format_commands(ctx, formatter)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+    def format_epilog(self, ctx: _Click, formatter: _Click) -> None:
         """The examples, line by line as they are."""
-        examples = cast("str | None", cast(Any, self).epilog)
+        examples = cast("str | None", cast(_Click, self).epilog)
         if examples:
             with formatter.section("Examples"):
                 for line in examples.strip().splitlines():
@@ -100,15 +93,15 @@ class Command(_Layout, TyperCommand):
 class Group(_Layout, TyperGroup):
     """A command that has commands of its own."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: _Click, args: list[str]) -> _Click:
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"unknown command {name}{did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, cast(Any, self.get_command(ctx, name))) for name in self.list_commands(ctx)]
+    def format_commands(self, ctx: _Click, formatter: _Click) -> None:
+        commands = [(name, cast(_Click, self.get_command(ctx, name))) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in commands])
 
@@ -125,18 +118,18 @@ class RootGroup(Group):
 
     groups: Mapping[str, Mapping[str, CommandEntry]] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: _Click) -> list[str]:
         return [name for commands in self.groups.values() for name in commands]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: _Click, cmd_name: str) -> _Click:
         if cmd_name not in self.commands:
             for commands in self.groups.values():
                 if cmd_name in commands:
                     app = import_module(f"shoal.cli.commands.{commands[cmd_name].module}").app
-                    self.commands[cmd_name] = cast(Any, get_group(app).commands[cmd_name])
+                    self.commands[cmd_name] = cast(_Click, get_group(app).commands[cmd_name])
         return self.commands.get(cmd_name)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: _Click, formatter: _Click) -> None:
         width = max(map(len, self.list_commands(ctx)))
         for title, commands in self.groups.items():
             with formatter.section(title):
@@ -146,7 +139,7 @@ class RootGroup(Group):
 class Commands(typer.Typer):
     """The commands of one module."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, **options: Any) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = Group, **options: _Click) -> None:
         super().__init__(
             cls=cls, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}, **options,
@@ -157,13 +150,13 @@ class Commands(typer.Typer):
         return self.command(name, cls=Command, epilog=examples)
 
 
-def _help_callback(ctx: Any, param: Any, value: bool) -> None:
+def _help_callback(ctx: _Click, param: _Click, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         show_help(ctx)
         ctx.exit()
 
 
-def show_help(ctx: Any) -> None:
+def show_help(ctx: _Click) -> None:
     """Print the help of a context's command: in colour on a terminal, plain elsewhere or with NO_COLOR."""
     text = ctx.get_help() + "\n"
     if wants_colour():
@@ -190,12 +183,20 @@ def _coloured(text: str) -> str:
     return "".join(lines)
 
 
-def _argument_name(param: Any) -> str:
+def _argument_name(param: _Click) -> str:
     return str(param.metavar or param.name.upper()).strip("[]")
 
 
-def _option_names(param: Any) -> str:
+def _option_names(param: _Click) -> str:
     names = ", ".join(sorted(param.opts, key=len))
     if param.secondary_opts:
         return f"{names} / {', '.join(param.secondary_opts)}"
     return names if param.is_flag or param.metavar is None else f"{names} {param.metavar}"
+
+
+def usage_message(error: _Click) -> str:
+    """One line for a wrong use of a command."""
+    message = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "shoal"
+    mark = "" if message.endswith("?") else ";"
+    return f"{message[:1].lower()}{message[1:]}{mark} see `{command} --help`"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import typer
 
 from shoal import __version__
-from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError
+from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError, usage_message
 from shoal.cli.terminal import guard_terminal
 from shoal.errors import ShoalError
 
@@ -99,7 +98,7 @@ def main() -> None:
     try:
         code = app(prog_name="shoal", standalone_mode=False)
     except UsageError as error:
-        print(f"shoal: {_usage_message(error)}", file=sys.stderr)
+        print(f"shoal: {usage_message(error)}", file=sys.stderr)
         sys.exit(2)
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
@@ -108,13 +107,6 @@ def main() -> None:
         print("shoal: interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _usage_message(error: Any) -> str:
-    message = error.format_message().rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "shoal"
-    mark = "" if message.endswith("?") else ";"
-    return f"{message[:1].lower()}{message[1:]}{mark} see `{command} --help`"
 
 
 if __name__ == "__main__":

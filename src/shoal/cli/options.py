@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,7 +73,7 @@ AllowChanged = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def given(options: Mapping[str, object]) -> dict[str, object]:
     """The options that are on the command line."""
     return {key: value for key, value in options.items() if value is not None}
 
@@ -102,7 +102,7 @@ _OPTION_NAMES = {
 }
 
 
-def resolve(spider: Spider | None, options: Mapping[str, Any], settings: list[str]) -> Resolved:
+def resolve(spider: Spider | None, options: Mapping[str, object], settings: list[str]) -> Resolved:
     """All layers of the configuration, with this command line on top."""
     from shoal.config import find_config_file, load_config
 

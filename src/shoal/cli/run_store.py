@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from shoal.cli.help import did_you_mean
 from shoal.cli.options import given, resolve
 from shoal.errors import RunError, StoreError
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.ports import Frontier, Run, Store

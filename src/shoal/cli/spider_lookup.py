@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, SpiderError
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.runs.registry import Entry
@@ -32,7 +32,7 @@ def find_spider(name: str) -> tuple[str, Entry | None]:
     raise SpiderError(f"there is no spider {name}: use FILE.py, FILE.py:Class or a name from shoal.toml{hint}")
 
 
-def make_spider(reference: str, arguments: Mapping[str, Any]) -> Spider:
+def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
     """Create the spider of a file with its arguments."""
     from shoal.spider import load_spider
 
@@ -69,8 +69,7 @@ def _did_you_mean(name: str, registered: list[str]) -> str:
             for kind in classes:
                 known.setdefault(kind.lower(), f"{each}:{kind}")
         sought = path.name.lower()
-    near = get_close_matches(sought, known, 1)
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    return did_you_mean(sought, known)
 
 
 def _classes(path: Path) -> list[str]:

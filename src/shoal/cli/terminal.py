@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO, cast
+from collections.abc import Iterable
+from typing import TextIO, cast
 
 from shoal.printable import printable
 
@@ -21,11 +22,11 @@ class _SafeStream:
         self.raw_stream.write(printable(text, lines=True))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.raw_stream, name)
 
 

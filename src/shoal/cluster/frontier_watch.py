@@ -28,7 +28,7 @@ class FrontierWatch:
         self._keep_alive = keep_alive
         self._away_since: float | None = None
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Poll. Returns whether the run can be worked on."""
         began = time.monotonic()
         try:

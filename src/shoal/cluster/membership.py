@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
 
 from shoal.cluster.election import HESITATION, Retire, Role, Take, decide, roles, shortage, vacant
 from shoal.cluster.frontier_watch import FrontierWatch
@@ -88,7 +87,7 @@ class Membership:
                         await self._coordinator.leave()
 
     async def _handle_loss(self) -> None:
-        self._slot.happened["lost"] += 1
+        self._slot.event_counts["lost"] += 1
         log.warning("%s missed its heartbeats and was removed; it joins again", self._name)
         self._session.lost()
         await self._slot.end(self._beat, abort=True)
@@ -219,7 +218,7 @@ class Membership:
                 async with asyncio.timeout(2 * self._session.interval if self._watch.fit else 1.0):
                     await self._poll_now.wait()
             self._poll_now.clear()
-            await self._watch.look()
+            await self._watch.poll()
             self._is_done()
 
     async def _wait(self, view: ClusterView) -> None:
@@ -237,7 +236,7 @@ class Membership:
         if self.role == "spare":
             await self._sleep(random.random() * HESITATION)  # spread, not all at once
 
-    async def _sleep(self, seconds: float, event: Coroutine[Any, Any, None] | None = None) -> None:
+    async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:
         """Sleep, but wake on the event, when the worker ends, or when the node should leave."""
         own = {asyncio.ensure_future(each) for each in (event, self.over.wait()) if each is not None}
         worker = set() if self._slot.running is None else {self._slot.running.task}

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import TypedDict, Unpack
 
 from shoal.cluster import open_coordinator
 from shoal.cluster.election import Role
@@ -29,14 +29,39 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.cluster")
 
-_LONGEST_NAME = 200
-_MAKING = 10.0  # seconds that another node may take to begin the run in a file
-_BETWEEN_TRIES = 0.05
-_LAST_WORD = 1.0  # seconds that closing, and the last look at the run, may take
+_MAX_NAME_LENGTH = 200
+_MAKE_RUN_TIMEOUT = 10.0
+"""Seconds that another node may take to create the run in a file."""
+_MAKE_RUN_POLL = 0.05
+_CLOSE_TIMEOUT = 1.0
+"""Seconds for closing, and for the statistics of the summary."""
+
+
+class NodeOptions(TypedDict, total=False):
+    """Further keyword arguments of a `Node`. All are optional."""
+
+    run_id: str | None
+    """A run that was started. Default: the first node creates a run, named like the cluster or the spider."""
+    cluster: str | None
+    """The name of the cluster. Default: that of the run."""
+    session: float
+    """Seconds without a heartbeat after which a node is dead. Default: ``cluster.session`` of the config."""
+    outputs: Sequence[str]
+    """Where this node writes items while it is a Runner."""
+    keep_alive: bool
+    """Stay when the run is finished: it may get more requests."""
+    allow_changed: bool
+    """Work even if the spider's file changed since the run started."""
+    grace: float
+    """Seconds that pages in flight have when the node stops."""
 
 
 class Node:
-    """One process of a cluster. ``run()`` works and stands by; in a program with an event loop, ``await node``."""
+    """One process of a cluster: a Runner while it holds a slot, otherwise a Backup Runner.
+
+    ``run()`` joins the cluster and works until the run is finished. In a program with an event loop, use
+    ``await node``.
+    """
 
     def __init__(
         self,
@@ -44,96 +69,91 @@ class Node:
         config: Config | None = None,
         *,
         name: str | None = None,
-        run_id: str | None = None,
-        cluster: str | None = None,
         runner: int | None = None,
         backup: int | None = None,
         coordinator: str | None = None,
-        session: float | None = None,
-        outputs: Sequence[str] = (),
-        keep_alive: bool = False,
-        allow_changed: bool = False,
-        grace: float = GRACE,
+        **options: Unpack[NodeOptions],
     ) -> None:
-        """``name`` is unique in the cluster; the number at its end is its place in line. ``run_id`` is a run that was
-        started; without it, the first node makes one, named like the cluster or the spider. ``cluster`` is named like
-        the run unless told otherwise. What else is not given comes from ``config.cluster``."""
+        """``name`` is unique in the cluster; the number at its end is its rank in elections. ``runner`` nodes crawl and
+        ``backup`` nodes stand by. ``coordinator`` is a URL; by default it is the frontier's server. These three and the
+        session come from ``config.cluster`` if they are not given. See `NodeOptions` for ``options``."""
+        if unknown := options.keys() - NodeOptions.__annotations__.keys():
+            raise TypeError(f"Node has no option {min(unknown)!r}")
+        settings = {"runner": runner, "backup": backup, "coordinator": coordinator, "session": options.get("session")}
+        given = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
         self.spider = spider() if isinstance(spider, type) else spider
-        self.config = config or Config()
-        own = self.config.cluster
+        self.config = (config or Config()).with_settings(given)
+        run_id, cluster = options.get("run_id"), options.get("cluster")
         self.name = new_worker_id() if name is None else name
         self.run_id = run_id or cluster or self.spider.spider_name()
         self.cluster = cluster or self.run_id
-        self.counts = Counts(own.runner if runner is None else runner, own.backup if backup is None else backup)
-        self.coordinator = coordinator or own.coordinator or self.config.frontier
-        self.session = own.session if session is None else session
+        self.counts = Counts(self.config.cluster.runner, self.config.cluster.backup)
+        self.coordinator = self.config.cluster.coordinator or self.config.frontier
+        self.session = self.config.cluster.session
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
         self._makes_run = run_id is None
-        self._outputs = tuple(outputs)
-        self._keep_alive = keep_alive
-        self._allow_changed = allow_changed
-        self._grace = grace
+        self._outputs = tuple(options.get("outputs", ()))
+        self._keep_alive = options.get("keep_alive", False)
+        self._allow_changed = options.get("allow_changed", False)
+        self._grace = options.get("grace", GRACE)
         self._member: Membership | None = None
         self._slot: NodeSlot | None = None
         self._frontier: Frontier | None = None
-        self._asked = False
+        self._stop_asked = False
         self._check()
 
     def _check(self) -> None:
-        if self.config.frontier.startswith("memory:"):
+        frontier = self.config.frontier
+        if frontier.startswith("memory:"):
             raise ConfigError(
-                "nodes can't share a frontier in memory; name one with --frontier redis://host, "
-                "postgresql://host/database, or sqlite:///file for one Runner at a time on one machine"
+                "nodes cannot share a frontier in memory; pass --frontier redis://host or postgresql://host/database, "
+                "or sqlite:///file for one Runner at a time on one machine"
             )
-        if self.config.frontier.startswith("sqlite:") and self.counts.runner > 1:
+        if frontier.startswith("sqlite:") and self.counts.runner > 1:
             raise ConfigError(
-                f"one Runner at a time can work on {self.config.frontier}, not {self.counts.runner}; for more, name a "
-                "server with --frontier redis://host or postgresql://host/database"
+                f"only one Runner at a time can work on {frontier}, not {self.counts.runner}; for more, pass "
+                "--frontier redis://host or postgresql://host/database"
             )
         if self.coordinator.startswith("sqlite:"):
-            raise ConfigError(
-                "where is the cluster kept? Say it with --coordinator zookeeper://host:2181, redis:// ..."
-            )
-        if self.counts.runner < 1 or self.counts.backup < 0:
-            raise ConfigError(f"runner must be 1 or more and backup 0 or more, not {self.counts}")
+            raise ConfigError("no coordinator configured: pass --coordinator URL, such as zookeeper://host:2181")
         for what, text in (("node", self.name), ("cluster", self.cluster)):
-            if not text.strip() or len(text) > _LONGEST_NAME or "\0" in text:
-                raise ConfigError(f"the name of a {what} has 1 to {_LONGEST_NAME} characters, not {text[:50]!r}")
-        if self.session <= 0:
-            raise ConfigError(f"a session lasts for some time, not for {self.session:g} seconds")
+            if not text.strip() or len(text) > _MAX_NAME_LENGTH or "\0" in text:
+                raise ConfigError(
+                    f"the name of a {what} must have 1 to {_MAX_NAME_LENGTH} characters and no NUL, not {text[:50]!r}"
+                )
 
-    # -- from outside
+    # -- control
 
     def run(self) -> Summary:
-        """Work and stand by until the run is finished. SIGINT and SIGTERM end it in good order."""
+        """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down."""
         run_blocking(self)
         assert self.summary is not None
         return self.summary
 
     def stop(self) -> None:
-        """Give back what is leased, and leave."""
-        self._asked = True
+        """Release the leases and leave the cluster."""
+        self._stop_asked = True
         if self._member is not None:
             self._member.over.set()
 
     @property
     def role(self) -> Role | None:
-        """What it is at this moment; None before it is a member, and after."""
+        """The current role; None while the node is not a member."""
         return None if self._member is None else self._member.role
 
     @property
-    def happened(self) -> Counter[str]:
-        """How often it was elected, took over, retired, was lost or fenced."""
-        return Counter() if self._slot is None else self._slot.happened
+    def event_counts(self) -> Counter[str]:
+        """How often the node was elected, took over, retired, was lost or fenced."""
+        return Counter() if self._slot is None else self._slot.event_counts
 
     async def snapshot(self) -> Snapshot | None:
-        """The crawl at this moment; None while this node does not work."""
+        """The state of the crawl now. None while this node is not a Runner."""
         running = None if self._slot is None else self._slot.running
         return None if running is None else await running.worker.snapshot()
 
     def vitals(self) -> Vitals:
-        """What it knows of itself."""
+        """What the node knows of itself, without a call to the store."""
         worker = None if self._slot is None else self._slot.worker
         working = None if worker is None else worker.vitals()
         return Vitals(
@@ -144,29 +164,29 @@ class Node:
             in_flight=0 if working is None else working.in_flight,
             looped_at=None if working is None else working.looped_at,
             frontier=self._frontier,
-            standing=Standing(cluster=self.cluster, role=self.role, happened=self.happened),
+            standing=Standing(cluster=self.cluster, role=self.role, happened=self.event_counts),
         )
 
     def _counters(self) -> Counters:
         return Counters() if self._slot is None else self._slot.counters
 
-    def __await__(self) -> Generator[Any, None, Summary]:
+    def __await__(self) -> Generator[object, None, Summary]:
         return self._execute().__await__()
 
-    # -- putting it together
+    # -- work
 
     async def _execute(self) -> Summary:
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             await self._make_run()
             store = await open_store(self.config.frontier, readonly=True)
-            stack.push_async_callback(_quietly, store.close)
+            stack.push_async_callback(_close_in_time, store.close)
             run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
-            stack.push_async_callback(_quietly, coordinator.close)
+            stack.push_async_callback(_close_in_time, coordinator.close)
             if run.state == "finished" and not self._keep_alive:
-                log.warning("run %s is finished; begin another one with a --run-id of its own", run.run_id)
+                log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
             else:
                 await self._take_part(coordinator, store, frontier)
             self.summary = await self._summarize(run, frontier, time.monotonic() - started)
@@ -176,7 +196,7 @@ class Node:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
         self._slot = NodeSlot(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
         self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._slot)
-        if self._asked:
+        if self._stop_asked:
             self._member.over.set()
         preload()
         try:
@@ -186,17 +206,17 @@ class Node:
             self.error = exc
 
     async def _make_run(self) -> None:
-        """Begin it, unless another node has done so. In a file one node at a time can; while it is at it, wait."""
-        until = time.monotonic() + _MAKING
+        """Create the run, unless another node has. Only one node at a time can open a file: wait while another does."""
+        until = time.monotonic() + _MAKE_RUN_TIMEOUT
         while self._makes_run:
             try:
                 store = await open_store(self.config.frontier)
             except StoreBusyError:
-                if await self._run_is_made():
+                if await self._run_exists():
                     return
                 if time.monotonic() > until:
                     raise
-                await asyncio.sleep(_BETWEEN_TRIES)
+                await asyncio.sleep(_MAKE_RUN_POLL)
                 continue
             try:
                 await begin_run(store, self.spider, self.config, self.run_id)
@@ -204,11 +224,11 @@ class Node:
                 await store.close()
             return
 
-    async def _run_is_made(self) -> bool:
-        """Whether the file in which another node works has the run already."""
+    async def _run_exists(self) -> bool:
+        """Whether the file that another node has opened contains the run."""
         try:
             store = await open_store(self.config.frontier, readonly=True)
-        except StoreError:  # a file that is just being made
+        except StoreError:  # the file is being created
             return False
         try:
             return await store.get_run(self.run_id) is not None
@@ -223,12 +243,10 @@ class Node:
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
     async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
-        has_worked = self.happened.keys() & {"elected", "took over"}
+        has_worked = self.event_counts.keys() & {"elected", "took over"}
         if self._outputs and not has_worked:
-            log.warning(
-                "this node was never a Runner, and has written nothing to %s", ", ".join(map(mask, self._outputs))
-            )
-        stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _LAST_WORD)
+            log.warning("this node was never a Runner, so it wrote nothing to %s", ", ".join(map(mask, self._outputs)))
+        stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _CLOSE_TIMEOUT)
         state = "finished" if stats.finished else "stopped"
         return Summary(
             run_id=run.run_id,
@@ -243,14 +261,14 @@ class Node:
         )
 
 
-async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(ShoalError, TimeoutError):
-        async with asyncio.timeout(_LAST_WORD):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
 
 
 class ZookeeperCrawler(Node):
-    """A node whose cluster is kept in ZooKeeper::
+    """A node whose coordinator is ZooKeeper::
 
     ZookeeperCrawler(Books, runner=3, backup=2, name="crawler_1", zk_hosts="localhost:2181").run()
     """
@@ -264,11 +282,11 @@ class ZookeeperCrawler(Node):
         backup: int,
         name: str,
         zk_hosts: str = "localhost:2181",
-        **options: Any,
+        **options: Unpack[NodeOptions],
     ) -> None:
-        """``zk_hosts``: ``host:port``, several by comma. ``options`` are those of ``Node``."""
+        """``zk_hosts``: ``host:port``, several separated by commas. The other arguments are those of `Node`."""
         if "://" in zk_hosts:
-            raise ConfigError(f"zk_hosts is host:port, several by comma, not {zk_hosts!r}")
+            raise ConfigError(f"zk_hosts must be host:port, several separated by commas, not {zk_hosts!r}")
         super().__init__(
             spider, config, runner=runner, backup=backup, name=name, coordinator=f"zookeeper://{zk_hosts}", **options
         )

@@ -47,7 +47,7 @@ class NodeSlot:
     ) -> None:
         self.session = NodeSession(coordinator.ttl)
         self.running: SlotWorker | None = None
-        self.happened: Counter[str] = Counter()
+        self.event_counts: Counter[str] = Counter()
         self.error: ShoalError | None = None
         """Why the node must stop."""
         self.is_done = False
@@ -102,7 +102,7 @@ class NodeSlot:
 
     async def take(self, index: int) -> None:
         """Try to take a slot, if the run can be worked on."""
-        if time.monotonic() < self._not_before or not self._may_hold(index) or not await self._watch.look():
+        if time.monotonic() < self._not_before or not self._may_hold(index) or not await self._watch.poll():
             return
         epoch = await self._coordinator.take(index)
         if epoch is None:
@@ -113,7 +113,7 @@ class NodeSlot:
         with suppress(CoordinatorError):
             mine = [event for event in await self._coordinator.events() if event.epoch == epoch]
             lost = next((event.detail for event in mine if event.what == "took over"), "")
-        self.happened["took over" if lost else "elected"] += 1
+        self.event_counts["took over" if lost else "elected"] += 1
         after = f", takes over from {lost}" if lost else ""
         log.warning("%s is a Runner of %s: slot %d, epoch %d%s", self._name, self._cluster, index, epoch, after)
 
@@ -150,7 +150,7 @@ class NodeSlot:
 
     async def retire(self, why: str, beat: Callable[[], Awaitable[object]]) -> None:
         log.warning("%s releases its slot: %s", self._name, why)
-        self.happened["retired"] += 1
+        self.event_counts["retired"] += 1
         await self.end(beat, abort=False)
         await self._coordinator.retire()
 
@@ -191,7 +191,7 @@ class NodeSlot:
             self._refusals = 0
 
     def _handle_fence(self, worker: SlotWorker, error: FencedError) -> None:
-        self.happened["fenced"] += 1
+        self.event_counts["fenced"] += 1
         log.warning("slot %d: %s", worker.index, error)
         if worker.worker.engine is not None:  # it has worked: another cluster may have fenced it
             self._fenced = worker.holder

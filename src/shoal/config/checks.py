@@ -9,6 +9,8 @@ import re
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
+from shoal.suggestions import did_you_mean_scheme
+
 # The kind of store behind each scheme of a frontier URL.
 FRONTIER_KINDS = {
     **{kind: kind for kind in ("memory", "sqlite", "redis", "postgresql", "local")},
@@ -128,7 +130,7 @@ def check_frontier(frontier: str) -> str | None:
 
 def _bad_frontier(frontier: str) -> str:
     known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
-    return f"must be {known}, not {mask(frontier)!r}"
+    return f"must be {known}, not {mask(frontier)!r}{did_you_mean_scheme(frontier, FRONTIER_KINDS)}"
 
 
 def check_coordinator(coordinator: str | None) -> str | None:
@@ -137,4 +139,5 @@ def check_coordinator(coordinator: str | None) -> str | None:
     if frontier_kind(coordinator) in ("redis", "postgresql"):
         return check_frontier(coordinator)
     known = "zookeeper://host:2181, redis://host:port/number or postgresql://host/database"
-    return f"must be {known}, not {mask(coordinator)!r}"
+    hint = did_you_mean_scheme(coordinator, ("zookeeper", *FRONTIER_KINDS))
+    return f"must be {known}, not {mask(coordinator)!r}{hint}"

@@ -24,7 +24,8 @@ from msgspec.structs import force_setattr
 from shoal.errors import ConfigError
 
 Check: TypeAlias = Callable[[Any], str | None]
-Parse: TypeAlias = Callable[[inspect.Type, Any], Any]
+Mask: TypeAlias = Callable[[Any], object]
+Parse: TypeAlias = Callable[[inspect.Type, object], object]
 
 _MAX_SUGGESTIONS = 3
 
@@ -34,7 +35,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     checks: ClassVar[Mapping[str, Check]] = {}
     """By field, what its type cannot express. Returns the rest of a sentence that begins with the key, or None."""
-    masks: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    masks: ClassVar[Mapping[str, Mask]] = {}
     """By field, how to hide its secrets."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Names that other tools use for a setting, with its dotted key. An unknown key suggests it."""
@@ -44,13 +45,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             value = checked(type(self), name, getattr(self, name), key=f"{type(self).__name__}.{name}")
             force_setattr(self, name, value)
 
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
+    def __rich_repr__(self) -> list[tuple[str, object]]:
         return [(name, self.shown(name)) for name in self.__struct_fields__]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
-    def shown(self, name: str) -> Any:
+    def shown(self, name: str) -> object:
         """Return the field's value with its secrets masked."""
         value = getattr(self, name)
         return self.masks[name](value) if name in self.masks and value is not None else value
@@ -60,7 +61,7 @@ S = TypeVar("S", bound=Section)
 
 
 @cache
-def _hints(section: type[Section]) -> dict[str, Any]:
+def _hints(section: type[Section]) -> dict[str, object]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hints[name] for name in section.__struct_fields__}
 
@@ -81,7 +82,7 @@ def keys(root: type[Section]) -> dict[str, tuple[type[Section], str]]:
     return flat
 
 
-def flatten(tree: Section, *, reveal: bool = False) -> dict[str, Any]:
+def flatten(tree: Section, *, reveal: bool = False) -> dict[str, object]:
     """Return each dotted key with its value, for printing. Secrets are masked unless ``reveal`` is set."""
     flat = {}
     for key, (_, name) in keys(type(tree)).items():
@@ -90,9 +91,9 @@ def flatten(tree: Section, *, reveal: bool = False) -> dict[str, Any]:
     return flat
 
 
-def build(root: type[S], values: Mapping[str, Any]) -> S:
+def build(root: type[S], values: Mapping[str, object]) -> S:
     """Build the tree from values under dotted keys, which must be known. All other keys have their defaults."""
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, object]] = {}
     for key, value in values.items():
         prefix, _, name = key.rpartition(".")
         parts.setdefault(prefix, {})[name] = value
@@ -102,17 +103,17 @@ def build(root: type[S], values: Mapping[str, Any]) -> S:
 
 def read_settings(
     root: type[Section],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     *,
     source: Callable[[str], str] | None = None,
     parse: Parse | None = None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """Read one layer. Return the checked values under their dotted keys, and a sentence for each problem.
 
     ``settings`` has dotted keys, nested mappings or Sections. ``source`` returns where a key came from, for the
     sentences. ``parse`` converts a value before it is checked; it raises ValueError for a bad one.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     problems: list[str] = []
     for key, value in _entries(root, settings):
         try:
@@ -130,7 +131,7 @@ def read_settings(
     return values, problems
 
 
-def _entries(root: type[Section], settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _entries(root: type[Section], settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in settings.items():
         key = f"{prefix}{name}"
         section = sections(root).get(key)
@@ -163,13 +164,14 @@ def _with_words(root: type[Section], key: str) -> list[str]:
     return [known for known in found if "." not in known] or found
 
 
-def checked(section: type[Section], name: str, value: Any, *, key: str, parse: Parse | None = None) -> Any:
+def checked(section: type[Section], name: str, value: object, *, key: str, parse: Parse | None = None) -> object:
     """Convert the value to the type of its field (a list becomes a tuple). ConfigError names ``key`` if that fails."""
-    hint = _hints(section)[name]
-    if name in sections(section):
-        if not isinstance(value, hint):
-            raise ConfigError(f'"{key}" must be of type {hint.__name__}, not {type(value).__name__}')
+    inner = sections(section).get(name)
+    if inner is not None:
+        if not isinstance(value, inner):
+            raise ConfigError(f'"{key}" must be of type {inner.__name__}, not {type(value).__name__}')
         return value
+    hint = _hints(section)[name]
     info = inspect.type_info(hint)
     try:
         if parse is not None:
@@ -216,7 +218,7 @@ def expected(info: inspect.Type) -> str:
 _BOOLS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 
 
-def from_text(info: inspect.Type, value: Any) -> Any:
+def from_text(info: inspect.Type, value: object) -> object:
     """Convert text from the environment or the command line to this type. ValueError if that is not possible.
 
     Lists are separated by commas or written in JSON, tables are JSON, and ``none`` is None where that is allowed. A
@@ -251,7 +253,7 @@ def from_text(info: inspect.Type, value: Any) -> Any:
     return value
 
 
-def read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, object]:
     """Read a TOML file. ConfigError names the file, and the line if it is not valid TOML.
 
     A file that another user could have written also raises ConfigError: settings decide which code runs and where

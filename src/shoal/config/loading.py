@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -39,12 +38,12 @@ def env_name(key: str) -> str:
 def load_config(
     *,
     file: Path | None = None,
-    spider: Mapping[str, Any] | None = None,
+    spider: Mapping[str, object] | None = None,
     spider_name: str = "",
     environ: Mapping[str, str] | None = None,
-    command_line: Mapping[str, Any] | None = None,
+    command_line: Mapping[str, object] | None = None,
     options: Mapping[str, str] | None = None,
-    code: Mapping[str, Any] | Config | None = None,
+    code: Mapping[str, object] | Config | None = None,
 ) -> Resolved:
     """Merge all layers into one Config. Later layers win: defaults, file, spider, environment, command line, code.
 
@@ -57,14 +56,14 @@ def load_config(
     typed = options or {}
     in_code = flatten(code, reveal=True) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ or {})
-    layers: list[tuple[Mapping[str, Any] | None, Callable[[str], str], Parse | None]] = [
+    layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
         (in_file, lambda key: str(file), None),
         (spider, lambda key: f"spider {spider_name}".strip(), None),
         (in_environ, env_name, from_text),
         (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
         (in_code, lambda key: "code", None),
     ]
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     sources = dict.fromkeys(keys(Config), "default")
     for settings, source, parse in layers:
         read, wrong = read_settings(Config, settings or {}, source=source, parse=parse)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
@@ -96,7 +96,7 @@ class Config(Section, frozen=True, kw_only=True):
         queue_type: str | None = None,
         filter_type: str | None = None,
         max_queue_size: int | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Config:
         """Configure one process with its queue in memory, or in a file: ``frontier="sqlite:///crawl.db"``.
 
@@ -120,7 +120,7 @@ class Config(Section, frozen=True, kw_only=True):
         queue_type: str | None = None,
         filter_type: str | None = None,
         max_queue_size: int | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Config:
         """Configure a fleet whose frontier is in Redis, or in PostgreSQL: ``frontier="postgresql://..."``.
 
@@ -135,7 +135,7 @@ class Config(Section, frozen=True, kw_only=True):
         settings.setdefault("frontier", _redis_url(*redis))
         return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Config:
+    def with_settings(self, settings: Mapping[str, object]) -> Config:
         """Return a copy with these settings changed. Keys are dotted or nested. ConfigError lists every problem."""
         values, problems = read_settings(Config, settings)
         if problems:
@@ -149,7 +149,7 @@ def _redis_url(host: str, port: int, password: str | None, db: int) -> str:
 
 
 def _of_mode(
-    mode: str, queue_type: str | None, filter_type: str | None, max_size: int | None, settings: dict[str, Any]
+    mode: str, queue_type: str | None, filter_type: str | None, max_size: int | None, settings: dict[str, object]
 ) -> Config:
     if settings.setdefault("mode", mode) != mode:
         raise ConfigError(f'"mode" is always "{mode}" here; remove it')

@@ -18,15 +18,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.backpressure import ItemLogKeeper
-from shoal.crawling.leases import LeaseKeeper, lost_before
+from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
-from shoal.crawling.pacing import LocalPacing, Pacing, RemotePacing
+from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing
 from shoal.crawling.page import Handler, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
-from shoal.crawling.settling import Settler, lease_of
 from shoal.crawling.stats import Counters, Snapshot
 from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease
@@ -64,8 +62,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """Keep the item log after all drainers have passed it."""
     stay: bool = False
     """Stay when the run is finished: it may get more requests."""
-    may_work: Callable[[], bool] = lambda: True
-    """Whether this process still holds its slot in a cluster. Checked before each page."""
+    may_work: Callable[[], bool] | None = None
+    """Whether this process still holds its slot in a cluster. Checked before each page. None: it needs no slot."""
 
 
 class Engine:

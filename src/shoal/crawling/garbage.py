@@ -6,6 +6,6 @@ import gc
 
 
 def collect_rarely() -> None:
-    """What is here by now stays, and pages leave few cycles behind."""
+    """Never collect the objects that exist now, and collect new ones rarely: pages leave few cycles behind."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

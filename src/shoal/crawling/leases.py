@@ -1,31 +1,45 @@
-"""The leases that a worker holds: renewed in good time, and given up before they end when that fails."""
+"""The leases of a worker: renewed in time, dropped before they end, and settled when their pages are handled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 from shoal import clock
+from shoal.crawling.page import Parsed, Released, Settlement
+from shoal.crawling.retrying import Persistence
+from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
 from shoal.frontier.rules import LOST_EVENT
-from shoal.ports import Inspection, Lease, Queue
+from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestState
 
 log = logging.getLogger("shoal.engine")
 
+Outcome: TypeAlias = RequestState | Literal["lost", "released"]
+"""The new state of a request. ``lost``: its lease was lost, and nothing was changed."""
+
+
+def lease_of(settlement: Settlement) -> Lease:
+    return settlement.completion.lease if isinstance(settlement, Parsed) else settlement.lease
+
 
 class LeaseKeeper:
-    """Self-fencing: whoever can't renew stops working before another may begin, whether or not the store answers."""
+    """Renews leases, and drops those that it could not renew before they end, whether or not the store answers.
+
+    So work on a page stops before another worker may begin it."""
 
     def __init__(
         self,
         frontier: Queue,
         ttl: float,
         drop: Callable[[Lease], None],
-        may_work: Callable[[], bool] = lambda: True,
+        may_work: Callable[[], bool] | None = None,
     ) -> None:
-        """``drop`` is told of each lease that is lost, or is about to end without a renewal. ``may_work``: a member of
-        a cluster has a slot besides, without which no lease is good."""
+        """``drop`` is called with each lease that is lost, or is about to end without a renewal. ``may_work``: see
+        `EngineOptions`."""
         self._frontier = frontier
         self._ttl = ttl
         self._drop = drop
@@ -36,19 +50,20 @@ class LeaseKeeper:
         self._held[lease.fingerprint] = lease
 
     def remove(self, lease: Lease) -> None:
-        """Its work has ended; one that was taken anew meanwhile stays."""
+        """The work on it has ended. If the same request was leased again meanwhile, the new lease stays."""
         held = self._held.get(lease.fingerprint)
         if held is not None and held.token == lease.token:
             del self._held[lease.fingerprint]
 
     def is_good(self, lease: Lease) -> bool:
-        """Whether work on it may begin: a process that was stopped for a while may come here before the fence does."""
+        """Whether work on it may begin. Checks the deadline too: a process that was suspended may call this before
+        ``_fence`` runs again."""
         held = self._held.get(lease.fingerprint)
         good = held is not None and held.token == lease.token and held.deadline > clock.now()
-        return good and self._may_work()
+        return good and (self._may_work is None or self._may_work())
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all leases without a call to ``drop``."""
         self._held.clear()
 
     async def run(self) -> None:
@@ -86,15 +101,15 @@ class LeaseKeeper:
                 self._lose(lease)
 
     def _lose(self, lease: Lease) -> None:
-        log.warning("lease lost or about to end; its work is dropped url=%s", lease.request.url)
+        log.warning("lease lost or about to end; the page is dropped url=%s", lease.request.url)
         self.remove(lease)
         self._drop(lease)
 
 
 async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lease]:
-    """Those that have lost a worker. Each of them may have been what killed it, or was only in flight beside that.
+    """The leases whose request has lost a worker before: it killed the worker, or was in flight when the worker died.
 
-    One that was not filtered is not asked for: that may be a search through the whole run.
+    Requests that are not filtered are left out: `find` may have to search the whole run for them.
     """
     found = []
     for lease in leases:
@@ -103,3 +118,77 @@ async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lea
             if history is not None and any(event.what == LOST_EVENT for event in history.events):
                 found.append(lease)
     return found
+
+
+class Settler:
+    """Stores settlements with as few calls as possible, and counts them."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        scheduler: Scheduler,
+        counters: Counters,
+        persist: Persistence,
+        *,
+        learns: bool = True,
+        on_items: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that
+        overlap cannot tell that the store was rewound. ``on_items``: called when items were stored."""
+        self._queue = queue
+        self._scheduler = scheduler
+        self._counters = counters
+        self._persist = persist
+        self._learns = learns
+        self._on_items = on_items
+
+    async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
+        """The outcome of each, in order."""
+        outcomes: dict[int, Outcome] = {}
+        parsed = [each for each in batch if isinstance(each, Parsed)]
+        failures = [each for each in batch if isinstance(each, Failure)]
+        if parsed:
+            outcomes |= await self._complete(parsed)
+        if failures:
+            outcomes |= await self._fail(failures)
+        for contacted in (True, False):
+            released = [each for each in batch if isinstance(each, Released) and each.contacted is contacted]
+            if released:
+                outcomes |= await self._release(released, contacted=contacted)
+        return [outcomes[id(each)] for each in batch]
+
+    async def _complete(self, parsed: list[Parsed]) -> dict[int, Outcome]:
+        completions = [each.completion for each in parsed]
+        results = await self._persist(lambda: self._queue.complete(completions))
+        if self._learns:
+            for each, pushed in zip(parsed, results, strict=True):
+                if pushed is not None and pushed.added + pushed.duplicates:  # otherwise no links, or a repeat
+                    self._scheduler.learn(each.admitted)
+        outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
+        self._count(completions, outcomes)
+        return {id(each): outcome for each, outcome in zip(parsed, outcomes, strict=True)}
+
+    async def _fail(self, failures: list[Failure]) -> dict[int, Outcome]:
+        states = await self._persist(lambda: self._queue.fail(failures))
+        self._scheduler.not_a_page(len(failures))
+        outcomes: list[Outcome] = ["lost" if state is None else state for state in states]
+        self._count(failures, outcomes)
+        return {id(each): outcome for each, outcome in zip(failures, outcomes, strict=True)}
+
+    async def _release(self, released: list[Released], *, contacted: bool) -> dict[int, Outcome]:
+        leases = [each.lease for each in released]
+        await self._persist(lambda: self._queue.release(leases, contacted=contacted))
+        self._scheduler.not_a_page(len(leases))
+        return {id(each): "released" for each in released}
+
+    def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+        items = 0
+        for each, outcome in zip(settled, outcomes, strict=True):
+            if outcome == "lost":
+                self._counters.leases_lost += 1
+                log.warning("lease lost; the page is not counted url=%s", each.lease.request.url)
+            elif outcome != "waiting":
+                items += len(each.items)
+        if items:
+            self._counters.items += items
+            self._on_items()

@@ -24,7 +24,7 @@ class Onion(NamedTuple):
 
 
 def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetcher:
-    """``networks``: private addresses that may be contacted; all other private ones are refused. None: no limit."""
+    """``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit."""
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.http import HttpFetcher
 
@@ -33,9 +33,9 @@ def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetch
 
 
 def make_onion(
-    spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] = lambda: True
+    spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None
 ) -> Onion:
-    """Wrap the fetcher in its layers, outermost first."""
+    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`."""
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
     from shoal.middleware.retry import StatusCheck
@@ -52,18 +52,19 @@ def make_onion(
         StatusCheck(config.retry.statuses, spider.handle_statuses),
         Cache(config.cache) if config.cache.enabled else None,
     ]
-    onion = Onion(wrap(_guarded(fetcher.fetch, may_work), [layer for layer in layers if layer is not None]))
+    fetch = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
+    onion = Onion(wrap(fetch, [layer for layer in layers if layer is not None]))
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     return onion if robots is None else onion._replace(forget=robots.forget)
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
-    """A process that lost its slot sends nothing, not even a request that was waiting for a robots.txt."""
+    """A process that lost its slot sends nothing, not even a request that was waiting for a robots.txt file."""
 
     async def guarded(request: Request) -> Response:
         if not may_work():
-            raise Postponed("this process may not work any more", contacted=False)
+            raise Postponed("this process no longer holds its slot", contacted=False)
         return await fetch(request)
 
     return guarded

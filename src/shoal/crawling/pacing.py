@@ -1,12 +1,20 @@
-"""When the engine leases and settles: one strategy for a store in this process, one for a store on a server."""
+"""When the engine leases and settles: one strategy for a store in this process, one for a store on a server. Both wait
+for outputs that are far behind."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 import time
+from functools import partial
 from typing import Protocol
 
-from shoal.ports import Leased
+from shoal.crawling.retrying import Persistence
+from shoal.ports import ItemSource, Leased, RoleState
+from shoal.sinks.drainer import position_of
+
+log = logging.getLogger("shoal.engine")
 
 _LINGER = 0.02
 """Seconds that a settlement waits for others while there is enough to do."""
@@ -14,6 +22,12 @@ _POLL = (0.05, 0.5)
 """Seconds between polls of a queue that other processes may fill: the first, and the maximum."""
 _GIVE_UP_AFTER = 0.4
 """Seconds that releasing leases may take after the grace period."""
+_MAX_LAG = 50_000
+"""Items that the slowest drainer may be behind before leasing pauses."""
+_IDLE_FACTOR = 8
+"""Polls of an idle item log are at most this many times as far apart."""
+_COLLECTORS = "sink:collect-"
+"""Roles of programs that collected the items themselves. No later process continues them."""
 
 
 class Pacing(Protocol):
@@ -114,3 +128,53 @@ class RemotePacing:
 
     def poll_now(self) -> None:
         self._next_poll = 0.0
+
+
+class ItemLogKeeper:
+    """Says when leasing must wait for a drainer, in whichever process. Trims the items that all drainers have written,
+    unless ``keep``."""
+
+    def __init__(self, frontier: ItemSource, persist: Persistence, *, keep: bool, every: float) -> None:
+        self._frontier = frontier
+        self._persist = persist
+        self._keep = keep
+        self._every = every
+        self._expects = True
+        self.far_behind = False
+        """Whether a running drainer is so far behind that the engine should lease nothing."""
+
+    def expect_items(self) -> None:
+        """Poll again: pages of this process may have items."""
+        self._expects = True
+
+    async def run(self) -> None:
+        trimmed, pause, before = 0, self._every, None
+        while True:
+            await asyncio.sleep(pause)
+            if not self._expects:  # an idle process leaves the polling to others
+                continue
+            roles = [role for role in await self._persist(self._frontier.roles) if role.role.startswith("sink:")]
+            logged = (await self._persist(self._frontier.stats)).items if roles else 0
+            now = (roles, logged)
+            pause = min(_IDLE_FACTOR * self._every, 2 * pause) if now == before and not self.far_behind else self._every
+            before = now
+            self._expects = any(position_of(role.cursor) < logged for role in roles)
+            if not roles:
+                continue
+            self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
+            passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
+            if not self._keep and passed > trimmed:
+                cursors = {role.role: role.cursor for role in roles}
+                await self._persist(partial(self._frontier.trim_items, passed, cursors=cursors))
+                trimmed = passed
+
+    def _judge(self, logged: int, positions: list[int]) -> None:
+        lag = logged - min(positions, default=logged)
+        if lag > _MAX_LAG and not self.far_behind:
+            log.warning("an output is %d items behind; fetching pauses until it has caught up", lag)
+        self.far_behind = lag > _MAX_LAG
+
+
+def _counts(role: RoleState) -> bool:
+    """Whether items must be kept for this role."""
+    return role.held or not role.role.startswith(_COLLECTORS)

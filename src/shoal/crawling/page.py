@@ -1,19 +1,25 @@
-"""One page: fetched, handed to the spider, and what became of it."""
+"""One page: fetched, handed to the callbacks of the spider, and turned into a settlement for the frontier."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sysconfig
+import traceback
+from collections.abc import AsyncIterator, Iterable
+from inspect import isawaitable
+from types import GeneratorType
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.callbacks import Callbacks, Found, describe
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import FetchError, RequestError, ShoalError, SpiderError, TooComplexError
-from shoal.http import Request, Response
+from shoal.errors import DropItem, FetchError, ItemError, RequestError, ShoalError, SpiderError, TooComplexError
+from shoal.http import LinkBatch, Request, Response
+from shoal.item import encode_item, is_item
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
@@ -22,24 +28,30 @@ from shoal.urls.normalize import host_of, join_url
 
 log = logging.getLogger("shoal.engine")
 
-# Headers that say what a client is and understands. Anything else may be a secret (X-Api-Key, Private-Token,
-# X-Amz-Security-Token ...): no list of secrets is ever complete, so this is the list of what is none.
-_MAY_TRAVEL = frozenset(
+# Headers that describe the client. All others may hold a secret (X-Api-Key, Private-Token, X-Amz-Security-Token ...):
+# a list of secret headers is never complete, so this is the list of harmless ones.
+_HARMLESS_HEADERS = frozenset(
     {"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "dnt", "pragma", "priority",
      "save-data", "sec-gpc", "upgrade-insecure-requests", "user-agent"}
 )  # fmt: skip
-_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
+_BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+"""Beginnings of file names that are not code of the user."""
 
 
 class Released(Struct):
-    """A lease that goes back unused."""
+    """A lease that is released: its page was not handled."""
 
     lease: Lease
     contacted: bool
 
 
 class Parsed(Struct):
-    """A page that was handled, with what the scheduler has to learn once it is committed."""
+    """A page that was handled, and the links that the scheduler remembers once the frontier has stored it."""
 
     completion: Completion
     admitted: Admitted
@@ -49,7 +61,7 @@ Settlement: TypeAlias = Parsed | Failure | Released
 
 
 class Handler:
-    """Turns leases into settlements, as many at the same time as there are callers."""
+    """Turns leases into settlements. Many tasks may call it at the same time."""
 
     def __init__(self, spider: Spider, config: Config, scheduler: Scheduler, fetch: Fetch, counters: Counters) -> None:
         self.counters = counters
@@ -61,10 +73,10 @@ class Handler:
         self._callbacks = Callbacks(spider, counters)
 
     async def handle(self, lease: Lease) -> Settlement:
-        """Whatever becomes of the page, for the frontier to be told. Only a cancellation comes through."""
+        """Fetch and parse the page of a lease. Raises nothing but CancelledError: a failure is a settlement too."""
         try:
             return await self._handle(lease)
-        except Exception as exc:  # the end of a task: a bug here costs one request and says so
+        except Exception as exc:  # a bug costs one request, and is logged
             self.counters.errors["internal error"] += 1
             log.exception("internal error url=%s", lease.request.url)
             return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
@@ -95,8 +107,10 @@ class Handler:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return await self._callback_failed(lease, response, exc)  # something that the callback waited for
-        except Exception as exc:  # whatever the user's code raises: it costs this page, and says where
+            return await self._callback_failed(
+                lease, response, exc
+            )  # the callback awaited something that was cancelled
+        except Exception as exc:  # the user's code may raise anything: it costs this page
             return await self._callback_failed(lease, response, exc)
 
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
@@ -106,7 +120,7 @@ class Handler:
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._scheduler.scope.max_links
-            note = f"{admitted.left_out} links were left out: at most {most} are taken (scope.max_links)"
+            note = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
             log.warning("%s url=%s", note, lease.request.url)
         completion = Completion(
             lease=lease,
@@ -120,7 +134,7 @@ class Handler:
         return Parsed(completion, admitted)
 
     async def _redirected(self, lease: Lease, response: Response) -> Settlement:
-        """A redirect is done, and its target a child: so scope, robots.txt and the host's delay hold for each hop."""
+        """Complete a redirect with its target as the only child. So scope, robots.txt and delay apply to each hop."""
         request = lease.request
         trail = [*request.redirects, request.url]
         if len(trail) > self._max_redirects:
@@ -149,7 +163,7 @@ class Handler:
     # -- failures
 
     async def _failed(self, lease: Lease, error: FetchError) -> Failure:
-        """Wait for another attempt, or die; the errback hears of a death."""
+        """Record a failed attempt. If no attempt is left, call the errback."""
         self.counters.errors[error.kind] += 1
         retry_in = self._retry.retry_in(error, lease.attempt)
         failure = Failure(
@@ -176,12 +190,12 @@ class Handler:
             found = await self._callbacks.call(request.errback, request, request, error)
             failure.items = found.items
             failure.children = self._scheduler.admit(found.links, request).children
-        except Exception as exc:  # the user's code again
+        except Exception as exc:  # the user's code may raise anything
             self.counters.errors["errback"] += 1
             log.error("errback failed url=%s %s", lease.request.url, describe(exc))
 
     async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure:
-        """The page is dead: nothing of it is stored. Once the spider is mended, `retry-failed` fetches it again."""
+        """The page is dead, and none of its items is stored. After a fix, `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         reason = describe(exc)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -191,26 +205,28 @@ class Handler:
         return failure
 
 
-def meant_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Headers and cookies of a request that may be sent to another URL too.
+def headers_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The headers and cookies of a request that may also be sent to ``url``.
 
-    The same host and port gets all of them. Another host, and the same one without encryption where there was some,
-    gets only headers that are known to hold no secret, those that describe the body, and no cookies.
+    The same host and port gets all of them. Another host, or the same host without TLS after a request with TLS, gets
+    only harmless headers and those that describe the body, and no cookies.
     """
     downgraded = request.url.startswith("https:") and not url.startswith("https:")
     if host_of(url) == host_of(request.url) and not downgraded:
         return request.headers, request.cookies
-    return {name: value for name, value in request.headers.items() if name.lower() in _MAY_TRAVEL | _OF_THE_BODY}, {}
+    return {
+        name: value for name, value in request.headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS
+    }, {}
 
 
 def redirected_request(request: Request, url: str, status: int) -> Request:
-    """The request that a redirect leads to, as browsers make it: a POST becomes a GET unless the status forbids that,
-    and another host is not told what was meant for this one."""
+    """The request that follows a redirect, as browsers make it: a POST becomes a GET unless the status is 307 or 308,
+    and another host gets no secrets."""
     trail = [*request.redirects, request.url]
     keeps_body = status in (307, 308) or request.method in ("GET", "HEAD")
-    headers, cookies = meant_for(request, url)
+    headers, cookies = headers_for(request, url)
     if not keeps_body:
-        headers = {name: value for name, value in headers.items() if name.lower() not in _OF_THE_BODY}
+        headers = {name: value for name, value in headers.items() if name.lower() not in _BODY_HEADERS}
     return request.replace(
         url=url,
         redirects=trail,
@@ -218,5 +234,87 @@ def redirected_request(request: Request, url: str, status: int) -> Request:
         body=request.body if keeps_body else b"",
         headers=headers,
         cookies=cookies,
-        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and send back to itself
+        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and redirect to itself
     )
+
+
+# -- the code of the user
+
+
+class Found(Struct):
+    """The output of a callback: encoded items that passed the pipelines, and links."""
+
+    items: list[bytes]
+    links: list[Request | LinkBatch]
+
+
+class Callbacks:
+    """Calls the methods of the spider. Their exceptions are passed on. An item that cannot be stored is left out,
+    counted and logged; it does not fail its page."""
+
+    def __init__(self, spider: Spider, counters: Counters) -> None:
+        self._spider = spider
+        self._counters = counters
+        self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
+        for pipeline in self._pipelines:
+            if not callable(pipeline):
+                name = type(pipeline).__name__
+                raise SpiderError(f"the pipeline {name} is not callable: use a function, or a class with __call__")
+
+    async def call(self, name: str | None, request: Request, *arguments: object) -> Found:
+        """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
+        found = Found([], [])
+        for output in await _collect(self._spider.callback(name)(*arguments)):
+            if isinstance(output, (LinkBatch, Request)):
+                self._check(output)
+                found.links.append(output)
+            elif output is not None and (encoded := await self._encode(output, request)) is not None:
+                found.items.append(encoded)
+        return found
+
+    def _check(self, link: Request | LinkBatch) -> None:
+        """SpiderError if a new request names a callback that the spider does not have."""
+        for name in (link.callback, link.errback):
+            if name is not None:
+                self._spider.callback(name)
+
+    async def _encode(self, item: object, request: Request) -> bytes | None:
+        try:
+            for pipeline in self._pipelines:
+                item = pipeline(item, self._spider)
+                if isawaitable(item):
+                    item = await item
+                if item is None:
+                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
+                    raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
+            return encode_item(item)
+        except DropItem as dropped:
+            self._counters.dropped += 1
+            log.debug("item dropped url=%s reason=%s", request.url, dropped)
+        except ItemError as error:
+            self._counters.item_errors += 1
+            log.error("item not stored url=%s %s", request.url, error)
+        return None
+
+
+async def _collect(result: object) -> list[object]:
+    """The output of any kind of callback: generator, coroutine, async generator, list, or a single value."""
+    if isinstance(result, GeneratorType):
+        return list(result)
+    if isawaitable(result):
+        result = await result
+    if result is None:
+        return []
+    if isinstance(result, AsyncIterator):
+        return [output async for output in result]
+    if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
+        return [result]
+    return list(result)
+
+
+def describe(exc: BaseException) -> str:
+    """The exception, and the last line of the user's own files in its traceback."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(exc).__name__}: {exc}{place}"

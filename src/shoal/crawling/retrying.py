@@ -1,4 +1,4 @@
-"""Steps of the frontier that are tried again: a full disk may have room in a moment, a server may come back."""
+"""Retries calls of the frontier: a full disk may get room, a server may come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.errors import (
     FencedError,
@@ -25,30 +25,30 @@ log = logging.getLogger("shoal.frontier")
 
 _TRIES = 5
 _LONGEST_PAUSE = 2.0
-_FOR_GOOD = (QueueFullError, FencedError, StoreError, StoreBusyError, StoreRewoundError, RunError)
-"""Another try does not help."""
+_PERMANENT = (QueueFullError, FencedError, StoreError, StoreBusyError, StoreRewoundError, RunError)
+"""A retry does not help."""
 
 
 class Persistence:
-    """Runs a step until it is done. While the store's server is away that may take for ever, until ``give_up``.
+    """Repeats a call of the frontier until it succeeds. While the server is away it waits, until ``give_up``.
 
-    A step that was lost on the way may have happened: every step of a frontier can be repeated.
+    A call whose answer was lost may have been applied. That is safe: every call of a frontier can be repeated.
     """
 
     def __init__(self, *, shared: bool) -> None:
-        """``shared``: the store is a server's, so that a step may hang."""
+        """``shared``: the store is on a server, so a call may hang."""
         self._shared = shared
         self._end: asyncio.Future[None] | None = None
         self._given_up = False
         self.away = False
-        """The server could not be reached the last time."""
+        """The server did not answer the last call."""
 
     async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
         failures = 0
         while True:
             try:
                 result = await (self._interruptible(step()) if self._shared else step())
-            except _FOR_GOOD:
+            except _PERMANENT:
                 raise
             except FrontierError as error:
                 failures += 1
@@ -70,7 +70,7 @@ class Persistence:
             self.away = True
         else:
             self.away = False
-            log.warning("the frontier could not store it, trying again (%d): %s", failures, error)
+            log.warning("the frontier failed, retrying (%d): %s", failures, error)
 
     async def _interruptible(self, step: Awaitable[T]) -> T:
         if self._given_up:
@@ -80,8 +80,8 @@ class Persistence:
         if self._end is None:
             self._end = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(step)
-        task.add_done_callback(_heard)
-        either: set[asyncio.Future[Any]] = {task, self._end}
+        task.add_done_callback(_retrieve_error)
+        either: set[asyncio.Future[T] | asyncio.Future[None]] = {task, self._end}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -90,17 +90,17 @@ class Persistence:
             raise
         if task.done():
             return task.result()
-        task.cancel()  # and not waited for: it may want to tidy up with the same server
+        task.cancel()  # not awaited: its cleanup may call the same server
         raise StoreAwayError("the frontier's server did not answer in time")
 
     def give_up(self) -> None:
-        """Wait for no server any more: what hangs fails now, and so does every later step."""
+        """Stop waiting for the server: calls that hang fail now, and so does every later call."""
         self._given_up = True
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
 
 
-def _heard(task: asyncio.Future[T]) -> None:
-    """If nobody waits for it any more, nobody is to be told."""
+def _retrieve_error(task: asyncio.Future[T]) -> None:
+    """Keep asyncio from logging the error of a call that is no longer awaited."""
     if not task.cancelled():
         task.exception()

@@ -12,31 +12,32 @@ from shoal.errors import LeaseLostError, RequestError
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Failure, Frontier, Lease, Leased
 from shoal.spider import Spider
-from shoal.urls.known_links import KnownLinks
-from shoal.urls.normalize import resolve
+from shoal.urls.normalize import origin_of, resolve
 from shoal.urls.scope import Scope
 
 _encode = msgspec.msgpack.Encoder().encode
+_MAX_HREF = 500
+"""Longer hrefs are not remembered."""
 
 
 class Admitted(Struct):
-    """What a page found, sorted: the children to push, and counts of the rest."""
+    """The links of a page: the requests to push, and counts of the rest."""
 
     children: list[Request]
     duplicates: int = 0
     out_of_scope: int = 0
     left_out: int = 0
-    """Links beyond ``scope.max_links``: they are not taken."""
+    """Links beyond ``scope.max_links``."""
     hrefs: list[tuple[str, list[str]]] = []
     """(page, raw hrefs) that the frontier will know once the children are pushed."""
 
 
 class Scheduler:
-    """A run's queue and filter.
+    """The queue and the filter of a run.
 
-    The engine uses the batch forms and settles leases with the frontier itself. The forms for one request are for
-    people with a loop of their own: each request that ``next_request`` gave must be completed, failed or released, and
-    LeaseLostError says when that came too late.
+    The engine uses the methods for batches, and settles leases with the frontier. The methods for one request are for
+    programs with their own loop: complete, fail or release each request that ``next_request`` returned. LeaseLostError
+    means that this came too late.
     """
 
     def __init__(
@@ -48,28 +49,28 @@ class Scheduler:
         max_pages: int | None = None,
         shared: bool = False,
     ) -> None:
-        """``max_pages`` is for the whole run: what it has done before counts, what fails does not. ``shared``: other
-        processes work on it too, so it is counted anew each time."""
+        """``max_pages`` is for the whole run: earlier pages count, failed ones do not. ``shared``: other processes work
+        on the run too, so the pages are counted again before each lease."""
         self._shared = shared
         self.frontier = frontier
         self.scope = scope
         self._ttl = ttl
         self._max_pages = max_pages
         self._left: int | None = None
-        """How many pages may still be leased; None: not counted yet, or without a limit."""
+        """How many pages may still be leased. None: not counted yet, or no limit."""
         self._pending = False
-        """Whether pages were missing when they were last counted."""
+        """Whether fewer pages than the limit were done at the last count."""
         self._nonce, self._asked = b"", 0
-        """Of the last lease under a page limit: its nonce, and how many it asked for."""
+        """The nonce of the last lease under a page limit, and how many requests it asked for."""
         self._known = KnownLinks()
         self._out: dict[int, Lease] = {}
 
     # -- in batches
 
     def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> Admitted:
-        """Resolve, filter and deduplicate what a page found. Nothing is recorded before ``learn``.
+        """Resolve, filter and deduplicate the links of a page. Nothing is recorded before ``learn``.
 
-        RequestError when one of them could not be stored: better here, where it costs one page, than in a batch.
+        RequestError if one of them cannot be stored. Here that fails one page; later it would fail a whole batch.
         """
         admitted = Admitted([])
         depth = parent.depth + 1
@@ -111,29 +112,29 @@ class Scheduler:
             admitted.children.append(child)
 
     def learn(self, admitted: Admitted) -> None:
-        """The frontier has taken these children: their hrefs need not be looked at again."""
+        """Remember the hrefs of these children: the frontier has stored them."""
         for base, hrefs in admitted.hrefs:
             self._known.learn(base, hrefs)
 
     def forget(self) -> None:
-        """Drop all that was learned from the frontier: it went back in time."""
+        """Drop everything learned from the frontier: it went back in time."""
         self._known = KnownLinks()
         self._left = None
         self._pending = False
         self._out.clear()
 
     async def enqueue_requests(self, requests: Sequence[Request]) -> int:
-        """Push what is in scope; how many of them were new. QueueFullError: none of them was recorded."""
+        """Push the requests that are in scope. Returns how many were new. QueueFullError: none was recorded."""
         inside = [request for request in requests if not self._outside(request)]
         return (await self.frontier.push(inside)).added if inside else 0
 
     async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
-        """Leases for up to ``limit`` requests that may be fetched now; none when the page limit is reached.
+        """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
 
-        ``begun=False``: they are sent to others, who have them reissued. ``nonce``: see ``Frontier.lease``."""
+        For ``begun`` and ``nonce`` see ``Queue.lease``."""
         if self._max_pages is None:
             return await self.frontier.lease(limit, self._ttl, begun=begun, nonce=nonce)
-        if nonce and nonce == self._nonce:  # a repeat: what it leased before is not to be counted as others' work
+        if nonce and nonce == self._nonce:  # a repeat: its own leases must not count as pages of others
             return await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
@@ -141,7 +142,7 @@ class Scheduler:
             self._pending = stats.done < self._max_pages
         if not self._left:
             if self._pending and self._shared:
-                await self.frontier.lease(0, self._ttl)  # what ran out comes back, and may be had here
+                await self.frontier.lease(0, self._ttl)  # release expired leases: their pages may be fetched here
             return Leased([], None)
         self._nonce, self._asked = nonce, min(limit, self._left)
         leased = await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
@@ -150,22 +151,22 @@ class Scheduler:
 
     @property
     def limit_reached(self) -> bool:
-        """Whether the page limit allows no further page: not while others have some that may come back."""
+        """Whether the page limit allows no further page. False while other processes have pages that may fail."""
         return self._left == 0 and not (self._shared and self._pending)
 
     def not_a_page(self, count: int) -> None:
-        """So many leases came to nothing: they don't count for the page limit."""
+        """``count`` leases ended without a page: they do not count for the page limit."""
         if self._left is not None:
             self._left += count
 
     # -- one at a time
 
     async def enqueue_request(self, request: Request) -> bool:
-        """True if it was new and in scope; False for a duplicate."""
+        """Push a request. False if it is a duplicate or out of scope."""
         return await self.enqueue_requests([request]) == 1
 
     async def next_request(self) -> Request | None:
-        """The best request whose host is due, leased to the caller; None if there is none right now."""
+        """Lease the best request whose host is due. None if there is none right now."""
         leased = await self.next_requests(1)
         if not leased.leases:
             return None
@@ -174,7 +175,8 @@ class Scheduler:
         return lease.request
 
     async def complete(self, request: Request, *, items: Sequence[bytes] = (), children: Sequence[Request] = ()) -> int:
-        """Done, with its encoded items and its children in the same step; how many children were new."""
+        """Complete a request with its encoded items and its children in one step. Returns how many children were
+        new."""
         completion = Completion(lease=self._lease_of(request), items=items, children=children)
         (pushed,) = await self.frontier.complete([completion])
         self._out.pop(id(request), None)
@@ -183,7 +185,8 @@ class Scheduler:
         return pushed.added
 
     async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
-        """The attempt failed: wait ``retry_in`` seconds for another, or die. The state it is in now."""
+        """Record a failed attempt. The request is ready again after ``retry_in`` seconds, or dead. Returns its
+        state."""
         failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
         (state,) = await self.frontier.fail([failure])
         self._out.pop(id(request), None)
@@ -193,7 +196,7 @@ class Scheduler:
         return state
 
     async def release(self, request: Request) -> None:
-        """Give it back unused."""
+        """Release a request unused."""
         (released,) = await self.frontier.release([self._lease_of(request)])
         self._out.pop(id(request), None)
         self.not_a_page(1)
@@ -201,15 +204,15 @@ class Scheduler:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
 
     async def has_pending_requests(self) -> bool:
-        """Whether anything is ready, waiting or being worked on."""
+        """Whether any request is ready, waiting or leased."""
         return (await self.frontier.stats()).remaining > 0
 
     async def idle(self) -> bool:
-        """Whether there is nothing to do: nothing ready, waiting or being worked on."""
+        """The opposite of ``has_pending_requests``."""
         return not await self.has_pending_requests()
 
     async def close(self) -> None:
-        """Give back what ``next_request`` handed out and nobody settled."""
+        """Release the requests of ``next_request`` that were not settled."""
         if self._out:
             await self.frontier.release(list(self._out.values()))
             self._out.clear()
@@ -217,7 +220,7 @@ class Scheduler:
     def _lease_of(self, request: Request) -> Lease:
         lease = self._out.get(id(request))
         if lease is None:
-            raise RequestError(f"{request.url} did not come from next_request, or is settled already")
+            raise RequestError(f"{request.url} was not returned by next_request, or is already settled")
         return lease
 
     def _outside(self, request: Request) -> bool:
@@ -225,15 +228,52 @@ class Scheduler:
 
 
 def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
-    """The scheduler of a run, as the configuration and the spider want it."""
+    """Make the scheduler of a run."""
     scope = Scope(config.scope, spider.allowed_domains)
     return Scheduler(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
 
 
 def _check_storable(found: Request | LinkBatch) -> None:
-    """Only ``meta`` may hold anything; the rest was checked when the request was made."""
+    """RequestError if ``meta`` cannot be stored. Everything else was checked when the request was made."""
     if found.meta:
         try:
             _encode(found.meta)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise RequestError(f"meta {found.meta!r:.80} can't be stored: {exc}") from exc
+            raise RequestError(f"meta {found.meta!r:.80} cannot be stored: {exc}") from exc
+
+
+class KnownLinks:
+    """Raw hrefs that the frontier of a run already has.
+
+    It keeps only hrefs that mean the same on every page of their origin (``/path`` and absolute ones, unless they are
+    very long), and only after the frontier has stored them. It is bounded: when full, it is cleared.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._size = 0
+        self._by_origin: dict[str, set[str]] = {}
+
+    def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
+        """Return the hrefs that are not in the cache, without duplicates."""
+        known = self._by_origin.get(origin_of(base))
+        if known is None:
+            return list(dict.fromkeys(hrefs))
+        return list(dict.fromkeys([href for href in hrefs if href not in known]))
+
+    def learn(self, base: str, hrefs: Iterable[str]) -> None:
+        """Add hrefs that the frontier has stored."""
+        fixed = [
+            href
+            for href in hrefs
+            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://")
+            and len(href) <= _MAX_HREF
+            and href.isascii()  # others may have been dropped: a page has a limit of foreign hosts
+        ][: self._limit]
+        if self._size + len(fixed) > self._limit:
+            self._by_origin.clear()
+            self._size = 0
+        known = self._by_origin.setdefault(origin_of(base), set())
+        before = len(known)
+        known.update(fixed)
+        self._size += len(known) - before

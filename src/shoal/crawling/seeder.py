@@ -1,4 +1,4 @@
-"""Pushes a spider's start requests, once, however often the process that does it dies."""
+"""Pushes the start requests of a run exactly once, even if the process that does it dies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 from shoal.config import Config
-from shoal.crawling.callbacks import describe
+from shoal.crawling.page import describe
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
@@ -25,16 +25,16 @@ from shoal.spider import Spider
 log = logging.getLogger("shoal.seeder")
 
 _BATCH = 500
-_EVERY = 0.1  # seconds that what a slow start() gave is held back at most
+_FLUSH_EVERY = 0.1  # seconds that requests of a slow start() wait at most
 _FULL_WAIT = 0.05
 _CLAIM_POLL = 1.0
-_ROLE_TTL = 60.0  # seconds after which a seeder that says nothing counts as dead
-_LAST_WORD = 1.0
+_ROLE_TTL = 60.0  # seconds without a renewal after which a seeder counts as dead
+_RELEASE_TIMEOUT = 1.0
 _CHECK_EVERY = 20.0  # seconds between checks that seeding is still finished
-_TOLD = 10  # bad start URLs that are told one by one
+_LOGGED = 10  # bad start URLs that are logged one by one
 
 Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
-"""Gives the start requests, always the same ones in the same order. A URL that is none comes as its error."""
+"""Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
 
 
 class RoleLostError(FrontierError):
@@ -42,7 +42,8 @@ class RoleLostError(FrontierError):
 
 
 class Seeder:
-    """Holds the run's ``seed`` role. Its cursor counts what the source gave, and is saved with each batch."""
+    """Holds the ``seed`` role of the run. The cursor of the role counts the requests of the source that were pushed; it
+    is stored in the same step as each batch."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Seeder:
         *,
         shared: bool = False,
     ) -> None:
-        """``source`` None: somebody else seeds. ``pushed`` is called after each batch. ``shared``: another process may
-        have the role, and die."""
+        """``source`` None: another process seeds. ``pushed`` is called after each batch. ``shared``: another process
+        may hold the role, and die."""
         self._source = source
         self._persist = persist
         self._shared = shared
@@ -69,19 +70,19 @@ class Seeder:
         self._claim: Claim | None = None
         self._position = 0
         self.added = self.duplicates = self.out_of_scope = 0
-        """Of what this one pushed."""
+        """Counts of the requests that this seeder pushed."""
         self._batch: list[Request] = []
         self._pushing = asyncio.Lock()
         self.failure: SpiderError | None = None
-        """What ``start`` failed with. What it gave before is crawled; the run stays unfinished."""
+        """The error of ``start``. Requests before it are crawled, and the run stays unfinished."""
 
     @property
     def position(self) -> int:
-        """How many start requests are safe in the frontier, or were out of scope."""
+        """How many start requests are stored in the frontier, or were out of scope."""
         return self._position
 
     async def start_over(self) -> None:
-        """The store went back in time: forget how far this one was, and release the role if it is still held."""
+        """The store went back in time: drop the position, and release the role if it is still held."""
         claim, self._claim = self._claim, None
         self._batch = []
         self._position = 0
@@ -99,11 +100,11 @@ class Seeder:
                 await self.run()
 
     async def run(self) -> None:
-        """Go on behind the cursor that an earlier seeder left. While another has the role, wait for its end, or its
-        death; in a store of our own there is no other."""
+        """Push the requests behind the stored cursor. While another process holds the role, wait until it has finished
+        or died."""
         if self._source is None:
             return
-        told = False
+        logged = False
         while True:
             claiming = partial(self._frontier.claim, "seed", self._ttl, nonce=os.urandom(16))
             self._claim = await self._persist(claiming)
@@ -116,9 +117,9 @@ class Seeder:
                     self._batch = []
             if not self._shared or not (await self._persist(self._frontier.stats)).seeding:
                 return
-            if not told:
-                told = True
-                log.info("another process pushes the start requests, or has died; looking again for %g s", self._ttl)
+            if not logged:
+                logged = True
+                log.info("another process holds the seed role; retrying for %g s", self._ttl)
             await asyncio.sleep(_CLAIM_POLL)
 
     async def _seed(self, source: Source) -> None:
@@ -129,7 +130,7 @@ class Seeder:
         try:
             async for request in source():
                 if isinstance(request, RequestError):
-                    self._tell(request)
+                    self._log_bad_url(request)
                 elif skip:
                     skip -= 1
                 else:
@@ -155,27 +156,27 @@ class Seeder:
         await self._persist(lambda: self._frontier.relinquish(claim, finished=self.failure is None))
         self._pushed()
 
-    def _tell(self, error: RequestError) -> None:
+    def _log_bad_url(self, error: RequestError) -> None:
         self._counters.errors["bad url"] += 1
         count = self._counters.errors["bad url"]
-        if count <= _TOLD:
+        if count <= _LOGGED:
             log.error("start: %s", error)
-        elif count == _TOLD + 1:
-            log.error("start: more of them are only counted")
+        elif count == _LOGGED + 1:
+            log.error("start: further bad URLs are only counted")
 
     async def _leave(self) -> None:
         """Release the role, so that the next seeder need not wait until it expires."""
         with suppress(FrontierError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD):
+            async with asyncio.timeout(_RELEASE_TIMEOUT):
                 if self._claim is not None:
                     await self._frontier.relinquish(self._claim)
 
     async def _flush_in_time(self, ended: asyncio.Event) -> None:
-        """What a slow ``start`` gave is not held back, and one that gives nothing for long does not lose its role."""
+        """Push requests of a slow ``start`` in time, and keep the role while ``start`` yields nothing."""
         renew_at = time.monotonic() + self._ttl / 3
         while not ended.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _EVERY)
+                await asyncio.wait_for(ended.wait(), _FLUSH_EVERY)
             if self._batch:
                 await self._flush()
                 renew_at = time.monotonic() + self._ttl / 3
@@ -185,14 +186,14 @@ class Seeder:
                 renew_at = time.monotonic() + self._ttl / 3
 
     async def _flush(self) -> None:
-        """Push what was collected, and wait for room if need be."""
+        """Push the collected requests. Waits while the queue is full."""
         async with self._pushing:
             batch, self._batch = self._batch, []
             inside = [request for request in batch if self._scope.refuses(request.url) is None]
             try:
                 pushed = await self._push(inside, b"%d" % (self._position + len(batch)))
             except BaseException:
-                self._batch[:0] = batch  # the next batch must not move the cursor over it
+                self._batch[:0] = batch  # the next batch must not move the cursor past it
                 raise
             self._position += len(batch)
             self.added += pushed.added
@@ -200,7 +201,7 @@ class Seeder:
             self.out_of_scope += len(batch) - len(inside)
             self._counters.out_of_scope += len(batch) - len(inside)
         self._pushed()
-        await asyncio.sleep(0)  # a start() that never waits must not keep its own pages from being fetched
+        await asyncio.sleep(0)  # a start() that never waits must not block the crawl
 
     async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
         claim = self._claim
@@ -213,7 +214,7 @@ class Seeder:
                 await asyncio.sleep(_FULL_WAIT)
                 await self._renew_role()
         self._claim = claim.moved_to(cursor)
-        await self._renew_role()  # which also says whether the role was lost, and nothing was pushed
+        await self._renew_role()  # raises if the role was lost; then nothing was pushed
         return pushed
 
     async def _renew_role(self) -> None:
@@ -224,28 +225,28 @@ class Seeder:
 
 
 async def start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
-    """What ``start`` gives: a generator of either kind, a list, or a coroutine that gives one of them.
+    """The requests of ``start``, which may be a generator, an async generator, a list, or a coroutine that returns one.
 
-    A URL that is none comes as the error: it costs only itself. Whatever else goes wrong is a SpiderError.
+    For an invalid URL it yields the error, and continues. Any other failure is a SpiderError.
     """
     try:
-        requests: Any = spider.start()
+        requests: object = spider.start()
         if isawaitable(requests):
             requests = await requests
         if isinstance(requests, AsyncIterator):
             async for request in requests:
                 yield _start_request(request)
         else:
-            for request in requests or ():
+            for request in cast("Iterable[object]", requests or ()):
                 yield _start_request(request)
     except SpiderError:
         raise
-    except Exception as exc:  # whatever the user's code raises
+    except Exception as exc:  # the user's code may raise anything
         raise SpiderError(f"start() failed: {describe(exc)}") from exc
 
 
 async def url_requests(urls: Iterable[str | Request]) -> AsyncIterator[Request | RequestError]:
-    """The start requests of a list that was given instead of the spider's own."""
+    """The start requests of a list of URLs."""
     for url in urls:
         yield _start_request(url)
 
@@ -257,5 +258,5 @@ def _start_request(given: object) -> Request | RequestError:
         except RequestError as error:
             return error
     if not isinstance(given, Request):
-        raise SpiderError(f"start() gave a {type(given).__name__}; it must give Request objects or URLs")
+        raise SpiderError(f"start() returned a {type(given).__name__}; it must return Request objects or URLs")
     return given

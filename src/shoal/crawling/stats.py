@@ -1,4 +1,4 @@
-"""What a crawl counts, and what it says of itself while it runs and when it ends."""
+"""Counters of a process, snapshots of a running crawl, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.ports import HostState, RunView, Stats
 
 
 class Latency:
-    """How long fetches took: how many fell into each bucket, and all of them together."""
+    """A histogram of fetch times."""
 
     __slots__ = ("counts", "seconds")
 
     BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-    """The longest of each bucket, in seconds; the last bucket has none."""
+    """The upper bound of each bucket, in seconds. The last bucket has none."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(self.BOUNDS) + 1)
@@ -36,7 +36,7 @@ class Latency:
 
 
 class Counters:
-    """What one process did. The run's own ledger is the frontier's."""
+    """What one process did. The frontier counts for the whole run."""
 
     __slots__ = (
         "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency", "leases_lost",
@@ -48,12 +48,12 @@ class Counters:
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
         self.latency = Latency()
-        """Of pages that came over the network."""
+        """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
 
     def add(self, other: Counters) -> None:
-        """What another part of the same process did."""
+        """Add the counts of another part of the same process."""
         for name in self.__slots__:
             if name not in ("errors", "started"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -65,7 +65,7 @@ class Counters:
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """A running crawl, at one moment."""
+    """The state of a running crawl."""
 
     stats: Stats
     hosts: list[HostState]
@@ -74,17 +74,17 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """A node in its cluster."""
+    """The place of a node in its cluster."""
 
     cluster: str
     role: str | None
-    """None before it is a member, and after."""
+    """None while it is not a member."""
     happened: Mapping[str, int]
-    """How often it was elected, took over, retired, was lost or fenced."""
+    """How often it was elected, took over, retired, lost its session or was fenced."""
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
-    """What a process that crawls knows of itself, at one moment, without asking anyone."""
+    """What a crawling process knows about itself without a call to the store."""
 
     worker: str
     """Its name, unique in the fleet."""
@@ -93,11 +93,11 @@ class Vitals(Struct, frozen=True, kw_only=True):
     counters: Counters
     in_flight: int = 0
     looped_at: float | None = None
-    """When its loop last did, on the monotonic clock; None while it has none: before it works, or standing by."""
+    """When its loop last ran, on the monotonic clock. None before it works, and on standby."""
     frontier: RunView | None = None
-    """Whom to ask for the rest; None before it was opened."""
+    """For further questions. None before it is opened."""
     standing: Standing | None = None
-    """None: it is no node."""
+    """None if it is not a node."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     run_id: str
     spider: str
     state: str
-    """``finished``; ``stopped`` (asked to); ``limit`` (scope.max_pages); ``failed`` (see ``error``)."""
+    """``finished``, ``stopped``, ``limit`` (scope.max_pages was reached), or ``failed`` (see ``error``)."""
     error: str
     stats: Stats
     dead_kinds: dict[str, int]
@@ -116,7 +116,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """Requests that the ledger can't account for: 0, or a bug."""
+        """Requests that are in no state. Anything but 0 is a bug."""
         stats = self.stats
         return stats.pushed - (stats.ready + stats.waiting + stats.leased + stats.done + stats.dead)
 
@@ -126,7 +126,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def counts(stats: Stats) -> dict[str, int]:
-    """The ledger in the words of a work queue."""
+    """The counters of a run under the names that work queues use."""
     return {
         "pending": stats.ready + stats.waiting,
         "claimed": stats.leased,

@@ -1,9 +1,8 @@
 """Politeness: when a host may be contacted, and by how many requests at once.
 
-`effective_delay` and `effective_concurrency` are the rules, the same for every frontier. The rest is the bookkeeping of
-the frontiers that live in one process. A `Host` belongs to the store, so all runs share its politeness. A `Lane` is the
-queue of one run for one host. The code is pure: it gets the time as an argument, and knows only the key of the best
-request in each lane.
+The rules are in `shoal.frontier.host_policy`. This is the bookkeeping of the frontiers that live in one process. A
+`Host` belongs to the store, so all runs share its politeness. A `Lane` is the queue of one run for one host. The code
+is pure: it gets the time as an argument, and knows only the key of the best request in each lane.
 """
 
 from __future__ import annotations
@@ -15,6 +14,15 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
+from shoal.frontier.host_policy import (
+    DEFAULT_HOST,
+    Delays,
+    Limits,
+    due_at,
+    effective_concurrency,
+    effective_delay,
+    host_state,
+)
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
 Key = tuple[float, int]
@@ -24,37 +32,6 @@ Queue = TypeVar("Queue")
 
 _CHECK_INTERVAL = 0.05  # seconds between checks of other runs' leases
 _MAX_COMPARED = 1000  # hosts that are compared to find the busiest
-
-DEFAULT_HOST = "*"
-"""Its delay and concurrency apply to every host that has none of its own."""
-
-
-def effective_delay(
-    own: float | None, default: float | None, configured: float, crawl_delay: float | None, learned: float | None
-) -> tuple[float, str]:
-    """The delay in force for a host, and where it comes from.
-
-    The largest of three counts: the delay that is set (``own`` for this host, else ``default`` for all hosts, else the
-    ``configured`` one), the Crawl-delay of its robots.txt, and the delay that workers learned from its answers.
-    """
-    if own is not None:
-        best = (own, "set for this host")
-    elif default is not None:
-        best = (default, "set for all hosts")
-    else:
-        best = (configured, "download_delay")
-    if crawl_delay is not None and crawl_delay > best[0]:
-        best = (crawl_delay, "robots.txt Crawl-delay")
-    if learned is not None and learned > best[0]:
-        best = (learned, "learned from its answers")
-    return best if best[0] else (best[0], "no delay")
-
-
-def effective_concurrency(delay: float, own: int | None, default: int | None, configured: int) -> int:
-    """How many requests a host may have in flight: one if it has a delay, else the most specific limit that is set."""
-    if delay > 0:
-        return 1
-    return own if own is not None else default if default is not None else configured
 
 
 class Host:
@@ -77,16 +54,6 @@ class Host:
         self.ended_at = 0.0
         """When the last fetch from this host ended."""
         self.lanes: list[tuple[LaneTable[object], Lane[object]]] = []
-
-    def effective_delay(self, options: FrontierOptions, default: Host | None) -> tuple[float, str]:
-        """The delay in force, and where it comes from."""
-        everyone = None if default is None else default.delay
-        return effective_delay(self.delay, everyone, options.delay, self.crawl_delay, self.learned_delay)
-
-    def effective_concurrency(self, delay: float, options: FrontierOptions, default: Host | None) -> int:
-        """How many requests may be in flight under this delay."""
-        everyone = None if default is None else default.concurrency
-        return effective_concurrency(delay, self.concurrency, everyone, options.concurrency_per_host)
 
     def apply(self, update: HostUpdate, now: float) -> None:
         """Change the values that the update names."""
@@ -119,6 +86,9 @@ class Host:
             self.ended_at = now
 
 
+_NO_DEFAULTS = Host(DEFAULT_HOST)
+
+
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
@@ -134,11 +104,6 @@ class Lane(Generic[Queue]):
         """The current heap entry of this lane; older entries in the heaps are skipped."""
         self.delay = 0.0
         self.limit = 1
-
-    def due_at(self) -> float:
-        """When the host may be contacted again."""
-        host = self.host
-        return max(host.ended_at + self.delay if self.delay else 0.0, host.blocked_until)
 
 
 class LaneTable(Generic[Queue]):
@@ -170,9 +135,15 @@ class LaneTable(Generic[Queue]):
 
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
-        host, default = lane.host, self._hosts.get(DEFAULT_HOST)
-        lane.delay, _ = host.effective_delay(self.options, default)
-        lane.limit = host.effective_concurrency(lane.delay, self.options, default)
+        delays, limits = self._policy(lane.host)
+        lane.delay, _ = effective_delay(*delays)
+        lane.limit = effective_concurrency(lane.delay, *limits)
+
+    def _policy(self, host: Host) -> tuple[Delays, Limits]:
+        """What the rules of politeness depend on."""
+        default, options = self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS), self.options
+        delays = host.delay, default.delay, options.delay, host.crawl_delay, host.learned_delay
+        return delays, (host.concurrency, default.concurrency, options.concurrency_per_host)
 
     def place(self, lane: Lane[Queue], now: float) -> None:
         """Put the lane into the right heap after it or its host has changed."""
@@ -182,8 +153,8 @@ class LaneTable(Generic[Queue]):
             if best is not None:
                 self._full[lane] = None
             return
-        due_at = lane.due_at()
-        first, second, heap = (due_at, 0, self._later) if due_at > now else (*best, self._due)
+        due = due_at(lane.delay, host.ended_at, host.blocked_until)
+        first, second, heap = (due, 0, self._later) if due > now else (*best, self._due)
         if old is not None and old[0] == first and old[1] == second:
             return
         self._entries += 1
@@ -212,7 +183,8 @@ class LaneTable(Generic[Queue]):
             lane = entry[3]
             if lane.entry is entry:
                 lane.entry = None
-                if lane.host.in_flight < lane.limit and lane.due_at() <= now:
+                host = lane.host
+                if host.in_flight < lane.limit and due_at(lane.delay, host.ended_at, host.blocked_until) <= now:
                     return lane
                 self.place(lane, now)  # another run has taken the last place of the host
         return None
@@ -239,18 +211,10 @@ class LaneTable(Generic[Queue]):
 
     def _state(self, lane: Lane[Queue], now: float) -> HostState:
         host = lane.host
-        delay, why = host.effective_delay(self.options, self._hosts.get(DEFAULT_HOST))
-        blocked_for = max(0.0, host.blocked_until - now)
-        return HostState(
-            host=host.name,
-            delay=delay,
-            why=why,
-            concurrency=lane.limit,
-            in_flight=host.in_flight,
-            ready=lane.ready,
-            blocked_for=blocked_for,
-            block_reason=host.block_reason if blocked_for else "",
-        )
+        return host_state(
+            host.name, *self._policy(host), in_flight=host.in_flight, ready=lane.ready,
+            blocked_for=host.blocked_until - now, block_reason=host.block_reason,
+        )  # fmt: skip
 
 
 class OpenRun(Protocol):

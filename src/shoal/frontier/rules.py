@@ -49,11 +49,19 @@ def queue_full(max_size: int | None) -> QueueFullError:
 
 # -- attempts and deaths
 
+# Lua and SQL fill in the same templates. SQL knows only %s.
+
 LOST_KIND = "worker lost"
 """The kind of death of a request whose last attempt ended with a lost lease."""
-LOST_EVENT = "lease lost"
-"""The event in the history of a request whose worker was lost."""
+LOST_EVENT, LOST_REASON = "lease lost", "its worker was lost in attempt %s"
+"""The event in the history of a request whose worker was lost, and its detail."""
+NOTE_EVENT = "note"
+"""The event for the note of a completion."""
+FAILED_EVENT, WAITS_DETAIL = "attempt %s failed", "; waits %g s"
+"""The event for a failed attempt, and what follows the reason if there is another attempt."""
 RETRIED_EVENT, RETRIED_DETAIL = "retried", "made ready again with all its attempts"
+UNREADABLE = "unreadable"
+"""The kind of a dead request whose record another program wrote."""
 KINDS_NOT_RETRIED = frozenset({"robots", "scope"})
 """Kinds of death that ``retry_dead`` skips unless the caller names them."""
 
@@ -65,14 +73,12 @@ def is_retried(kind: str, kinds: Collection[str] | None) -> bool:
 
 def lost_reason(attempts: int) -> str:
     """The reason in the history of a request whose worker was lost."""
-    times = "once" if attempts == 1 else f"{attempts} times"
-    return f"its worker was lost while working on it, {times}"
+    return LOST_REASON % attempts
 
 
 def failure_event(attempts: int, failure: Failure, *, waits: bool) -> tuple[str, str]:
     """The event in the history of a request for a failed attempt: what happened, and its detail."""
-    detail = f"{failure.reason}; waits {failure.retry_in:g} s" if waits else failure.reason
-    return f"attempt {attempts} failed", detail
+    return FAILED_EVENT % attempts, failure.reason + (WAITS_DETAIL % failure.retry_in if waits else "")
 
 
 # -- names of requests
@@ -101,6 +107,11 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
 
 # -- encoding
 
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
+MAX_LINKS = 2000
+"""Links that one call on a server may add. The links of larger pages are staged."""
+CHUNK = 1000
+"""Links of a staged page that one call uploads, or moves into the queue."""
 LARGE_PAGE = 2000
 """A page with more children than this is encoded in portions, so that other tasks can run between them."""
 
@@ -126,11 +137,19 @@ def encode_request(request: Request, encode: Callable[[Request], bytes]) -> byte
     """The request as msgpack. RequestError if it cannot be stored."""
     try:
         return encode(request)
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise RequestError(f"{request.url} can't be stored: {exc}") from exc
+    except ENCODING_ERRORS as exc:
+        raise cannot_store(request, exc) from exc
+
+
+def cannot_store(request: Request, exc: Exception) -> RequestError:
+    """The error for a request that cannot be encoded."""
+    return RequestError(f"cannot store {request.url}: {exc}")
 
 
 # -- roles and fencing
+
+SEED_ROLE = "seed"
+"""The role of the process that pushes the start requests."""
 
 
 def is_claimable(*, finished: bool, until: float, now: float, held_token: int, token: int) -> bool:

@@ -82,7 +82,8 @@ class Plan(Struct, kw_only=True):
     """Seconds that outputs have after a stop. None: as long as they need."""
     holder: Holder | None = None
     """The slot in a cluster under which this process works."""
-    may_work: Callable[[], bool] = lambda: True
+    may_work: Callable[[], bool] | None = None
+    """See `EngineOptions`."""
     on_begin: Callable[[], None] = lambda: None
     """Called when the outputs are open and the engine exists."""
     on_state: Callable[[str], None] = lambda state: None

@@ -49,8 +49,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Seconds that pages in flight have after a stop."""
     holder: Holder | None = None
     """The slot in a cluster under which the worker works."""
-    may_work: Callable[[], bool] = lambda: True
-    """Whether it still holds that slot."""
+    may_work: Callable[[], bool] | None = None
+    """Whether it still holds that slot. None: it needs no slot."""
 
 
 class Worker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html import escape, unescape
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import turbohtml
 from turbohtml import Document, Element, Node
@@ -13,7 +13,7 @@ from turbohtml import Document, Element, Node
 from shoal import parsing
 from shoal.errors import SelectorError
 
-Json: TypeAlias = dict[str, Any] | list[Any] | float | bool | None
+Json: TypeAlias = dict[str, object] | list[object] | float | bool | None
 Root: TypeAlias = Node | str | Json
 """What a query finds: a node, a string (of a text, an attribute or a number), or a JSON value."""
 
@@ -98,7 +98,7 @@ def top(root: Root) -> Root:
     return root
 
 
-def content(root: Root) -> Any:
+def content(root: Root) -> object:
     """Return the markup of a node, a plain string, or the JSON value."""
     if not isinstance(root, Node):
         return str(root) if isinstance(root, JsonText) else root

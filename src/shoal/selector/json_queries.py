@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from turbohtml import Node
 
 from shoal.errors import SelectorError
 from shoal.selector.documents import JsonText, Root, load_json, top
 
 
-def find_jmespath(root: Root, query: str, options: dict[str, Any]) -> list[Root]:
+def find_jmespath(root: Root, query: str, options: dict[str, object]) -> list[Root]:
     """Return the values that a JMESPath query finds. Text and elements are decoded as JSON first."""
     import jmespath  # here, because few spiders need it
 

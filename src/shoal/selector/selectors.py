@@ -12,9 +12,9 @@ from turbohtml import Element, Node
 from shoal.selector.css import find_css
 from shoal.selector.documents import Root, content, drop, parse_text, remove_namespaces, replace_entities, top
 from shoal.selector.json_queries import find_jmespath
-from shoal.selector.xpath import Namespaces, find_xpath
+from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
-_NOT_SET: Any = object()
+_NOT_SET = cast("Root", object())
 
 
 class Selector:
@@ -57,7 +57,7 @@ class Selector:
         """
         return SelectorList.of(find_css(self.root, query), self.namespaces)
 
-    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         """Return the nodes and strings that an XPath 1.0 expression finds, or its one value.
 
         ``$name`` in the query is the variable ``name``. ``has-class('a', 'b')`` and EXSLT's ``re:test``,
@@ -69,7 +69,7 @@ class Selector:
         declared = self.namespaces if namespaces is None else _merge(self.namespaces, namespaces)
         return SelectorList.of(find_xpath(self.root, query, variables, declared), self.namespaces)
 
-    def jmespath(self, query: str, **options: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         """Return the values that a JMESPath query finds. Text and the text of an element are decoded as JSON first.
 
         ``options`` go to ``jmespath.search``. Invalid JSON contains nothing.
@@ -191,12 +191,12 @@ class SelectorList(Sequence[Selector]):
     def css(self, query: str) -> SelectorList:
         return SelectorList.of([found for root in self._roots for found in find_css(root, query)], self._namespaces)
 
-    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         declared = _merge(self._namespaces, namespaces)
         found = [each for root in self._roots for each in find_xpath(root, query, variables, declared)]
         return SelectorList.of(found, self._namespaces)
 
-    def jmespath(self, query: str, **options: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         found = [each for root in self._roots for each in find_jmespath(root, query, options)]
         return SelectorList.of(found, self._namespaces)
 

@@ -7,9 +7,9 @@ query becomes a condition: on the namespace if the query declares the prefix, or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Protocol, TypeAlias, cast
 
 from turbohtml import Element, Node, XPath
 
@@ -17,6 +17,8 @@ from shoal.errors import SelectorError
 from shoal.selector.documents import JsonText, Root, parse_html, top
 
 Namespaces = Mapping[str, str]
+XPathValue: TypeAlias = str | float | bool | Element | Iterable[Element]
+"""The value of a variable in a query."""
 
 _PREFIXED = re.compile(
     r"""
@@ -35,7 +37,9 @@ _BUILT_IN = {
 }
 
 
-def find_xpath(root: Root, query: str, variables: dict[str, Any], namespaces: Namespaces | None = None) -> list[Root]:
+def find_xpath(
+    root: Root, query: str, variables: Mapping[str, XPathValue], namespaces: Namespaces | None = None
+) -> list[Root]:
     """Return the nodes and strings that an XPath finds, or its one value as a string. SelectorError for a bad query."""
     try:
         compiled = _compile(query, tuple(sorted(namespaces.items())) if namespaces else ())
@@ -56,7 +60,7 @@ def find_xpath(root: Root, query: str, variables: dict[str, Any], namespaces: Na
 @lru_cache(maxsize=1024)
 def _compile(query: str, namespaces: tuple[tuple[str, str], ...]) -> XPath:
     uris = dict(namespaces)
-    functions: dict[tuple[str | None, str], Callable[..., Any]] = {
+    functions: dict[tuple[str | None, str], Callable[..., str | bool]] = {
         (None, "has-class"): _has_class,
         (None, "shoal-namespace"): lambda context, name: _namespace(context.context_node, name),
         (None, "shoal-local-name"): lambda context, nodes: _first_tag(nodes).rpartition(":")[2],
@@ -82,14 +86,20 @@ def _rewrite(token: re.Match[str], uris: Namespaces) -> str:
     return f"{'@' if axis else ''}*[{test}]"
 
 
-def _has_class(context: Any, *names: str) -> bool:
+class _Context(Protocol):
+    """What turbohtml passes to a function of a query."""
+
+    context_node: Node
+
+
+def _has_class(context: _Context, *names: str) -> bool:
     if not names:
         raise ValueError("has-class() needs at least one class name")
     node = context.context_node
     return isinstance(node, Element) and all(node.has_class(name) for name in names)
 
 
-def _first_tag(nodes: Any) -> str:
+def _first_tag(nodes: Sequence[Node]) -> str:
     return nodes[0].tag if nodes and isinstance(nodes[0], Element) else ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import cache
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 from fastapi import Request, Response
@@ -38,7 +38,7 @@ class BodyError(HTTPException):
 class BoundedRoute(APIRoute):
     """A route that reads its body with `read_body`."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
         handle = super().get_route_handler()
         model = None if self.body_field is None else _find_model(self.body_field.field_info.annotation)
         if model is None:
@@ -55,11 +55,11 @@ class _BoundedRequest(Request):
         super().__init__(request.scope, request.receive)
         self._model = model
 
-    async def json(self) -> Any:
+    async def json(self) -> object:
         return read_body(await self.body(), self._model, server_of(self).config.serve.max_urls)
 
 
-def _find_model(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: object) -> type[BaseModel] | None:
     """The model in ``Model`` or ``Model | None``."""
     for each in (annotation, *get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
@@ -74,7 +74,7 @@ def _shape(model: type[BaseModel]) -> type[msgspec.Struct]:
     return msgspec.defstruct(f"{model.__name__}Shape", fields, forbid_unknown_fields=True)
 
 
-def read_body(body: bytes, model: type[BaseModel], max_urls: int) -> Any:
+def read_body(body: bytes, model: type[BaseModel], max_urls: int) -> object:
     """Decode a body into plain values, which the model validates next.
 
     BodyError if the body is not a JSON object, has an unknown key at its top level, or is too large.
@@ -92,7 +92,7 @@ def read_body(body: bytes, model: type[BaseModel], max_urls: int) -> Any:
     return {name: _decode_value(name, bytes(raw), max_urls) for name, raw in raws.items()}
 
 
-def _decode_value(name: str, raw: bytes, max_urls: int) -> Any:
+def _decode_value(name: str, raw: bytes, max_urls: int) -> object:
     where = f"body.{name}"
     if name != _LARGE or len(raw) <= len(b"null"):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -103,7 +102,7 @@ class ProblemError(Exception):
         self.status, self.kind = status, kind
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int) -> dict[int | str, dict[str, object]]:
     """The error responses of a route, for OpenAPI."""
     return {status: {"model": Problem} for status in statuses}
 

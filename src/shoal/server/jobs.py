@@ -1,4 +1,4 @@
-"""Runs in this process: each a crawl of its own, beside the others, on the server's store."""
+"""Runs that crawl in this process, at the same time, on the server's store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
+from shoal.batch.session import OVER
 from shoal.errors import FrontierError, RunError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -21,106 +22,117 @@ from shoal.runs.orchestrator import Chosen
 
 log = logging.getLogger("shoal.server")
 
-_CLOSING = 5.0
-_REMEMBERED = 1000  # runs that were begun here, and can be begun again
+_CLOSE_TIMEOUT = 5.0
+_MAX_RESUMABLE = 1000
+"""Runs whose requests are kept, so that the server can resume them."""
 
 
-class _Order(Struct, frozen=True):
-    """What was asked for."""
+class _JobRequest(Struct, frozen=True):
+    """What a caller asked for."""
 
     chosen: Chosen
     urls: Sequence[str] | None
 
 
 class _Job(Struct, frozen=True):
-    """A crawl at work. Its task ends with what went wrong before or after it began."""
+    """A crawl and its task, which returns the error that ended the crawl."""
 
     crawl: Crawl
     task: asyncio.Task[Exception | None]
 
 
 class Jobs:
-    """The crawls of this server. Whatever callers ask for, they contact no address that ``guard`` refuses."""
+    """The crawls of this server. They contact no address that ``guard`` refuses."""
 
-    def __init__(self, store: Store, guard: AddressGuard, most: int) -> None:
-        """``most``: so many at a time."""
+    def __init__(self, store: Store, guard: AddressGuard, limit: int) -> None:
+        """``limit``: how many crawls may run at the same time."""
         self._store = store
         self._guard = guard
-        self._most = most
+        self._limit = limit
         self._jobs: dict[str, _Job] = {}
-        self._orders: dict[str, _Order] = {}
+        self._requests: dict[str, _JobRequest] = {}
         self._failures: dict[str, str] = {}
+        self._admission = asyncio.Lock()
+        """Two starts at once neither exceed the limit nor resume the same run."""
 
     def failure(self, run_id: str) -> str:
-        """Why a run could not go on here, or nothing."""
+        """Why a run failed in this server, or an empty string."""
         return self._failures.get(run_id, "")
 
     async def start(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> Run:
-        """Begin, or go on with what was begun by the same words and nobody here works on, unless ``new_run``.
+        """Start a run. It crawls when this returns.
 
-        TooManySessionsError when it would be one too many. It works when this returns: what keeps it from that is
-        raised, and then there is no new run.
+        Without ``new_run``, an interrupted run that was started with the same arguments is resumed instead. If the
+        crawl cannot start, the error is raised and no new run is left behind. TooManySessionsError: the server is at
+        its limit.
         """
-        order = _Order(chosen, urls)
-        crawl, fetcher = self._make(order)
-        found = None if new_run else await self._unfinished(crawl)
-        if found is not None:
-            return await self._begin(found, crawl, fetcher, order)
-        run = await crawl.choose_run(self._store)
+        await self._wait_for_ended()
+        job_request = _JobRequest(chosen, urls)
+        async with self._admission:
+            crawl, fetcher = self._make_crawl(job_request)
+            interrupted = None if new_run else await self._find_interrupted(crawl)
+            run = interrupted or await crawl.choose_run(self._store)
+            job = self._add(run, crawl, fetcher, job_request)
         try:
-            return await self._begin(run, crawl, fetcher, order)
+            await _wait_until_begun(job)
         except BaseException:
-            with suppress(FrontierError, RunError):
-                await self._store.delete_run(run.run_id)
+            if interrupted is None:
+                with suppress(FrontierError, RunError):
+                    await self._store.delete_run(run.run_id)
             raise
+        return run
 
     async def resume(self, run: Run) -> None:
-        """Work again on a run that was begun here. One that others work on is theirs."""
+        """Continue a run that was started in this server. Runs of other processes are left to them."""
         job = self._jobs.get(run.run_id)
         if job is not None and not job.crawl.stopping:
             await self.poll_state(run.run_id)
             return
         if job is not None:  # it was cancelled a moment ago
             await asyncio.wait({job.task})
-        order = self._orders.get(run.run_id)
-        if order is not None and run.run_id not in self._jobs:
-            await self._begin(run, *self._make(order), order)
+        await self._wait_for_ended()
+        job_request = self._requests.get(run.run_id)
+        if job_request is not None and run.run_id not in self._jobs:
+            await _wait_until_begun(self._add(run, *self._make_crawl(job_request), job_request))
 
-    def _make(self, order: _Order) -> tuple[Crawl, HttpFetcher]:
-        if len(self._jobs) >= self._most:
-            raise TooManySessionsError(
-                f"{len(self._jobs)} runs are in this server, which is the limit; try again later"
-            )
-        config = order.chosen.config
-        fetcher = HttpFetcher(config.http, config.user_agent, self._guard)
+    async def _wait_for_ended(self) -> None:
+        """Wait for crawls whose run is already over. The state of a run is visible shortly before its crawl has
+        released its output and its place in this server; a caller that saw the state may start the next run at once."""
+        ending = {job.task for job in self._jobs.values() if job.crawl.stopping}
+        for run_id, job in list(self._jobs.items()):
+            if job.task not in ending and await self._store.run_state(run_id) in (None, *OVER):
+                ending.add(job.task)
+        if ending:
+            await asyncio.wait(ending, timeout=_CLOSE_TIMEOUT)
+
+    def _make_crawl(self, job_request: _JobRequest) -> tuple[Crawl, HttpFetcher]:
+        if len(self._jobs) >= self._limit:
+            raise TooManySessionsError(f"this server is at its limit of {self._limit} runs; try again later")
+        chosen = job_request.chosen
+        fetcher = HttpFetcher(chosen.config.http, chosen.config.user_agent, self._guard)
         crawl = Crawl(
-            order.chosen.spider, config, outputs=order.chosen.outputs, new_run=True, collect=False, urls=order.urls,
+            chosen.spider, chosen.config, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
             store=self._store, fetcher=fetcher,
         )  # fmt: skip
         return crawl, fetcher
 
-    async def _unfinished(self, crawl: Crawl) -> Run | None:
+    async def _find_interrupted(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name()):
             if run.state in ("running", "paused") and run.settings == crawl.words and run.run_id not in self._jobs:
                 return run
         return None
 
-    async def _begin(self, run: Run, crawl: Crawl, fetcher: HttpFetcher, order: _Order) -> Run:
+    def _add(self, run: Run, crawl: Crawl, fetcher: HttpFetcher, job_request: _JobRequest) -> _Job:
         crawl.run = run
-        task = asyncio.create_task(self._see_through(crawl, fetcher, run.run_id))
-        self._jobs[run.run_id] = _Job(crawl, task)
-        self._orders[run.run_id] = order
-        if len(self._orders) > _REMEMBERED:
-            del self._orders[next(iter(self._orders))]
+        job = _Job(crawl, asyncio.create_task(self._run(crawl, fetcher, run.run_id)))
+        self._jobs[run.run_id] = job
+        self._requests[run.run_id] = job_request
+        if len(self._requests) > _MAX_RESUMABLE:
+            del self._requests[next(iter(self._requests))]
         self._failures.pop(run.run_id, None)
-        begun = asyncio.create_task(crawl.begun.wait())
-        await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        if not crawl.begun.is_set() and (failure := await task) is not None:
-            raise failure
-        return run
+        return job
 
-    async def _see_through(self, crawl: Crawl, fetcher: HttpFetcher, run_id: str) -> Exception | None:
+    async def _run(self, crawl: Crawl, fetcher: HttpFetcher, run_id: str) -> Exception | None:
         failure: Exception | None
         try:
             await crawl
@@ -141,22 +153,31 @@ class Jobs:
         if job is not None:
             await job.crawl.poll_state()
 
-    async def leave(self, run_id: str) -> None:
-        """Stop working on a run, and forget it."""
+    async def forget(self, run_id: str) -> None:
+        """Stop the crawl of a run. The run cannot be resumed in this server afterwards."""
         job = self._jobs.get(run_id)
         if job is not None:
             job.crawl.stop(GRACE)
-            await asyncio.wait({job.task}, timeout=_CLOSING)
-        self._orders.pop(run_id, None)
+            await asyncio.wait({job.task}, timeout=_CLOSE_TIMEOUT)
+        self._requests.pop(run_id, None)
         self._failures.pop(run_id, None)
 
     async def close(self) -> None:
-        """What is in flight is given back. Runs in a store that lasts go on when they are started again."""
+        """Stop all crawls and release their leases. Runs in a durable store can be resumed by a later start."""
         jobs = list(self._jobs.values())
         for job in jobs:
             job.crawl.stop(GRACE)
         if jobs:
-            await asyncio.wait([job.task for job in jobs], timeout=_CLOSING)
+            await asyncio.wait([job.task for job in jobs], timeout=_CLOSE_TIMEOUT)
         for job in jobs:
             job.task.cancel()
         await asyncio.gather(*(job.task for job in jobs), return_exceptions=True)
+
+
+async def _wait_until_begun(job: _Job) -> None:
+    """Wait until the crawl has opened its outputs. Raise the error of a crawl that cannot start."""
+    begun = asyncio.create_task(job.crawl.begun.wait())
+    await asyncio.wait({job.task, begun}, return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
+    if not job.crawl.begun.is_set() and (failure := await job.task) is not None:
+        raise failure

@@ -8,7 +8,7 @@ import os
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from fastapi import Request
 
@@ -112,7 +112,7 @@ class Server:
                 await self.store.close()
 
 
-def _find_overrides(config: Config) -> dict[str, Any]:
+def _find_overrides(config: Config) -> dict[str, object]:
     """The settings that come neither from the file nor from the environment, but from the command line or code."""
     plain = flatten(load_config(file=find_config_file(os.environ), environ=os.environ).config, reveal=True)
     return {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}

@@ -13,6 +13,7 @@ from shoal.errors import SinkError
 from shoal.ports import Sink
 from shoal.sinks.keys import MAX_COLUMNS, TableOptions
 from shoal.sinks.tables import Server
+from shoal.suggestions import did_you_mean, did_you_mean_scheme
 
 _Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql"]
 
@@ -132,7 +133,8 @@ def _parse(spec: str) -> _Target:
             return _parse_sqlite(spec, rest)
         if scheme in _SERVERS:
             return _parse_server(spec, scheme)
-        raise SinkError(f"unknown output {scheme}://; use {_FORMS}")
+        hint = did_you_mean_scheme(scheme, ("sqlite", *_SERVERS))
+        raise SinkError(f"unknown output {scheme}://; use {_FORMS}{hint}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
         raise SinkError(f"{spec}: can't append to a JSON array; use {spec}l, with one object per line")
@@ -142,7 +144,7 @@ def _parse(spec: str) -> _Target:
     if mark and (kind := _ENDINGS.get(os.path.splitext(path)[1].lower())) is not None:
         return _with_options(kind, path, spec, query)
     shown = spec.rpartition("@")[2]  # a URL with a mistyped scheme may have a password before it
-    raise SinkError(f"unknown type of output: {shown!r}; use {_FORMS}")
+    raise SinkError(f"unknown type of output: {shown!r}; use {_FORMS}{did_you_mean(ending, list(_ENDINGS))}")
 
 
 def _parse_sqlite(spec: str, rest: str) -> _Target:

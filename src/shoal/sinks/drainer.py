@@ -115,13 +115,15 @@ class Drainer:
 
     async def try_start(self) -> bool:
         """The same without waiting. Return False if another process holds the role."""
-        self._renew_at = time.monotonic() + self._ttl / 3
-        claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
-        claim = await self._persist(claiming)
+        claim = await self._try_role()
         if claim is None:
             return False
         await self._open(claim)
         return True
+
+    async def _try_role(self) -> Claim | None:
+        self._renew_at = time.monotonic() + self._ttl / 3
+        return await self._persist(partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES)))
 
     async def start_over(self) -> None:
         """Continue from the cursor that the store has after a rewind. Call it while ``run`` is not active; then call
@@ -151,9 +153,7 @@ class Drainer:
         deadline = time.monotonic() + wait
         has_warned = False
         while True:
-            self._renew_at = time.monotonic() + self._ttl / 3
-            claiming = partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES))
-            claim = await self._persist(claiming)
+            claim = await self._try_role()
             if claim is not None:
                 return claim
             left = deadline - time.monotonic()

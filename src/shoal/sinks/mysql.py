@@ -1,15 +1,13 @@
 """Items as rows of a MySQL or MariaDB database. See `shoal.sinks.serversink` for how it writes.
 
-PyMySQL blocks, so each step runs in a thread.
+PyMySQL blocks, so each statement runs in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
@@ -28,7 +26,7 @@ from shoal.sinks.tables import (
     Server,
     foreign_table,
     halves,
-    is_inexact,
+    large_integers,
 )
 
 try:
@@ -54,6 +52,10 @@ from shoal.sinks.mysql_sql import (
 )
 
 T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+_READ_TIMEOUT = "_read_timeout"
+"""PyMySQL has no other way to change the timeout of a connection."""
 
 _MAX_CHUNK = 4 << 20
 _CONFLICTS = (ER.LOCK_DEADLOCK, ER.CHECKREAD, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.DUP_FIELDNAME,
@@ -93,9 +95,6 @@ class MySQLSink(ServerSink[Columns]):
         return self._database
 
     async def _connect(self) -> None:
-        await self._in_thread(self._connect_now)
-
-    def _connect_now(self) -> None:
         server, options = self._server, self._server.options
         try:
             self._database = pymysql.connect(
@@ -107,10 +106,10 @@ class MySQLSink(ServerSink[Columns]):
                 ssl_ca=options.get("ssl_ca"), ssl_cert=options.get("ssl_cert"), ssl_key=options.get("ssl_key"),
                 ssl_verify_cert="ssl_ca" in options or None,
             )  # fmt: skip
-            self._connected.connect()
+            await self._in_thread(self._connected.connect)
         except (RuntimeError, ValueError) as exc:  # PyMySQL lacks a library, or got a bad option
             raise SinkError(f"can't write {self._name}: {exc}") from None
-        self._max_packet = int(self._ask("SELECT @@max_allowed_packet")[0][0])
+        self._max_packet = int((await self._ask("SELECT @@max_allowed_packet"))[0][0])
 
     async def _disconnect(self) -> None:
         if self._database is not None:
@@ -147,20 +146,23 @@ class MySQLSink(ServerSink[Columns]):
                 with socket.socket(fileno=os.dup(wire.fileno())) as same:
                     same.shutdown(socket.SHUT_RDWR)
 
-    def _ask(self, statement: str, longer: int = 1) -> Sequence[Any]:
+    async def _ask(self, statement: str, longer: int = 1) -> Rows:
+        return await self._in_thread(self._ask_now, statement, longer)
+
+    def _ask_now(self, statement: str, longer: int = 1) -> Rows:
         database = self._connected
-        database._read_timeout = self._server.timeout * longer  # type: ignore[attr-defined]
+        setattr(database, _READ_TIMEOUT, self._server.timeout * longer)
         try:
             with database.cursor() as cursor:
                 cursor.execute(statement)
                 return list(cursor.fetchall())
         finally:
-            database._read_timeout = self._server.timeout  # type: ignore[attr-defined]
+            setattr(database, _READ_TIMEOUT, self._server.timeout)
 
-    def _ask_if_exists(self, statement: str) -> Sequence[Any] | None:
+    async def _ask_if_exists(self, statement: str) -> Rows | None:
         """None: the table does not exist."""
         try:
-            return self._ask(statement)
+            return await self._ask(statement)
         except pymysql.MySQLError as exc:
             if _code(exc) == ER.NO_SUCH_TABLE:
                 return None
@@ -181,16 +183,13 @@ class MySQLSink(ServerSink[Columns]):
         await self._in_thread(self._connected.rollback)
 
     async def _locked_columns(self, name: str) -> Columns | None:
-        return await self._in_thread(self._locked_columns_now, name)
-
-    def _locked_columns_now(self, name: str) -> Columns | None:
         table = _quoted(name)
-        if self._ask_if_exists(f"SELECT 1 FROM {table} LIMIT 0 FOR UPDATE") is None:
+        if await self._ask_if_exists(f"SELECT 1 FROM {table} LIMIT 0 FOR UPDATE") is None:
             return None
-        description = str(self._ask(f"SHOW CREATE TABLE {table}")[0][1])
+        description = str((await self._ask(f"SHOW CREATE TABLE {table}"))[0][1])
         known = self._described.get(name)
         if known is None or known[0] != description:
-            columns = self._columns_now(name)
+            columns = await self._columns(name)
             if columns is None:
                 return None
             known = self._described[name] = description, columns
@@ -222,7 +221,8 @@ class MySQLSink(ServerSink[Columns]):
     def _delete_replaced(self, name: str, group: Group, last: int) -> None:
         """Delete the rows that these items replace. A row of a later item of this run stays."""
         keys = ", ".join(f"'{key}'" for key in group.keys)
-        self._ask(f"DELETE FROM {_quoted(name)} WHERE {KEY} IN ({keys}) AND ({RUN} <> {self._run} OR {SEQ} <= {last})")
+        table = _quoted(name)
+        self._ask_now(f"DELETE FROM {table} WHERE {KEY} IN ({keys}) AND ({RUN} <> {self._run} OR {SEQ} <= {last})")
 
     def _insertion(self, name: str, columns: Columns, group: Group) -> bytes:
         names = [KEY, RUN, SEQ]
@@ -248,26 +248,20 @@ class MySQLSink(ServerSink[Columns]):
         return string(self._options.run)
 
     async def _remove_rows_after(self, name: str, seq: int) -> int:
-        return await self._in_thread(self._remove_rows_now, name, seq)
-
-    def _remove_rows_now(self, name: str, seq: int) -> int:
-        if self._columns_now(name) is None:
+        if await self._columns(name) is None:
             return 0
         table = _quoted(name)
         verb = f"UPDATE {table} SET {SEQ} = {seq}" if self._options.key else f"DELETE FROM {table}"
-        self._ask(f"{verb} WHERE {RUN} = {self._run} AND {SEQ} > {seq}", REWRITE_FACTOR)
-        count: int = self._connected.affected_rows()  # type: ignore[no-untyped-call]
-        self._connected.commit()
-        return count
+        await self._ask(f"{verb} WHERE {RUN} = {self._run} AND {SEQ} > {seq}", REWRITE_FACTOR)
+        count = (await self._ask("SELECT ROW_COUNT()"))[0][0]
+        await self._commit()
+        return int(count)
 
     # -- tables
 
     async def _columns(self, name: str) -> Columns | None:
-        return await self._in_thread(self._columns_now, name)
-
-    def _columns_now(self, name: str) -> Columns | None:
         table = _quoted(name)
-        found = self._ask_if_exists(f"SHOW FULL COLUMNS FROM {table}")
+        found = await self._ask_if_exists(f"SHOW FULL COLUMNS FROM {table}")
         if found is None:
             return None
         names, keys = {column for column, *_ in found}, [column for column, _, _, _, key, *_ in found if key == "PRI"]
@@ -275,7 +269,7 @@ class MySQLSink(ServerSink[Columns]):
             raise foreign_table(self._name, name, "?table=name")
         kinds = {column: KINDS.get(kind.lower()) for column, kind, *_ in found if column != SPARE}
         if Kind.TEXT in kinds.values():  # MariaDB's JSON is text with a condition
-            description = self._ask(f"SHOW CREATE TABLE {table}")[0][1]
+            description = (await self._ask(f"SHOW CREATE TABLE {table}"))[0][1]
             for column in kinds:
                 if f"json_valid({quote(column)})" in description:
                     kinds[column] = Kind.JSON
@@ -285,68 +279,61 @@ class MySQLSink(ServerSink[Columns]):
     async def _exclusive(self, name: str) -> AsyncIterator[None]:
         place = f"{self._server.database}/{_quoted(name)}"
         lock = "shoal-" + blake2b(place.encode(), digest_size=16).hexdigest()
-        deadline = time.monotonic() + self._server.timeout * REWRITE_FACTOR
-        while (await self._in_thread(self._ask, f"SELECT GET_LOCK('{lock}', 0)"))[0][0] != 1:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process is still changing the table {name!r}")
-            await asyncio.sleep(random.uniform(0.01, 0.05))
+        await self._poll_lock(name, f"SELECT GET_LOCK('{lock}', 0) = 1")
         try:
             yield
         finally:
-            await self._in_thread(self._unlock, f"SELECT RELEASE_LOCK('{lock}')")
+            await self._unlock(f"SELECT RELEASE_LOCK('{lock}')")
 
-    def _unlock(self, statement: str) -> None:
+    async def _is_true(self, condition: str, longer: int = 1) -> bool:
+        return bool((await self._ask(condition, longer))[0][0])
+
+    async def _unlock(self, statement: str) -> None:
         """Release a lock. The server does that itself when the connection is gone."""
         with suppress(pymysql.MySQLError, OSError):
             if self._database is not None:
-                self._ask(statement)
+                await self._ask(statement)
 
     async def _create(self, name: str) -> Columns:
-        await self._in_thread(self._ask, CREATE.format(table=_quoted(name), key=KEY, run=RUN, seq=SEQ))
+        await self._ask(CREATE.format(table=_quoted(name), key=KEY, run=RUN, seq=SEQ))
         return Columns(NAMING, {KEY: Kind.TEXT, RUN: Kind.TEXT, SEQ: Kind.INT})
 
     async def _register(self, name: str) -> None:
-        await self._in_thread(self._register_now, name)
-
-    def _register_now(self, name: str) -> None:
-        self._ask(CREATE_REGISTRY.format(registry=REGISTRY))
-        self._ask(f"INSERT IGNORE INTO {REGISTRY} VALUES ({string(NAMING.fit(name))})")
-        self._connected.commit()
+        await self._ask(CREATE_REGISTRY.format(registry=REGISTRY))
+        await self._ask(f"INSERT IGNORE INTO {REGISTRY} VALUES ({string(NAMING.fit(name))})")
+        await self._commit()
 
     async def _registered(self) -> list[str]:
-        found = await self._in_thread(self._ask_if_exists, f"SELECT name FROM {REGISTRY}")
+        found = await self._ask_if_exists(f"SELECT name FROM {REGISTRY}")
         return [str(name) for (name,) in found or ()]
 
     async def _has_large_integers(self, name: str, column: str) -> bool:
-        statement = f"SELECT EXISTS (SELECT 1 FROM {_quoted(name)} WHERE {is_inexact(quote(column))})"
-        return bool((await self._in_thread(self._ask, statement, REWRITE_FACTOR))[0][0])
+        return await self._is_true(large_integers(_quoted(name), quote(column)), REWRITE_FACTOR)
 
     async def _alter(self, name: str, changes: Sequence[Change]) -> None:
-        await self._in_thread(self._alter_now, _quoted(name), changes)
-
-    def _alter_now(self, table: str, changes: Sequence[Change]) -> None:
+        table = _quoted(name)
         rewrites = [change for change in changes if change.new is Kind.TEXT and change.old in AS_TEXT]
         if others := [change for change in changes if change not in rewrites]:
             longer = REWRITE_FACTOR if any(change.old for change in others) else 1
-            self._ask(f"ALTER TABLE {table} {', '.join(map(alteration, others))}", longer)
+            await self._ask(f"ALTER TABLE {table} {', '.join(map(alteration, others))}", longer)
         for change in rewrites:
-            self._rewrite_as_text(table, change)
+            await self._rewrite_as_text(table, change)
 
-    def _rewrite_as_text(self, table: str, change: Change) -> None:
+    async def _rewrite_as_text(self, table: str, change: Change) -> None:
         """Turn a column into text through a second column. The lock keeps writers away meanwhile."""
         assert change.old is not None
         old, new, kind = quote(change.column), quote(SPARE), type_of(change.new)
         value = AS_TEXT[change.old].format(old)
-        self._ask(f"LOCK TABLES {table} WRITE")
+        await self._ask(f"LOCK TABLES {table} WRITE")
         try:
-            if self._ask(f"SHOW COLUMNS FROM {table} WHERE Field = '{SPARE}'"):
-                self._ask(f"ALTER TABLE {table} DROP COLUMN {new}", REWRITE_FACTOR)
-            self._ask(f"ALTER TABLE {table} ADD COLUMN {new} {kind} AFTER {old}", REWRITE_FACTOR)
-            self._ask(f"UPDATE {table} SET {new} = {value} WHERE {old} IS NOT NULL", REWRITE_FACTOR)
-            self._connected.commit()
-            self._ask(f"ALTER TABLE {table} DROP COLUMN {old}, CHANGE COLUMN {new} {old} {kind}", REWRITE_FACTOR)
+            if await self._ask(f"SHOW COLUMNS FROM {table} WHERE Field = '{SPARE}'"):
+                await self._ask(f"ALTER TABLE {table} DROP COLUMN {new}", REWRITE_FACTOR)
+            await self._ask(f"ALTER TABLE {table} ADD COLUMN {new} {kind} AFTER {old}", REWRITE_FACTOR)
+            await self._ask(f"UPDATE {table} SET {new} = {value} WHERE {old} IS NOT NULL", REWRITE_FACTOR)
+            await self._commit()
+            await self._ask(f"ALTER TABLE {table} DROP COLUMN {old}, CHANGE COLUMN {new} {old} {kind}", REWRITE_FACTOR)
         finally:
-            self._unlock("UNLOCK TABLES")
+            await self._unlock("UNLOCK TABLES")
 
     # -- errors
 

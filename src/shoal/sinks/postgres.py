@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
@@ -25,7 +23,7 @@ from shoal.sinks.postgres_sql import (
     update_clause,
 )
 from shoal.sinks.serversink import REWRITE_FACTOR, ServerSink
-from shoal.sinks.tables import Batch, Change, Group, Kind, Row, foreign_table, is_inexact
+from shoal.sinks.tables import Batch, Change, Group, Kind, Row, foreign_table, large_integers
 
 try:
     import asyncpg
@@ -198,14 +196,13 @@ class PostgresSink(ServerSink[PostgresColumns]):
         digest = blake2b(NAMING.fit(name).encode(), digest_size=8, person=b"shoal").digest()
         lock = int.from_bytes(digest, signed=True)
         await self._begin()
-        deadline = time.monotonic() + self._server.timeout * REWRITE_FACTOR
-        while not await self._call(self._connected.fetchval(f"SELECT pg_try_advisory_xact_lock({lock})")):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process is still changing the table {name!r}")
-            await asyncio.sleep(random.uniform(0.01, 0.05))
+        await self._poll_lock(name, f"SELECT pg_try_advisory_xact_lock({lock})")
         await self._execute("SET LOCAL statement_timeout = 0")
         yield
         await self._commit()
+
+    async def _is_true(self, condition: str, longer: int = 1) -> bool:
+        return bool(await self._call(self._connected.fetchval(condition), longer))
 
     async def _create(self, name: str) -> PostgresColumns:
         table = self._quoted(name)
@@ -233,8 +230,7 @@ class PostgresSink(ServerSink[PostgresColumns]):
         return [row["name"] for row in await self._call(self._connected.fetch(statement))]
 
     async def _has_large_integers(self, name: str, column: str) -> bool:
-        statement = f"SELECT EXISTS (SELECT FROM {self._quoted(name)} WHERE {is_inexact(quote(column))})"
-        return bool(await self._call(self._connected.fetchval(statement), REWRITE_FACTOR))
+        return await self._is_true(large_integers(self._quoted(name), quote(column)), REWRITE_FACTOR)
 
     async def _alter(self, name: str, changes: Sequence[Change]) -> None:
         longer = REWRITE_FACTOR if any(change.old for change in changes) else 1

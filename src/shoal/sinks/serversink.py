@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -126,7 +127,19 @@ class ServerSink(TableSink, Generic[C]):
                 await self._alter(name, changes)
         self._ready.add(name)
 
+    async def _poll_lock(self, name: str, take: str) -> None:
+        """Poll for the lock of a table, so that a frozen server cannot block it."""
+        deadline = time.monotonic() + self._server.timeout * REWRITE_FACTOR
+        while not await self._is_true(take):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process is still changing the table {name!r}")
+            await asyncio.sleep(random.uniform(0.01, _MAX_PAUSE))
+
     # -- what a database does
+
+    @abstractmethod
+    async def _is_true(self, condition: str, longer: int = 1) -> bool:
+        """The answer to a query with one value. It may take ``longer`` times the timeout."""
 
     @abstractmethod
     def _drop_connection(self) -> None:
@@ -165,7 +178,7 @@ class ServerSink(TableSink, Generic[C]):
 
     @abstractmethod
     def _exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
-        """One process at a time is in here for a table. It polls for the lock, so a frozen server cannot block it."""
+        """One process at a time is in here for a table."""
 
     @abstractmethod
     async def _columns(self, name: str) -> C | None:

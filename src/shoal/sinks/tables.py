@@ -147,9 +147,9 @@ def join_kinds(one: Kind, other: Kind) -> Kind:
     return one if one is other else _WIDER.get(frozenset({one, other}), Kind.TEXT)
 
 
-def is_inexact(column: str) -> str:
-    """The SQL condition for integers that would lose digits as floats."""
-    return f"{column} NOT BETWEEN -{_MAX_EXACT} AND {_MAX_EXACT}"
+def large_integers(table: str, column: str) -> str:
+    """The query whether a column has integers that would lose digits as floats."""
+    return f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {column} NOT BETWEEN -{_MAX_EXACT} AND {_MAX_EXACT})"
 
 
 def text_of(value: Any) -> str:

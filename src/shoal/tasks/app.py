@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from celery import Celery, Task
 from celery.signals import (
@@ -13,6 +14,7 @@ from celery.signals import (
     worker_process_init,
     worker_process_shutdown,
 )
+from celery.utils.dispatch import Signal
 
 from shoal.crawling.garbage import collect_rarely
 from shoal.printable import LogFilter
@@ -57,20 +59,33 @@ app.conf.update(
     task_publish_retry_policy={"max_retries": 1, "interval_start": 0.1},
 )
 
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _on(signal: Signal) -> Callable[[_F], _F]:
+    """Decorate the handler of a signal. Celery's decorators have no types."""
+    return cast("Callable[[_F], _F]", signal.connect)
+
+
+def _task(**options: object) -> Callable[[_F], _F]:
+    """Decorate a task."""
+    return cast("Callable[[_F], _F]", app.task(**options))
+
+
 _worker: PageWorker | None = None
 _worker_lock = threading.Lock()
 
 
-@after_setup_logger.connect  # type: ignore[untyped-decorator]
-@after_setup_task_logger.connect  # type: ignore[untyped-decorator]
-def _keep_logs_printable(logger: logging.Logger, **_: Any) -> None:
+@_on(after_setup_logger)
+@_on(after_setup_task_logger)
+def _keep_logs_printable(logger: logging.Logger, **_: object) -> None:
     """Escape control characters: text of pages must not control the terminal or forge log lines."""
     for handler in logger.handlers:
         handler.addFilter(LogFilter())
 
 
-@app.task(name=TASK, bind=True, rate_limit=settings.rate_limit)  # type: ignore[untyped-decorator]
-def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, Any]:
+@_task(name=TASK, bind=True, rate_limit=settings.rate_limit)
+def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, object]:
     """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower."""
     return _page_worker().work(session_id, lease, store, worker_id=str(self.request.hostname or "celery"))
 
@@ -83,15 +98,15 @@ def _page_worker() -> PageWorker:
         return _worker
 
 
-@worker_process_init.connect  # type: ignore[untyped-decorator]
-def _start_worker(**_: Any) -> None:
+@_on(worker_process_init)
+def _start_worker(**_: object) -> None:
     """Runs after the fork: a process cannot share event loops and connections with its parent."""
     global _worker
     collect_rarely()
     _worker = PageWorker(in_background=False)
 
 
-@worker_process_shutdown.connect  # type: ignore[untyped-decorator]
-def _stop_worker(**_: Any) -> None:
+@_on(worker_process_shutdown)
+def _stop_worker(**_: object) -> None:
     if _worker is not None:
         _worker.close()

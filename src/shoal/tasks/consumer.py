@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from celery.worker.consumer import Consumer
 
@@ -15,7 +14,7 @@ worker's main process."""
 class EventBatchingConsumer(Consumer):  # type: ignore[misc]
     """Celery's own consumer sends them with each turn of its loop."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._due = 0.0
 

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from shoal.batch.options import BatchOptions
 from shoal.batch.redaction import redacted
@@ -82,7 +81,7 @@ class RemoteBatches:
             return options
         return options.model_copy(update={"retries": min(10, self._settings.max_retries)})
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, object]:
         """Whether the store and the broker respond, and how many workers do."""
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):

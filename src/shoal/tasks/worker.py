@@ -11,19 +11,18 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from ipaddress import ip_network
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
 from shoal.batch.quota import Quota
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
-from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.leases import LeaseKeeper, Settler
 from shoal.crawling.onion import make_onion
 from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
-from shoal.crawling.settling import Settler
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
 from shoal.fetch.guard import AddressGuard
@@ -64,7 +63,7 @@ class PageWorker:
         if in_background:
             threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
-    def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, Any]:
+    def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, object]:
         """Handle a task and return its outcome. RequestError if its arguments are invalid. ConfigError if the session
         is in another ``store`` than this worker's."""
         sent = read_task(session_id, lease, store)
@@ -77,12 +76,12 @@ class PageWorker:
             raise ConfigError(message)
         return self._run(self._work(session_id, sent, worker_id))
 
-    async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, Any]:
+    async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, object]:
         if self._runner is None:
             self._runner = _TaskRunner(self._config, worker_id)
         return await self._runner.work(session_id, sent)
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[object, object, T]) -> T:
         if self._in_background:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         return self._loop.run_until_complete(coroutine)
@@ -150,8 +149,8 @@ class _TaskRunner:
         """Byte counts of sessions, including sessions that are no longer open."""
         self._opening = asyncio.Lock()
 
-    async def work(self, session_id: str, sent: Lease) -> dict[str, Any]:
-        outcome: dict[str, Any] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
+    async def work(self, session_id: str, sent: Lease) -> dict[str, object]:
+        outcome: dict[str, object] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
         opened = await self._open_session(session_id)
         if opened is None:
             return {**outcome, "state": "gone"}  # the session was deleted

@@ -16,9 +16,9 @@ from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
 
 TTL = 2.0
-"""Seconds of a session that expires in a test. On a busy machine a client may lose one of them."""
+"""Length in seconds of a session that expires in a test. A busy machine may delay heartbeats by a second."""
 LASTING = 20.0
-"""Seconds of a session that does not expire, however long a test takes."""
+"""Length in seconds of a session that does not expire during a test."""
 COUNTS = Counts(2, 1)
 
 
@@ -65,7 +65,7 @@ def select_events(events: list[ClusterEvent], *whats: str) -> list[tuple[str, st
 
 
 async def keep_alive(*members: Coordinator, seconds: float) -> None:
-    """Send heartbeats of these members for some seconds."""
+    """Send heartbeats for these members for some seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         await asyncio.gather(*(member.beat() for member in members))
@@ -73,8 +73,8 @@ async def keep_alive(*members: Coordinator, seconds: float) -> None:
 
 
 class CoordinatorContract:
-    """A slot has at most one holder, whose epoch is later than that of every holder before. A member that sends no
-    heartbeats is lost within its session, and its slot is free. So one node takes over from a dead one, and never two.
+    """A slot has at most one holder. Each holder has a later epoch than the one before. A member without heartbeats is
+    lost when its session expires, and its slot is free. So exactly one node takes over from a dead one.
 
     Subclass it, and give it a ``coordination`` fixture that returns a `CoordinatorHarness`.
     """
@@ -141,14 +141,14 @@ class CoordinatorContract:
         await coordination.abandon(dead)
         await keep_alive(living, seconds=0.5 * TTL)
         assert names(await living.beat()) == ["dead", "living"] or time.monotonic() - last_beat > TTL
-        await self._until_lost(living, "dead")
+        await self._wait_until_lost(living, "dead")
         view = await living.beat()
         assert holders(view) == {}
         assert [(slot.index, slot.epoch) for slot in view.slots] == [(0, epoch)]
         (event,) = [event for event in await living.events() if event.what == "lost"]
         assert (event.member, event.slot, event.epoch, event.detail) == ("dead", 0, epoch, "")
 
-    async def _until_lost(self, living: Coordinator, name: str) -> float:
+    async def _wait_until_lost(self, living: Coordinator, name: str) -> float:
         started = time.monotonic()
         while name in names(await living.beat()):
             await living.wait(TTL / 10)
@@ -158,7 +158,7 @@ class CoordinatorContract:
     async def test_a_lost_member_can_join_again(self, coordination: CoordinatorHarness) -> None:
         dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         await coordination.abandon(dead)
-        await self._until_lost(living, "dead")
+        await self._wait_until_lost(living, "dead")
         await coordination.member("dead", ttl=TTL)
         assert names(await living.beat()) == ["dead", "living"]
 
@@ -238,7 +238,7 @@ class CoordinatorContract:
         dead, successor = await coordination.member("dead", ttl=TTL), await coordination.member("successor", ttl=TTL)
         before = await dead.take(0)
         await coordination.abandon(dead)
-        await self._until_lost(successor, "dead")
+        await self._wait_until_lost(successor, "dead")
         epoch = await successor.take(0)
         assert (epoch or 0) > (before or 0)
         (event,) = [event for event in await successor.events() if event.what == "took over"]
@@ -354,13 +354,13 @@ class CoordinatorContract:
         await member.beat()
         await member.wait(0.05)
         started = time.monotonic()
-        waiting = asyncio.create_task(self._until_free(member))
+        waiting = asyncio.create_task(self._wait_until_free(member))
         await asyncio.sleep(0.1)
         await other.retire()
         await waiting
-        assert time.monotonic() - started < 4.0  # it was notified: otherwise it waits for 5 seconds
+        assert time.monotonic() - started < 4.0  # notified; otherwise it would wait for 5 seconds
 
-    async def _until_free(self, member: Coordinator) -> None:
+    async def _wait_until_free(self, member: Coordinator) -> None:
         while holders(await member.beat()):
             await member.wait(5.0)
 

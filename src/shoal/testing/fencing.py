@@ -12,8 +12,8 @@ from shoal.testing.steps import TTL, ContractTests, check_refused, complete, his
 
 
 class FencingContract(ContractTests):
-    """A node that takes over a slot fences it first. From then on nothing that the old holder does has an effect, even
-    if it is alive and slow. So a page is never completed by two nodes."""
+    """A node that takes over a slot fences it first. From then on, calls of the old holder have no effect, even if it
+    is still alive. So a page is never completed by two nodes."""
 
     async def test_a_fence_ends_the_leases_of_earlier_epochs_at_once(
         self, harness: Harness, frontier: Frontier

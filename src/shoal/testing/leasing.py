@@ -222,7 +222,7 @@ class LeasingContract(ContractTests):
             assert before + 5 <= renewed.deadline <= time.monotonic() + 5
             assert replace(renewed, deadline=lease.deadline) == lease
             assert await lease_names(frontier) == []
-        await complete(frontier, lease)  # the old object is as good: only the token counts
+        await complete(frontier, lease)  # the old object is valid, too: only the token counts
         assert (await history(frontier, lease.request)).attempts == 1
 
     async def test_a_renewed_lease_expires_at_its_new_time(self, harness: Harness, frontier: Frontier) -> None:

@@ -7,7 +7,7 @@ import pytest
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed, Stats
 from shoal.testing.harness import Harness
-from shoal.testing.pushing import WHOLE
+from shoal.testing.pushing import FULL_REQUEST
 from shoal.testing.steps import (
     TTL,
     ContractTests,
@@ -311,7 +311,8 @@ class LedgerContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, *range(5))
         leases = (await frontier.lease(4, ttl=60)).leases
-        await complete(frontier, leases[0], items=[b"x", b"y"], children=[page("child"), WHOLE], duplicates=4, note="n")
+        children = [page("child"), FULL_REQUEST]
+        await complete(frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, note="n")
         await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
         await fail(frontier, leases[2], retry_in=100)
         pages = [page(number) for number in range(3)]
@@ -338,7 +339,7 @@ class LedgerContract(ContractTests):
             (page(3), 2),  # it was leased when the process died
             (page(4), 1),
             (page("child"), 1),
-            (WHOLE, 1),
+            (FULL_REQUEST, 1),
         ]
         await harness.advance(40)
         last = await lease_one(frontier)

@@ -61,7 +61,7 @@ def check_machine(make_harness: Callable[[], Harness], with_settings: settings =
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
-    """Take this step only now and then, so that most steps are leases and their ends."""
+    """Make this step rare, so that most steps lease requests or end leases."""
 
     @wraps(step)
     def taken(self: FrontierMachine, *arguments: Any, **named: Any) -> None:
@@ -72,7 +72,7 @@ def rare(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class FrontierMachine(RuleBasedStateMachine):
-    """A worker of one run, and now and then a neighbour: another run that uses the same hosts."""
+    """A worker of one run, and sometimes a neighbour: another run that uses the same hosts."""
 
     def make_harness(self) -> Harness:
         """The backend to run on."""
@@ -91,7 +91,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self._neighbour_leases: list[Taken] = []
         self._roles: list[Role] = []
         self._views: dict[Holder, Frontier] = {}
-        """The run as the holders of cluster slots see it."""
+        """The frontiers of the run for the holders of cluster slots."""
 
     def _do(self, call: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.get_loop().run_until_complete(call)
@@ -351,7 +351,7 @@ class FrontierMachine(RuleBasedStateMachine):
             self._runner.close()
 
     def _run_to_the_end(self) -> None:
-        """Whatever happened before, the run can be finished, and is finished exactly then."""
+        """Finish the run: it is reported as finished exactly when no request is left."""
         pair, frontier, model = self.pair, self.pair.frontier, self.pair.model
         pair.check_log()
         self._neighbour_completes(len(self._neighbour_leases), False)

@@ -1,4 +1,4 @@
-"""A model of a frontier that is obviously right, and slow: plain lists and one line for each rule.
+"""A simple, slow model of a frontier: plain lists, and one line for each rule.
 
 It has its own clock and no store. `shoal.testing.machine` takes the same steps on it and on a backend."""
 
@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
 @dataclass
 class Host:
-    """The politeness of a host."""
+    """The delays and limits of a host."""
 
     delay: float | None = None
     concurrency: int | None = None
@@ -79,7 +79,7 @@ class Role:
 
 @dataclass
 class World:
-    """What all runs of a store share: the clock and the hosts."""
+    """The clock and the hosts, which all runs of a store share."""
 
     now: float = 0.0
     hosts: dict[str, Host] = field(default_factory=lambda: defaultdict(Host))
@@ -183,7 +183,7 @@ class Model:
             entry.attempts, entry.begun = entry.attempts + 1, True
 
     def overdue(self) -> list[Entry]:
-        """The requests whose leases have expired but not ended yet."""
+        """The leased requests whose leases have expired."""
         return [entry for entry in self.in_state("leased") if entry.until <= self.world.now]
 
     def lose(self, entry: Entry) -> None:

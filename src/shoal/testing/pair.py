@@ -22,7 +22,7 @@ class Do(Protocol):
 
 
 class Taken(NamedTuple):
-    """A lease of the backend, and the model's."""
+    """A lease of the backend, and the same lease of the model."""
 
     lease: Lease
     held: Held
@@ -36,7 +36,7 @@ class Role(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the pages of a batch end with. ``make_children`` makes new requests at each call."""
+    """How the pages of a batch end. ``make_children`` makes new requests at each call."""
 
     items: list[bytes]
     contacted: bool
@@ -58,7 +58,7 @@ class Pair:
     # -- pushing and leasing
 
     def push(self, requests: list[Request], role: Role | None = None, cursor: bytes = b"") -> bool:
-        """Push with or without the seed role. Whether the push was taken: the queue had room and the role is held."""
+        """Push with or without the seed role. Returns whether the push was accepted."""
         claim, token = role or (None, None)
         expected: Pushed | None = None
         try:
@@ -182,7 +182,7 @@ class Pair:
     # -- inspecting
 
     def check_history(self, pick: int) -> None:
-        """Compare the history of a request, counted from the last one that has its own name."""
+        """Compare the history of one request. ``pick`` counts from the last request that has its own fingerprint."""
         assert self._do(self.frontier.find(Request("http://a.example/never-pushed"))) is None
         known = [entry for entry in self.model.entries if not entry.request.dont_filter]
         if not known:
@@ -197,7 +197,7 @@ class Pair:
             entry.items,
             entry.parent.request.url if entry.parent else None,
         )
-        if entry.state != "waiting":  # it may count as ready already when its time has come
+        if entry.state != "waiting":  # when it is due, the backend may already count it as ready
             assert found.state == entry.state
         if entry.state == "dead" and entry.reason:
             assert found.reason == entry.reason
@@ -213,7 +213,7 @@ class Pair:
         """Compare the counters, the audit, and whether the run is finished."""
         (stats, audit, finished), expected = self._do(self._inspect()), self.model.stats()
         due = sum(entry.until <= self.model.world.now for entry in self.model.in_state("waiting"))
-        # A backend may count a request whose time has come as ready at once, or at the next lease.
+        # A backend may count a waiting request as ready when it is due, or only at the next lease.
         early = expected.waiting - stats.waiting
         assert 0 <= early <= due
         assert stats.balanced

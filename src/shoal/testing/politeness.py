@@ -27,8 +27,9 @@ POLITE = FrontierOptions(delay=10)
 
 
 class PolitenessContract(ContractTests):
-    """A host never gets two requests closer than its delay, nor more at once than its concurrency, from all workers and
-    runs of a store together, and across restarts. A delay counts from the end of one fetch to the lease of the next."""
+    """Two requests to a host are at least its delay apart, and no more are in flight than its concurrency allows. That
+    holds for all workers and runs of a store together, and across restarts. A delay counts from the end of one fetch to
+    the lease of the next."""
 
     # -- delay
 

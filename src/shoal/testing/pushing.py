@@ -26,7 +26,7 @@ from shoal.testing.steps import (
     reissue,
 )
 
-WHOLE = Request(
+FULL_REQUEST = Request(
     "http://a.example/whole?b=2&a=1",
     method="PUT",
     headers={"X-Token": "t", "Accept-Language": "de, en;q=0.5"},
@@ -195,18 +195,18 @@ class PushingContract(ContractTests):
     # -- unchanged
 
     async def test_a_pushed_request_is_leased_unchanged(self, frontier: Frontier) -> None:
-        await frontier.push([WHOLE])
-        assert (await lease_one(frontier)).request == WHOLE
+        await frontier.push([FULL_REQUEST])
+        assert (await lease_one(frontier)).request == FULL_REQUEST
 
     async def test_a_child_is_leased_unchanged(self, frontier: Frontier) -> None:
         await push(frontier, "parent")
-        child = WHOLE.replace(dont_filter=True)
+        child = FULL_REQUEST.replace(dont_filter=True)
         await complete(frontier, await lease_one(frontier), children=[child])
         assert (await lease_one(frontier)).request == child
 
     async def test_a_request_is_unchanged_at_every_attempt(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=4))
-        await frontier.push([WHOLE])
+        await frontier.push([FULL_REQUEST])
         await fail(frontier, await lease_one(frontier), retry_in=1)
         await harness.advance(1)
         await frontier.release([await lease_one(frontier)])
@@ -214,7 +214,7 @@ class PushingContract(ContractTests):
         await harness.advance(2)
         await fail(frontier, await lease_one(frontier))
         await frontier.retry_dead()
-        assert (await lease_one(frontier)).request == WHOLE
+        assert (await lease_one(frontier)).request == FULL_REQUEST
 
     async def test_changing_a_request_after_its_push_has_no_effect(self, frontier: Frontier) -> None:
         request = page(1, meta={"list": [1]})

@@ -1,4 +1,4 @@
-"""Reissued leases: a lease that is sent to workers, perhaps more than once, and that only one may use (law 3)."""
+"""Reissued leases: a lease may be sent to several workers, but only one of them may use it (law 3)."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ class ReissuingContract(ContractTests):
             leases = [lease for (lease,) in winners]
         for _ in range(5):  # in batches, in both directions
             batches = [leases, leases[::-1], leases] * 2
-            callings = zip(callers * 2, batches, strict=True)
-            given = await asyncio.gather(*(reissue(caller, batch) for caller, batch in callings))
-            won = [lease for answer in given for lease in answer if lease is not None]
+            calls = zip(callers * 2, batches, strict=True)
+            answers_in_batches = await asyncio.gather(*(reissue(caller, batch) for caller, batch in calls))
+            won = [lease for answer in answers_in_batches for lease in answer if lease is not None]
             assert len({lease.fingerprint for lease in won}) == len(won) == 20
             leases = won
         await complete(frontier, *leases)

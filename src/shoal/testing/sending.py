@@ -1,4 +1,4 @@
-"""Leases that are sent to workers: an attempt begins when the worker reissues its lease (law 5)."""
+"""Leases that are sent to workers in messages: an attempt begins when a worker reissues its lease (law 5)."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ class SendingContract(ContractTests):
         assert await frontier.reissue(sent, TTL, nonce=ANOTHER) == [None] * 3
 
     async def test_of_several_receivers_of_a_lease_one_begins(self, harness: Harness) -> None:
-        """However often each of them repeats its call."""
+        """Each of them repeats its call."""
         frontier = await harness.open(FrontierOptions(concurrency_per_host=1000))
         callers = [frontier, await harness.open_run("run"), await harness.open_run("run")]
         nonces = [b"receiver-%d" % number for number in range(3)]

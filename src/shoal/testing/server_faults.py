@@ -1,8 +1,8 @@
-"""The contract of a store on a server when things go wrong, as tests.
+"""The contract of a store on a server under faults, as tests.
 
-The faults are a killed or frozen server, a cancelled call, clients that call at the same time, a store of a newer
-version, and a damaged record.
-Every frontier that many processes share must pass it. The tests harm the server, so each backend needs its own.
+The faults are a killed or frozen server, a cancelled call, concurrent clients, a store of a newer version, and a
+damaged record. Every frontier that many processes share must pass. The tests kill the server, so do not use a shared
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpda
 from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
 
 TIMEOUT = 1.0
-"""Seconds after which an impatient client gives up a call."""
+"""The time limit of a client's calls, in seconds."""
 UNREADABLE = "unreadable"
 """The kind of death of a request whose stored record cannot be read."""
 WIDE = FrontierOptions(concurrency_per_host=10_000)
@@ -49,7 +49,7 @@ class ServerFaultHarness(ABC):
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[None]:
-        """The server holds its connections but does not answer. Afterwards it continues where it was."""
+        """While the block runs, the server keeps its connections but does not answer. Then it continues."""
 
     @abstractmethod
     async def mark_as_newer(self) -> None:
@@ -59,11 +59,11 @@ class ServerFaultHarness(ABC):
     async def damage(self, request: Request) -> None:
         """Overwrite the stored record of a request of the run with bytes that are not a request."""
 
-    async def check_store(self) -> None:  # noqa: B027 (not all have to)
-        """Check what the contract cannot see: that the backend's own tables agree. By default nothing."""
+    async def check_store(self) -> None:  # noqa: B027 - most backends need nothing
+        """Check that the internal tables of the backend are consistent. Does nothing by default."""
 
     async def connect(self, timeout: float | None = None) -> Store:
-        """A client that is closed at the end of the test."""
+        """Connect a client that is closed at the end of the test."""
         store = await self.open_store(timeout)
         self._stores.append(store)
         return store
@@ -76,13 +76,13 @@ class ServerFaultHarness(ABC):
         return await store.frontier("run", options)
 
     async def close(self) -> None:
-        """The test is over: close all clients."""
+        """Close all clients, at the end of a test."""
         for store in self._stores:
             await store.close()
 
 
-async def until_back(frontier: Frontier) -> None:
-    """Wait until the client has connected to its server again by itself."""
+async def wait_until_back(frontier: Frontier) -> None:
+    """Wait until the client has reconnected to its server."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -121,7 +121,7 @@ class ServerFaultContract:
         with pytest.raises(StoreAwayError):
             await frontier.push([page("late")])
         faults.restart()
-        await until_back(frontier)
+        await wait_until_back(frontier)
         assert (await frontier.stats(), [await history(frontier, each) for each in pages]) == before
         assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
         assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0)] * 2
@@ -150,7 +150,7 @@ class ServerFaultContract:
         for ended in await asyncio.gather(*workers, return_exceptions=True):
             assert isinstance(ended, StoreAwayError)
         faults.restart()
-        await until_back(frontier)
+        await wait_until_back(frontier)
         stats = await frontier.stats()
         await check_balance(frontier)
         assert stats.pushed == 300
@@ -175,11 +175,11 @@ class ServerFaultContract:
             with pytest.raises(StoreAwayError):
                 await faults.connect(TIMEOUT)
             assert time.monotonic() - started < 9 * TIMEOUT
-        await until_back(frontier)
+        await wait_until_back(frontier)
         await check_balance(frontier)
 
     async def test_a_lease_that_its_client_gave_up_takes_nothing(self, faults: ServerFaultHarness) -> None:
-        """A server that was frozen finds old calls in its sockets. It must not lease requests that nobody waits for."""
+        """After a freeze, the server finds old calls in its sockets. It must not lease requests for them."""
         frontier = await faults.open_run(TIMEOUT)
         await push(frontier, *range(10))
         await lease_one(frontier)
@@ -187,8 +187,8 @@ class ServerFaultContract:
             with pytest.raises(StoreAwayError):
                 await frontier.lease(5, TTL)
             await asyncio.sleep(1.2 * TIMEOUT)
-        await asyncio.sleep(0.3)  # the server works off what it finds
-        await until_back(frontier)
+        await asyncio.sleep(0.3)  # the server handles the calls in its sockets
+        await wait_until_back(frontier)
         stats = await frontier.stats()
         assert (stats.leased, stats.ready) == (1, 9)
         assert len((await frontier.lease(2, TTL)).leases) == 2
@@ -196,7 +196,7 @@ class ServerFaultContract:
     # -- a caller that is cancelled
 
     async def test_a_cancelled_lease_loses_no_request(self, faults: ServerFaultHarness) -> None:
-        """What the server leases to a cancelled caller is released at once, and no attempt counts."""
+        """Requests that are leased to a cancelled caller are released at once, and no attempt counts."""
         frontier = await faults.open_run()
         await push(frontier, *range(20))
         await frontier.lease(0, TTL)
@@ -269,7 +269,7 @@ class ServerFaultContract:
         await check_balance(clients[0])
         await faults.check_store()
 
-    # -- what the server has stored
+    # -- stored data
 
     async def test_a_newer_format_is_refused(self, faults: ServerFaultHarness) -> None:
         """An old client must not work on a store whose format it does not know. The error says what to do."""

@@ -19,8 +19,8 @@ Write a harness that makes sinks for one empty output, and reads that output. Th
             return MyHarness()
 
 The items have the fields ``n`` (a number) and ``text``. The suite compares them as text, so an output without types
-passes. It needs pytest and pytest-asyncio. A drainer calls ``open``, ``write``, ``flush`` and ``close`` one at a time,
-so the suite does, too.
+passes. It needs pytest and pytest-asyncio. Like a drainer, it calls ``open``, ``write``, ``flush`` and ``close`` one
+at a time.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class SinkHarness(ABC):
     replaces: ClassVar[bool]
     """Whether a new run replaces the output, as in a file. False: it adds to the output, as in a database."""
 
-    unfit: ClassVar[dict[str, Any] | None] = None
+    rejected_item: ClassVar[dict[str, Any] | None] = None
     """An item that the sink rejects; None if it writes every item."""
 
     @abstractmethod
     def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
-        """A new sink for the output, as another process of this run makes it. ``on_reject`` is called with the number
+        """A new sink for the output, as in another process of this run. ``on_reject`` is called with the number
         of items that the sink rejected."""
 
     @abstractmethod
     async def read(self) -> list[dict[str, Any]]:
-        """The items in the output: those of one run in the order of writing."""
+        """The items in the output. Those of one run are in the order of writing."""
 
     async def close(self) -> None:  # noqa: B027 - most outputs need nothing
-        """Remove what the test left behind."""
+        """Clean up after the test."""
 
     async def open(
         self, state: bytes = b"", run_id: str = "run", on_reject: Callable[[int], None] | None = None
@@ -245,16 +245,16 @@ class SinkContract:
 
     async def test_rejected_items_do_not_stop_the_others(self, harness: SinkHarness) -> None:
         """They are counted once, even if they are written again before the flush."""
-        if harness.unfit is None:
+        if harness.rejected_item is None:
             return
         rejected: list[int] = []
-        good, unfit = logged([1, 2, 3]), LoggedItem(4, b"\xff" * 16, 0, encode_item(harness.unfit))
+        good, rejected_item = logged([1, 2, 3]), LoggedItem(4, b"\xff" * 16, 0, encode_item(harness.rejected_item))
         sink = await harness.open(on_reject=rejected.append)
-        await sink.write([*good, unfit])
+        await sink.write([*good, rejected_item])
         await sink.close(finished=False)
         assert rejected == []
         sink = await harness.open(on_reject=rejected.append)
-        await sink.write([*good, unfit, *logged([5], 5)])
+        await sink.write([*good, rejected_item, *logged([5], 5)])
         await sink.flush()
         await sink.close(finished=True)
         assert sum(rejected) == 1

@@ -1,4 +1,4 @@
-"""Steps and checks that the contract tests are written with."""
+"""Steps and checks for the contract tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.ports import Completion, Failure, Frontier, History, Lease, Leased, L
 from shoal.testing.harness import Harness
 
 TTL = 600.0
-"""The seconds of leases that should not expire during a test."""
+"""The duration in seconds of leases that must not expire during a test."""
 
 HOST = "a.example"
 
@@ -50,7 +50,7 @@ def names(leased: Leased | list[Lease]) -> list[str]:
 
 
 async def push(frontier: Frontier, *pages: object, **options: Any) -> None:
-    """Push pages of the first host. All of them must be new."""
+    """Push pages of `HOST`. All of them must be new."""
     pushed = await frontier.push([each if isinstance(each, Request) else page(each, **options) for each in pages])
     assert pushed.added == len(pages)
 
@@ -137,6 +137,6 @@ async def check_refused(frontier: Frontier, lease: Lease) -> None:
 
 
 def check_wait(harness: Harness, leased: Leased, seconds: float) -> None:
-    """The wait hint is right: not later, and earlier only by the drift of the store's clock."""
+    """The wait hint is exact: never later, and earlier at most by the drift of the store's clock."""
     assert leased.wait is not None
     assert seconds - harness.drift - 0.01 <= leased.wait <= seconds + 0.01

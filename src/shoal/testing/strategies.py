@@ -1,5 +1,5 @@
-"""The values that `shoal.testing.machine` draws: few hosts, few URLs, times in tens of seconds, so that steps often
-concern the same request."""
+"""The values that `shoal.testing.machine` draws. There are few hosts and URLs, and times in tens of seconds, so that
+many steps use the same request."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.help import Commands, did_you_mean
+from shoal.cli.help import Commands
 from shoal.errors import ConfigError
+from shoal.suggestions import did_you_mean
 
 _SHELLS = ("bash", "zsh", "fish")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
@@ -29,10 +29,22 @@ from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.crawling.garbage import collect_rarely
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
+    from shoal.cli.progress import Watched
     from shoal.config import Resolved
+    from shoal.crawling.stats import Summary
+    from shoal.metrics.serving import Observed
+    from shoal.runs.crawl import Stoppable
     from shoal.spider import Spider
 
-During: TypeAlias = Callable[[Any], Awaitable[None]]
+    class Executed(Stoppable, Watched, Observed, Protocol):
+        """A crawl, a worker or a node."""
+
+        summary: Summary | None
+
+
+During: TypeAlias = "Callable[[Executed], Awaitable[None]]"
 
 app = Commands()
 
@@ -130,7 +142,7 @@ def run(
 
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, depth: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return given(
         {
             "scope.max_depth": depth,
@@ -162,8 +174,9 @@ def execute(
 
 
 def show_and_exit(
-    made: Any, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: str = "", notices: list[str] = []
-) -> NoReturn:
+    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: str = "",
+    notices: list[str] = [],
+) -> NoReturn:  # fmt: skip
     """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed."""
     from shoal.cli import progress, summary
     from shoal.runs.crawl import run_blocking
@@ -187,7 +200,7 @@ def _beside(show: During | None, metrics_port: str | None) -> During | None:
 
     listener = listen(parse_address(metrics_port))
 
-    async def both(made: Any) -> None:
+    async def both(made: Executed) -> None:
         tasks = [serve(made, listener)] if show is None else [show(made), serve(made, listener)]
         await asyncio.gather(*tasks)
 

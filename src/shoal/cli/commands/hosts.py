@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, RunOption, given
+from shoal.cli.options import FrontierUrl, RunOption
 from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.errors import ConfigError
 
@@ -91,14 +91,19 @@ def set_host(
     frontier: FrontierUrl = None,
 ) -> None:
     """Change the delay or concurrency of a host."""
+    from msgspec import UNSET
+
     from shoal.ports import HostUpdate
 
-    changes: dict[str, Any] = given({"delay": delay, "concurrency": concurrency})
-    if reset:
-        changes = {"delay": None, "concurrency": None, "learned_delay": None, **changes}
-    if not changes:
+    if delay is None and concurrency is None and not reset:
         raise ConfigError("nothing to change: pass --delay, --concurrency or --reset")
-    _update_host(context, host, HostUpdate(**changes), frontier)
+    default = None if reset else UNSET
+    update = HostUpdate(
+        delay=default if delay is None else delay,
+        concurrency=default if concurrency is None else concurrency,
+        learned_delay=default,
+    )
+    _update_host(context, host, update, frontier)
 
 
 @hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import code
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,7 +52,8 @@ class _Page:
 
     def __init__(self, settings: Config) -> None:
         self._config = settings
-        self.names: dict[str, Any] = {"fetch": self.fetch, "view": self.view}
+        self._response: Response | None = None
+        self.names: dict[str, object] = {"fetch": self.fetch, "view": self.view}
 
     def fetch(self, url: str) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page."""
@@ -73,7 +74,7 @@ class _Page:
             finally:
                 await fetcher.close()
 
-        response = asyncio.run(get())
+        response = self._response = asyncio.run(get())
         self.names.update(
             response=response, css=response.css, xpath=response.xpath, links=response.links, re=response.re
         )
@@ -81,4 +82,5 @@ class _Page:
 
     def view(self) -> None:
         """Print the page as Markdown."""
-        print(self.names["response"].to_markdown())
+        if self._response is not None:
+            print(self._response.to_markdown())

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from shoal.cli.options import Argument, Delay, FrontierUrl, NewRun, Quiet, Setti
 from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
@@ -75,8 +76,9 @@ def start(
 
 
 def _mode(mode: str | None, entry: Entry | None) -> str:
-    if mode not in (None, "single", "distributed"):
-        raise ConfigError(f'--mode must be single or distributed, not "{mode}"')
+    modes = ("single", "distributed")
+    if mode is not None and mode not in modes:
+        raise ConfigError(f'--mode must be single or distributed, not "{mode}"{did_you_mean(mode, modes)}')
     return mode or (entry.execution_mode if entry is not None else "distributed")
 
 
@@ -109,7 +111,7 @@ async def _start(
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
-    answer: dict[str, Any] = {
+    answer: dict[str, object] = {
         "status": started.run.state,
         "run_id": started.run.run_id,
         "spider": started.run.spider,

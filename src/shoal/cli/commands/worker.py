@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -108,8 +108,8 @@ def without_processes(arguments: list[str]) -> list[str]:
 
 
 def prepare(
-    name: str, options: Mapping[str, Any], setting: list[str], run_id: str | None,
-    arguments: Mapping[str, Any] | None = None,
+    name: str, options: Mapping[str, object], setting: list[str], run_id: str | None,
+    arguments: Mapping[str, object] | None = None,
 ) -> tuple[Spider, Resolved]:  # fmt: skip
     """The spider and the configuration of a worker.
 
@@ -122,7 +122,7 @@ def prepare(
     return spider, resolve(spider, options, setting)
 
 
-async def _run_arguments(config: Config, run_id: str) -> dict[str, Any]:
+async def _run_arguments(config: Config, run_id: str) -> dict[str, object]:
     """The arguments that the run's spider started with."""
     from shoal.frontier import open_store
     from shoal.runs.start import RunSettings

@@ -11,7 +11,6 @@ import secrets
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -54,11 +53,11 @@ class PostgresCoordinator:
             await coordinator._database.open(partial(schema.install, address=address, component=COMPONENT))
         return coordinator
 
-    async def _call(self, function: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def _call(self, function: str, *arguments: object) -> list[asyncpg.Record]:
         with coordinator_errors():
             return await self._database.call(f"cluster_{function}", self._cluster, *arguments)
 
-    async def _call_as_member(self, function: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def _call_as_member(self, function: str, *arguments: object) -> list[asyncpg.Record]:
         return await self._call(function, self._name, self._client, self._session, *arguments)
 
     # -- members

@@ -73,11 +73,11 @@ class RedisCoordinator:
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
             return cls(await RedisClient.open(address, warn=False), cluster, ttl)
 
-    async def _run(self, step: str, *arguments: Any) -> Any:
+    async def _run(self, step: str, *arguments: object) -> Any:
         with coordinator_errors():
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
-    async def _run_as_member(self, step: str, *arguments: Any) -> Any:
+    async def _run_as_member(self, step: str, *arguments: object) -> Any:
         """None if this is not a member any more."""
         if not self._session:
             return None

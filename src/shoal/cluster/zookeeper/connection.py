@@ -9,13 +9,19 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Protocol, cast
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 
 _LONG_SESSION = 6.0  # seconds: long enough to skip a ping
+
+
+class _File(Protocol):
+    """A socket or a pipe."""
+
+    def fileno(self) -> int: ...
 
 
 class Result(AsyncResult):  # type: ignore[misc]
@@ -33,15 +39,16 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self._connect_timeout = connect_timeout
 
-    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
-        return super().create_connection(*args, timeout=min(timeout, self._connect_timeout), **kwargs)
+    def create_connection(self, *args: object, timeout: float, **kwargs: object) -> socket.socket:
+        timeout = min(timeout, self._connect_timeout)
+        return cast(socket.socket, super().create_connection(*args, timeout=timeout, **kwargs))
 
     def async_result(self) -> Result:
         return Result(self)
 
     def select(
-        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any] = (), timeout: float | None = None
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+        self, readers: Sequence[_File], writers: Sequence[_File], _: Sequence[_File] = (), timeout: float | None = None
+    ) -> tuple[list[_File], list[_File], list[_File]]:
         """Use `poll`, which costs one system call. Kazoo creates, registers and closes an epoll object each time. A
         file is either read or written, not both."""
         poll = select.poll()
@@ -71,32 +78,32 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
         self._last_request = -math.inf
 
     @property
-    def wire(self) -> Any:
+    def wire(self) -> socket.socket | None:
         """The socket; None before it is connected."""
-        return self._socket
+        return cast("socket.socket | None", self._socket)
 
-    def drop(self, wire: Any) -> None:
+    def drop(self, wire: socket.socket | None) -> None:
         """Close the socket if it is still in use, as it does not answer. Kazoo reconnects."""
         if wire is not None and wire is self._socket:
             with suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
 
-    def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
+    def _invoke(self, timeout: float, *request: object, **options: object) -> object:
         """The first request. A server that is starting may never answer it."""
         return super()._invoke(min(timeout, self._connect_timeout), *request, **options)
 
-    def _connect(self, *place: Any) -> Any:
+    def _connect(self, *place: object) -> tuple[float, float]:
         """Kazoo does not tell the granted session timeout, only the read timeout, which is two thirds of it, in
         milliseconds."""
         read_timeout, connect_timeout = super()._connect(*place)
         self.ttl = read_timeout * 1.5 / 1000
         return read_timeout, connect_timeout
 
-    def _send_request(self, *args: Any) -> None:
+    def _send_request(self, *args: object) -> None:
         self._last_request = time.monotonic()
         super()._send_request(*args)
 
-    def _send_ping(self, *args: Any) -> None:
+    def _send_ping(self, *args: object) -> None:
         """Skip a ping if there was a request lately, except in a short session."""
         now = time.monotonic()
         is_recent = self.ttl >= _LONG_SESSION and now - self._last_request < self.ttl / 2

@@ -10,8 +10,10 @@ import asyncio
 import math
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kazoo.client import TransactionRequest
+from kazoo.protocol.states import ZnodeStat
 from msgspec import json
 
 from shoal.cluster.zookeeper.address import ZookeeperAddress
@@ -335,7 +337,7 @@ class ZookeeperCoordinator:
         (_, stat), held = await self._session.must_read(data_of(self._paths.slots), children_of(self._paths.slots))
         return next((slot for slot in await self._slots(held, stat.pzxid) if slot.holder == self._name), None)
 
-    def _release(self, step: Any, slot: Slot) -> None:
+    def _release(self, step: TransactionRequest, slot: Slot) -> None:
         step.delete(self._paths.slot(slot.index))
         step.set_data(self._paths.last_of(slot.index), json.encode(LastRecord("", slot.epoch)))
 
@@ -358,7 +360,7 @@ class ZookeeperCoordinator:
             found = await self._session.read(*(data_of(f"{self._paths.events}/{each}") for each in latest))
             return [_event(*answer) for answer in reversed(found) if answer is not None]
 
-    async def _commit(self, step: Any, event: EventRecord) -> None:
+    async def _commit(self, step: TransactionRequest, event: EventRecord) -> None:
         """Commit a transaction together with its event."""
         step.create(f"{self._paths.events}/e", json.encode(event), sequence=True)
         *_, made = await self._session.commit(step)
@@ -371,7 +373,7 @@ class ZookeeperCoordinator:
                 await self._session.commit(trimming)
 
 
-def _member(name: str, fact: tuple[bytes, Any], now: int) -> Member:
+def _member(name: str, fact: tuple[bytes, ZnodeStat], now: int) -> Member:
     """``now``: the server's time in milliseconds."""
     data, stat = fact
     record = json.decode(data, type=MemberRecord)
@@ -379,7 +381,7 @@ def _member(name: str, fact: tuple[bytes, Any], now: int) -> Member:
     return Member(name=name, age=age, fit=record.fit, doing=record.doing, where=record.where)
 
 
-def _event(data: bytes, stat: Any) -> ClusterEvent:
+def _event(data: bytes, stat: ZnodeStat) -> ClusterEvent:
     record = json.decode(data, type=EventRecord)
     return ClusterEvent(
         at=stat.ctime / 1000, what=record.what, member=record.member, slot=record.slot, epoch=record.epoch,

@@ -16,8 +16,10 @@ from kazoo.protocol.serialization import (
     stat_struct,
 )
 
-Read: TypeAlias = Any
+Read: TypeAlias = GetData | GetChildren
 """Made by `data_of` and `children_of`."""
+Answer: TypeAlias = Any
+"""The data and stat of a znode, the names of its children, or None if it is missing."""
 
 
 def data_of(path: str) -> Read:
@@ -36,7 +38,7 @@ class ReadAll(Transaction):  # type: ignore[misc]
     type: ClassVar[int] = 22
 
     @classmethod
-    def deserialize(cls, answer: bytes, offset: int) -> list[Any]:
+    def deserialize(cls, answer: bytes, offset: int) -> list[Answer]:
         found = []
         header, offset = MultiHeader.deserialize(answer, offset)
         while not header.done:
@@ -46,7 +48,7 @@ class ReadAll(Transaction):  # type: ignore[misc]
         return found
 
 
-def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Any, int]:
+def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Answer, int]:
     if header.type == GetData.type:
         data, stat = GetData.deserialize(answer, offset)
         return (data, stat), offset + int_struct.size + len(data or b"") + stat_struct.size

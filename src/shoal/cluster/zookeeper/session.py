@@ -9,25 +9,22 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias
 
 import msgspec
 from kazoo import exceptions
 from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.handlers.threading import AsyncResult
 from kazoo.security import make_digest_acl
 
 from shoal.cluster import call_timeout
 from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.cluster.zookeeper.connection import Threads, ZookeeperConnection
-from shoal.cluster.zookeeper.reads import Read, ReadAll
+from shoal.cluster.zookeeper.reads import Answer, Read, ReadAll
 from shoal.errors import CoordinatorAwayError, CoordinatorError
 
 BadVersionError = exceptions.BadVersionError
 NodeExistsError = exceptions.NodeExistsError
 NoNodeError = exceptions.NoNodeError
-
-Pending: TypeAlias = Any
-"""What kazoo's ``..._async`` methods return."""
 
 _CLOSE_TIMEOUT = 1.0
 _PROBE_TIMEOUT = 1.0
@@ -138,14 +135,14 @@ class ZookeeperSession:
     def _away(self, why: str) -> CoordinatorAwayError:
         return CoordinatorAwayError(f"cannot reach {self.address.shown}: {why}")
 
-    async def read(self, *reads: Read) -> list[Any]:
+    async def read(self, *reads: Read) -> list[Answer]:
         """Read in one call. None for each missing znode."""
         pending = self.client.handler.async_result()
         self.client._call(ReadAll(reads), pending)
-        answers: list[Any] = await self.result(pending)
+        answers: list[Answer] = await self.result(pending)
         return answers
 
-    async def must_read(self, *reads: Read) -> list[Any]:
+    async def must_read(self, *reads: Read) -> list[Answer]:
         """The same, but NoNodeError if a znode is missing."""
         answers = await self.read(*reads)
         if None in answers:
@@ -172,17 +169,17 @@ class ZookeeperSession:
         """False after a change, or after the connection was lost."""
         return self._watching
 
-    async def commit(self, transaction: TransactionRequest) -> list[Any]:
+    async def commit(self, transaction: TransactionRequest) -> list[Answer]:
         """Commit a transaction, or raise the error that rolled it back."""
-        answers: list[Any] = await self.result(transaction.commit_async())
+        answers: list[Answer] = await self.result(transaction.commit_async())
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, _ROLLED_BACK):
                 raise answer
         return answers
 
-    async def result(self, pending: Pending) -> Any:
+    async def result(self, pending: AsyncResult) -> Answer:
         """Await a call of the client."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Answer] = self._loop.create_future()
 
         def settle() -> None:
             if future.done():  # the caller is gone

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.memory.requests import Requests
-from shoal.frontier.politeness import DEFAULT_HOST, Host, apply_update
+from shoal.frontier.politeness import Host, apply_update
 from shoal.ports import HostState, HostUpdate
 
 Facts = dict[str, tuple[bytes, float]]

@@ -9,7 +9,7 @@ from shoal.frontier.memory.queue import MemoryQueue
 from shoal.frontier.memory.records import head_of, request_of
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
-from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, STATE_NAMES, is_retried
+from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, SEED_ROLE, STATE_NAMES, is_retried
 from shoal.http import Request
 from shoal.ports import Event, History, Rewind, Stats
 
@@ -46,12 +46,8 @@ class MemoryInspection:
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
-            seeding=not self._roles.is_finished("seed"),
+            seeding=not self._roles.is_finished(SEED_ROLE),
         )
-
-    async def recover(self) -> Rewind | None:
-        """None: memory never goes back in time."""
-        return None
 
     async def rewinds(self) -> list[Rewind]:
         return []

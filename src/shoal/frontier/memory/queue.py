@@ -12,7 +12,7 @@ from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request, encode_request, head_of, request_of
 from shoal.frontier.memory.requests import NewRequests, Requests
-from shoal.frontier.memory.roles import Fences, MemoryRoles
+from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -20,6 +20,7 @@ from shoal.frontier.rules import (
     LOST_EVENT,
     LOST_KIND,
     MAX_LEASES,
+    NOTE_EVENT,
     READY,
     STATE_NAMES,
     WAITING,
@@ -76,7 +77,6 @@ class MemoryQueue:
         requests: Requests,
         items: MemoryItemLog,
         roles: MemoryRoles,
-        fences: Fences,
         clock: Callable[[], float],
         expire_others: Callable[[float], None],
     ) -> None:
@@ -86,7 +86,6 @@ class MemoryQueue:
         self._requests = requests
         self._items = items
         self._roles = roles
-        self._fences = fences
         self._clock = clock
         self._expire_others = expire_others
         self._held: dict[int, _Held] = {}
@@ -121,7 +120,7 @@ class MemoryQueue:
     ) -> Leased:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
-        self._fences.check(holder)
+        self._roles.check_holder(holder)
         last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
         if nonce == last_nonce:
             renewed = await self.renew(last_leases, ttl)
@@ -248,7 +247,7 @@ class MemoryQueue:
         items = self._items.append(completion.lease.fingerprint, completion.items, head.items)
         requests.update(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
         if completion.note:
-            requests.add_event(number, now, "note", completion.note)
+            requests.add_event(number, now, NOTE_EVENT, completion.note)
         pushed = requests.add_children(completion, new, completion.duplicates, now)
         held.lane.host.end_lease(now, contacted=completion.contacted)
         return pushed
@@ -325,8 +324,8 @@ class MemoryQueue:
             requests.requeue(held.lane, held.rank, head.sequence, number, now)
         held.lane.host.end_lease(now, contacted=True)
 
-    def fence(self, slot: str, epoch: int) -> int:
-        """End the leases that the slot holds under earlier epochs. Returns how many."""
+    async def fence(self, slot: str, epoch: int) -> int:
+        self._roles.fence(slot, epoch)
         now = self._clock()
         lost = [(number, held) for number, held in self._held.items() if is_fenced(held.holder, slot, epoch)]
         for number, held in lost:

@@ -10,23 +10,6 @@ from shoal.frontier.rules import check_cursor, check_fence, claim_token, is_clai
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 
-class Fences:
-    """The earliest epoch of each slot that may still get leases and roles."""
-
-    def __init__(self) -> None:
-        self._epochs: dict[str, int] = {}
-
-    def check(self, holder: Holder | None) -> None:
-        """FencedError for a holder of an earlier epoch."""
-        if holder is not None:
-            check_fence(holder.slot, holder.epoch, self._epochs.get(holder.slot))
-
-    def raise_to(self, slot: str, epoch: int) -> None:
-        """Fence a slot under this epoch. FencedError if it is fenced under a later one."""
-        check_fence(slot, epoch, self._epochs.get(slot))
-        self._epochs[slot] = epoch
-
-
 class _Role(Struct):
     token: int = 0
     until: float = 0.0
@@ -41,13 +24,14 @@ class _Role(Struct):
 class MemoryRoles:
     """The roles of a run: the holder, expiry and cursor of each. See `shoal.ports.Roles`."""
 
-    def __init__(self, clock: Callable[[], float], fences: Fences) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._fences = fences
         self._roles: dict[str, _Role] = {}
+        self._epochs: dict[str, int] = {}
+        """The earliest epoch of each slot that may still get leases and roles."""
 
     async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
-        self._fences.check(holder)
+        self.check_holder(holder)
         token, now = claim_token(nonce or new_nonce()), self._clock()
         known = self._roles.setdefault(role, _Role())
         if not is_claimable(finished=known.finished, until=known.until, now=now, held_token=known.token, token=token):
@@ -96,8 +80,16 @@ class MemoryRoles:
         known = self._roles.get(role)
         return known is not None and known.finished
 
+    def check_holder(self, holder: Holder | None) -> None:
+        """FencedError for a holder whose slot was fenced under a later epoch."""
+        if holder is not None:
+            check_fence(holder.slot, holder.epoch, self._epochs.get(holder.slot))
+
     def fence(self, slot: str, epoch: int) -> None:
-        """Free the roles that the slot holds under earlier epochs."""
+        """Fence a slot under this epoch, and free the roles that it holds under earlier ones. FencedError if it is
+        fenced under a later epoch."""
+        self.check_holder(Holder(slot, epoch))
+        self._epochs[slot] = epoch
         for role in self._roles.values():
             if is_fenced(role.holder, slot, epoch):
                 role.free()

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.fenced import FencedFrontier
+from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns

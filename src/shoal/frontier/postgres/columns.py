@@ -7,17 +7,12 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import RequestError
-from shoal.frontier.rules import child_fingerprint
+from shoal.frontier.rules import CHUNK, ENCODING_ERRORS, MAX_LINKS, WAITS_DETAIL, cannot_store, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
 from shoal.stores.postgres.client import storable_text
 from shoal.urls.normalize import host_of
 
-MAX_LINKS = 2_000
-"""Links that one batch of endings may contain. The links of further pages are staged."""
-CHUNK = 1_000
-"""Links that one call uploads, or moves into the queue."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -41,8 +36,8 @@ class RequestColumns:
         for fingerprint, request in named:
             try:
                 payload, rank = _encode(request), 0.0 - request.priority
-            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise RequestError(f"cannot store {request.url}: {exc}") from exc
+            except ENCODING_ERRORS as exc:
+                raise cannot_store(request, exc) from exc
             host = host_of(request.url)
             self._owner.append(owner)
             self._fingerprint.append(fingerprint)
@@ -106,7 +101,7 @@ class EndingColumns:
                 lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
                 *staged,
             )  # fmt: skip
-        waits = "" if ended.retry_in is None else f"; waits {ended.retry_in:g} s"
+        waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
             lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable_text(ended.kind),
             storable_text(ended.reason), ended.retry_in, waits, items, *staged,

@@ -20,14 +20,17 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.politeness import effective_concurrency, effective_delay
+from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
+from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
+    DONE,
     KINDS_NOT_RETRIED,
     MAX_LEASES,
     STATE_NAMES,
+    UNREADABLE,
     claim_token,
     new_nonce,
     push_fingerprint,
@@ -60,12 +63,9 @@ from shoal.stores.postgres.client import PostgresClient, storable_text
 
 log = logging.getLogger("shoal.frontier")
 
-UNREADABLE = "unreadable"
-"""The kind of a dead request that another program wrote."""
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
-_DONE, _DONE_ALREADY = 3, 5
 _decode = msgspec.msgpack.Decoder(Request).decode
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -216,7 +216,7 @@ class PostgresFrontier:
         result: dict[int, tuple[int, int]] = {}
         for nth, state, added, number, _, order in rows:
             result[endings.places[nth - 1]] = (state, added)
-            if state == _DONE:
+            if state == DONE:
                 self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
         for place, ended in endings.staged.items():
             state, _ = result.get(place, (0, 0))
@@ -321,11 +321,10 @@ class PostgresFrontier:
 
     def _state(self, row: asyncpg.Record) -> HostState:
         host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
-        delay, why = effective_delay(own, everyone, self._options.delay, crawl, learned)
-        limit = effective_concurrency(delay, concurrency, None, self._options.concurrency_per_host)
-        return HostState(
-            host=host, delay=delay, why=why, concurrency=limit,
-            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason if blocked_for else "",
+        options = self._options
+        return host_state(
+            host, (own, everyone, options.delay, crawl, learned), (concurrency, None, options.concurrency_per_host),
+            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason,
         )  # fmt: skip
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
@@ -379,18 +378,20 @@ class PostgresFrontier:
             number = await self._database.value("search", self._run, named, patient=True)
         if number is None:
             return None
-        rows = await self._database.call("history", number, patient=True)
-        return _history(rows[0]) if rows else None
+        return next(iter(await self._histories([number])), None)
+
+    async def _histories(self, numbers: Sequence[int]) -> list[History]:
+        return [_history(row) for row in await self._database.call("histories", numbers, patient=True)]
 
     async def dead_kinds(self) -> dict[str, int]:
         return {row[0]: row[1] for row in await self._database.call("dead_kinds", self._run, patient=True)}
 
     async def dead(self) -> AsyncIterator[History]:
         last = 0
-        while rows := await self._database.call("dead_page", self._run, last, _PAGE):
-            for row in rows:
-                yield _history(row)
-            last = rows[-1][0]
+        while numbers := await self._database.value("dead_page", self._run, last, _PAGE):
+            for history in await self._histories(numbers):
+                yield history
+            last = numbers[-1]
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""
@@ -404,7 +405,7 @@ def _read(payload: bytes | None) -> Request | None:
 
 
 def _pushed(page: Completion, state: int, added: int) -> Pushed:
-    if state == _DONE_ALREADY:
+    if state == ALREADY_DONE:
         return Pushed(0, 0)
     return Pushed(added, len(page.children) - added + page.duplicates)
 
@@ -426,7 +427,7 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    _, state, attempts, status, items, at, reason, payload, above, *columns = row
+    state, attempts, status, items, at, reason, payload, above, *columns = row
     request, parent = _read(payload), _read(above)
     events: list[Any] = list(zip(*(column or () for column in columns), strict=True))
     return History(

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from shoal.frontier.postgres.columns import CHUNK, RequestColumns
-from shoal.frontier.rules import child_fingerprint
+from shoal.frontier.postgres.columns import RequestColumns
+from shoal.frontier.rules import CHUNK, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.stores.postgres.client import PostgresClient

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from shoal.errors import RunError
+from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.rules import check_transition
 from shoal.ports import FrontierOptions, Holder, Run, RunState
@@ -22,7 +23,6 @@ from shoal.stores.postgres.client import PostgresClient, storable_text
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
-COMPONENT = schema.Component("frontier", "shoal.frontier.postgres")
 _DELETE_BATCH = 2_000
 
 
@@ -81,11 +81,11 @@ class PostgresStore:
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        rows = await self._database.call("get_run", storable_text(run_id))
+        rows = await self._database.call("runs", storable_text(run_id), None)
         return (rows[0][0], _run_of(rows[0])) if rows else None
 
     async def list_runs(self, spider: str | None = None) -> list[Run]:
-        rows = await self._database.call("list_runs", None if spider is None else storable_text(spider))
+        rows = await self._database.call("runs", None, None if spider is None else storable_text(spider))
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:

@@ -13,17 +13,12 @@ from typing import Any, NamedTuple
 
 from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
+from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
-from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING, child_fingerprint
+from shoal.frontier.rules import CHUNK, DEAD, DONE, MAX_LINKS, READY, STATE_NAMES, WAITING, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
 
-FOREVER = 1e9
-"""Seconds: the longest time that a store can add to its clock."""
-MAX_LINKS = 2000
-"""Links that one script may add."""
-CHUNK = 1000
-"""Links in a chunk of a stage."""
 _MAX_TRIES = 3
 
 

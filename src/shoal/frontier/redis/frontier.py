@@ -1,15 +1,15 @@
 """The frontier of a run on a Redis server.
 
 Each call is one Lua script, which Redis runs atomically, also if the client dies meanwhile. The scripts are in
-``lua/``; this module packs their arguments and reads their answers. Calls that only read are in
-`shoal.frontier.redis.inspection`.
+``lua/``; this module packs their arguments and reads their answers. `shoal.frontier.redis.endings` ends leases,
+`shoal.frontier.redis.lanes` changes hosts, `shoal.frontier.redis.inspection` reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,10 +18,11 @@ from shoal import clock
 from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
-from shoal.frontier.redis.endings import FOREVER, Endings
+from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
+from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import (
     Parcel,
     known_item,
@@ -45,21 +46,14 @@ from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
-    Completion,
-    Failure,
     FrontierOptions,
-    History,
     Holder,
-    HostState,
-    HostUpdate,
     Lease,
     Leased,
     LoggedItem,
     Pushed,
-    RequestState,
     Rewind,
     RoleState,
-    Stats,
 )
 from shoal.stores.redis.client import storable_bytes
 
@@ -79,13 +73,19 @@ class RedisFrontier:
         self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
-        self._inspection = RunInspection(self._run, self._run_continued)
         self._lanes = Lanes(self._run, scripts, self._options)
-        self._endings = Endings(self._run_proven, self._receipts)
+        self._endings = endings = Endings(self._run_proven, self._receipts)
         self._time = ServerClock(scripts.client.address.timeout)
         self._has_joined = False
         self._has_stale_lanes = False
         """The lanes were placed by other options."""
+        self.complete, self.fail, self.release = endings.complete, endings.fail, endings.release
+        self.update_host = self._lanes.update_host
+        inspection = RunInspection(self._run, self._run_continued)
+        self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
+        self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
+        self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
+        self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
 
     async def _run(self, script: str, *arguments: Any, proof: bytes = b"") -> Any:
         try:
@@ -197,21 +197,9 @@ class RedisFrontier:
 
     # -- ending leases
 
-    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        return await self._endings.complete(completions)
-
-    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        return await self._endings.fail(failures)
-
-    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
-        return await self._endings.release(leases, contacted=contacted)
-
     async def fence(self, slot: str, epoch: int) -> int:
         lost: int = await self._run("fence", storable_bytes(slot), epoch)
         return lost
-
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        return await self._inspection.retry_dead(kinds)
 
     # -- roles
 
@@ -239,14 +227,6 @@ class RedisFrontier:
             for name, held, finished, cursor in zip(*(answer[part::4] for part in range(4)), strict=True)
         ]
 
-    # -- the item log
-
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        return await self._inspection.read_items(after, limit, last)
-
-    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        await self._inspection.trim_items(through, cursors or {})
-
     # -- a store that went back in time
 
     async def recover(self) -> Rewind | None:
@@ -261,16 +241,7 @@ class RedisFrontier:
             self._has_joined = False  # the options may have gone back too
             return read_rewind(found)
 
-    async def rewinds(self) -> list[Rewind]:
-        return await self._inspection.rewinds()
-
-    # -- hosts and facts
-
-    async def update_host(self, host: str, update: HostUpdate) -> None:
-        await self._lanes.update_host(host, update)
-
-    async def host_states(self, limit: int = 100) -> list[HostState]:
-        return await self._inspection.host_states(limit)
+    # -- facts
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         await self._scripts.run("fact", b"", b"", storable_bytes(key), value, min(ttl, FOREVER))
@@ -278,23 +249,6 @@ class RedisFrontier:
     async def recall(self, key: str) -> bytes | None:
         value: bytes | None = await self._scripts.run("fact", b"", b"", storable_bytes(key))
         return value
-
-    # -- inspection
-
-    async def stats(self) -> Stats:
-        return await self._inspection.stats()
-
-    async def audit(self) -> Stats:
-        return await self._inspection.audit()
-
-    async def find(self, request: Request) -> History | None:
-        return await self._inspection.find(request)
-
-    async def dead_kinds(self) -> dict[str, int]:
-        return await self._inspection.dead_kinds()
-
-    def dead(self) -> AsyncIterator[History]:
-        return self._inspection.dead()
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from shoal.frontier.redis.records import UNREADABLE, Parcel, UnreadableError, pack_token, read_head, read_record
-from shoal.frontier.rules import DEAD, token_base
+from shoal.frontier.redis.records import Parcel, UnreadableError, pack_token, read_head, read_record
+from shoal.frontier.rules import DEAD, UNREADABLE, token_base
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.urls.normalize import host_of

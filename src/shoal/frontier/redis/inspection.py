@@ -5,24 +5,26 @@ Long answers are read in pages, so that no call blocks the server for long.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
 import msgspec
 
+from shoal.frontier.redis.layouts import COUNTERS, RECORD
 from shoal.frontier.redis.records import (
     NO_HOST,
     RecordHead,
     UnreadableError,
-    host_state,
     known_item,
-    read_cause,
     read_events,
     read_head,
     read_host,
+    read_items,
+    read_reason,
     read_record,
     read_rewind,
+    state_of,
 )
 from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
 from shoal.http import Request
@@ -36,7 +38,6 @@ _SEARCH_STEP = 10_000
 _RETRY_STEP = 10_000
 _PAGE = 200
 _ITEMS = "item log"
-_COUNTERS = ("pushed", "ready", "waiting", "leased", "done", "dead", "duplicates", "items", "rewinds", "incoming")
 
 
 class RunInspection:
@@ -50,7 +51,7 @@ class RunInspection:
 
     async def stats(self) -> Stats:
         *counters, seeded = await self._run("stats")
-        return Stats(**dict(zip(_COUNTERS, counters, strict=True)), seeding=not seeded)
+        return Stats(**dict(zip(COUNTERS, counters, strict=True)), seeding=not seeded)
 
     async def audit(self) -> Stats:
         stats = await self.stats()
@@ -64,26 +65,27 @@ class RunInspection:
         return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
 
     async def rewinds(self) -> list[Rewind]:
-        return [read_rewind(each) for each in await self._run("rewinds")]
+        return [read_rewind(each) for each in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
 
     # -- items
 
-    async def read_items(self, after: int, limit: int, last: LoggedItem | None) -> list[LoggedItem]:
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         words = (after, max(0, limit), *known_item(last))
         begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
-        return [item for entry in entries for item in _items(*entry) if item.seq > begin][:limit]
+        items = (item for last, _, key, *words in entries for item in read_items(last, key, words[1::2]))
+        return [item for item in items if item.seq > begin][:limit]
 
-    async def trim_items(self, through: int, cursors: Mapping[str, bytes]) -> None:
-        seen = [word for role, cursor in cursors.items() for word in (storable_bytes(role), cursor)]
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        seen = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
         await self._run_continued(_ITEMS, "items", "trim", through, *seen)
 
     # -- hosts
 
-    async def host_states(self, limit: int) -> list[HostState]:
+    async def host_states(self, limit: int = 100) -> list[HostState]:
         now, every, options, *rest = await self._run("states")
         others = read_host(every) if every else NO_HOST
         states = [
-            host_state(read_host(record), others, options, ready, float(now))
+            state_of(read_host(record), others, options, ready, float(now))
             for record, ready in zip(rest[::2], rest[1::2], strict=True)
         ]
         return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
@@ -111,7 +113,7 @@ class RunInspection:
         cursor, needle = b"0", url.encode()
         found: list[tuple[int, bytes]] = []
         while True:
-            cursor, *some = await self._run("search", cursor, _SEARCH_STEP, needle)
+            cursor, some = await self._run("search", cursor, _SEARCH_STEP, needle)
             for fingerprint, record in zip(some[::2], some[1::2], strict=True):
                 head, request = _readable(record)
                 if request is not None and request.url == url:
@@ -129,7 +131,7 @@ class RunInspection:
     # -- the dead
 
     async def dead_kinds(self) -> dict[str, int]:
-        pairs = await self._run("kinds")
+        pairs = await self._run("value", "HGETALL", ":kinds")
         return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
 
     async def dead(self) -> AsyncIterator[History]:
@@ -144,7 +146,7 @@ class RunInspection:
             if cursor == b"0":
                 return
 
-    async def retry_dead(self, kinds: Sequence[str] | None) -> int:
+    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """One call for every ten thousand requests."""
         chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
         retried: int = 0
@@ -158,19 +160,11 @@ class RunInspection:
                 return retried
 
 
-def _items(last: int, _: bytes, key: bytes, *fields: bytes) -> Iterator[LoggedItem]:
-    """The items of one entry of the item log."""
-    payloads, fingerprint, index = fields[1::2], key[:16], int.from_bytes(key[16:20], "little")
-    first, token = last - len(payloads) + 1, int.from_bytes(key[20:], "little")
-    for place, payload in enumerate(payloads):
-        yield LoggedItem(first + place, fingerprint, index + place, payload, token)
-
-
 def _readable(record: bytes) -> tuple[RecordHead, Request | None]:
     try:
         return read_record(record)
     except UnreadableError:
-        return read_head(record.ljust(61, b"\0")), None
+        return read_head(record.ljust(RECORD.size, b"\0")), None
 
 
 def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int) -> History:
@@ -186,6 +180,6 @@ def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, ca
         status=head.status,
         items=head.items,
         parent=above.url if above else None,
-        reason=read_cause(cause)[1],
+        reason=read_reason(cause),
         events=(*read_events(events), Event(head.at, state)),
     )

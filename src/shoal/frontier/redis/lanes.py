@@ -31,7 +31,7 @@ class Lanes:
         number = await self._run("host", *words)
         if number < 0:  # no lane of another run can be due earlier
             return
-        runs = await self._run("numbers")
+        runs = await self._scripts.run("value", b"", self._options, "HVALS", "runs")
         if number:
             for first in range(0, len(runs), _RUNS_PER_CALL):
                 await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])

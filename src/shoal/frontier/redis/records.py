@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from struct import Struct as Layout
+from collections.abc import Iterable, Iterator, Sequence
 from struct import error as LayoutError
 from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.errors import RequestError
-from shoal.frontier.politeness import effective_concurrency, effective_delay
+from shoal.frontier.host_policy import DEFAULT_HOST, host_state
+from shoal.frontier.redis.layouts import (
+    CHUNK,
+    ENDING,
+    EVENT,
+    FIXED,
+    HOST,
+    ITEM_KEY,
+    KEEP,
+    KNOWN_ITEM,
+    LEARNED,
+    LEASE,
+    MAX_ATTEMPTS,
+    OFFER,
+    OPTIONS,
+    RECORD,
+    RESET,
+    REWIND,
+    SET,
+    SIZE,
+    UPDATE,
+    read_text,
+)
+from shoal.frontier.rules import ENCODING_ERRORS, cannot_store
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
 from shoal.urls.normalize import host_of
 
-_HEAD = Layout("<BHHIdQIQd16s")
-_OFFER = Layout("<I16sId16s")
-_ENDING = Layout("<16sQBBHIdIIII")
-_HOST = Layout("<dddddiiI")
-_EVENT = Layout("<dI")
-_OPTIONS = Layout("<dII")
-_UPDATE = Layout("<BdBdBdBdBd")
-_LEARNED = Layout("<Id")
-_SIZE = Layout("<I")
-_HELD = Layout("<16sQ")
-_REWIND = Layout("<ddd")
-
 NO_PARENT = bytes(16)
-UNREADABLE = "unreadable"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
@@ -59,17 +67,18 @@ class UnreadableError(ValueError):
 def read_record(record: bytes) -> tuple[RecordHead, Request]:
     """UnreadableError if another program wrote it."""
     try:
-        return RecordHead._make(_HEAD.unpack_from(record)), _decode(record[_HEAD.size :])
+        return RecordHead._make(RECORD.unpack_from(record)), _decode(record[RECORD.size :])
     except (LayoutError, msgspec.MsgspecError, ValueError) as exc:
         raise UnreadableError(f"cannot read its record in Redis ({exc}): another program wrote it") from exc
 
 
 def read_head(record: bytes) -> RecordHead:
-    return RecordHead._make(_HEAD.unpack_from(record))
+    return RecordHead._make(RECORD.unpack_from(record))
 
 
 def pack_options(options: FrontierOptions) -> bytes:
-    return _OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), min(options.max_attempts, 65535))
+    attempts = min(options.max_attempts, MAX_ATTEMPTS)
+    return OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), attempts)
 
 
 class Parcel:
@@ -83,14 +92,14 @@ class Parcel:
         """RequestError if it cannot be encoded."""
         try:
             payload = _encode(request)
-        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise RequestError(f"cannot store {request.url}: {exc}") from exc
+        except ENCODING_ERRORS as exc:
+            raise cannot_store(request, exc) from exc
         hosts = self._hosts
         name = host_of(request.url)
         number = hosts.get(name)
         if number is None:
             number = hosts[name] = len(hosts) + 1
-        self._parts.append(_OFFER.pack(len(payload) + 24, fingerprint, number, 0.0 - request.priority, parent))
+        self._parts.append(OFFER.pack(len(payload) + FIXED.size, fingerprint, number, 0.0 - request.priority, parent))
         self._parts.append(payload)
 
     def add_ending(
@@ -113,15 +122,15 @@ class Parcel:
         parts = self._parts
         status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
         numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children, *staged)
-        parts.append(_ENDING.pack(lease.fingerprint, lease.token, *numbers))
+        parts.append(ENDING.pack(lease.fingerprint, lease.token, *numbers))
         for piece in (storable_bytes(kind), storable_bytes(text), *items):
-            parts.append(_SIZE.pack(len(piece)))
+            parts.append(SIZE.pack(len(piece)))
             parts.append(piece)
 
     def chunk(self, requests: int) -> bytes:
         """The content as a chunk of a stage."""
-        names = [piece for name in self._hosts for piece in (_SIZE.pack(len(name.encode())), name.encode())]
-        return b"".join((_SIZE.pack(requests), _SIZE.pack(len(self._hosts)), *names, *self._parts))
+        names = [piece for name in self._hosts for piece in (SIZE.pack(len(name.encode())), name.encode())]
+        return b"".join((CHUNK.pack(requests, len(self._hosts)), *names, *self._parts))
 
     def arguments(self) -> tuple[bytes, ...]:
         """The blob, then the names of the hosts."""
@@ -137,16 +146,24 @@ def known_item(item: LoggedItem | None) -> tuple[int, bytes]:
     """How the store identifies an item that a client has read: its number; its token, fingerprint and index."""
     if item is None or not item.token:
         return 0, b""
-    return item.seq, pack_token(item.token) + item.fingerprint + item.index.to_bytes(4, "little")
+    return item.seq, KNOWN_ITEM.pack(item.token, item.fingerprint, item.index)
+
+
+def read_items(last: int, key: bytes, payloads: Sequence[bytes]) -> Iterator[LoggedItem]:
+    """The items of one entry of the item log. ``last`` is the number of its last item."""
+    fingerprint, index, token = ITEM_KEY.unpack(key)
+    first = last - len(payloads) + 1
+    for place, payload in enumerate(payloads):
+        yield LoggedItem(first + place, fingerprint, index + place, payload, token)
 
 
 def pack_leases(leases: Iterable[Lease]) -> bytes:
-    return b"".join(_HELD.pack(lease.fingerprint, lease.token) for lease in leases)
+    return b"".join(LEASE.pack(lease.fingerprint, lease.token) for lease in leases)
 
 
 def read_learned(blob: bytes) -> dict[int, float]:
     """Learned delays by host number."""
-    return dict(_LEARNED.iter_unpack(blob))
+    return dict(LEARNED.iter_unpack(blob))
 
 
 # -- hosts
@@ -154,13 +171,13 @@ def read_learned(blob: bytes) -> dict[int, float]:
 
 def pack_update(update: HostUpdate) -> bytes:
     values = (update.delay, update.crawl_delay, update.learned_delay, update.concurrency, update.block_for)
-    return _UPDATE.pack(*(part for value in values for part in _change(value)))
+    return UPDATE.pack(*(part for value in values for part in _change(value)))
 
 
 def _change(value: float | UnsetType | None) -> tuple[int, float]:
     if value is UNSET:
-        return 0, 0.0
-    return (2, 0.0) if value is None else (1, min(float(value), 2.0**31 - 1))
+        return KEEP, 0.0
+    return (RESET, 0.0) if value is None else (SET, min(float(value), 2.0**31 - 1))
 
 
 class HostRecord(NamedTuple):
@@ -177,45 +194,32 @@ class HostRecord(NamedTuple):
     block_reason: str
 
 
-NO_HOST = HostRecord(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, "*", "")
+NO_HOST = HostRecord(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, DEFAULT_HOST, "")
 
 
 def read_host(record: bytes) -> HostRecord:
-    delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight, size = _HOST.unpack_from(record)
-    at = _HOST.size + size
-    (more,) = _SIZE.unpack_from(record, at)
-    name, reason = record[_HOST.size : at], record[at + 4 : at + 4 + more]
-    return HostRecord(
-        delay, crawl_delay, learned_delay, blocked_until, ended_at, concurrency, in_flight,
-        name.decode(errors="replace"), reason.decode(errors="replace"),
-    )  # fmt: skip
+    name, at = read_text(record, HOST.size)
+    return HostRecord._make((*HOST.unpack_from(record), name, read_text(record, at)[0]))
 
 
-def host_state(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
-    """The delay and concurrency in force. ``every`` is the host ``*``."""
-    delay, concurrency, _ = _OPTIONS.unpack(options)
-    delays = (host.delay, every.delay, delay, host.crawl_delay, host.learned_delay)
-    own, default, configured, crawl, learned = (None if math.isnan(each) else each for each in delays)
-    in_force, why = effective_delay(own, default, configured or 0.0, crawl, learned)
-    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
-    blocked_for = max(0.0, host.blocked_until - now)
-    return HostState(
-        host=host.name,
-        delay=in_force,
-        why=why,
-        concurrency=effective_concurrency(in_force, limit, default_limit, concurrency),
-        in_flight=host.in_flight,
-        ready=ready,
-        blocked_for=blocked_for,
-        block_reason=host.block_reason if blocked_for else "",
+def state_of(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
+    """The politeness in force. ``every`` is the host ``*``."""
+    configured, concurrency, _ = OPTIONS.unpack(options)
+    own, default, crawl, learned = (
+        None if math.isnan(each) else each for each in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
     )
+    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
+    return host_state(
+        host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency),
+        in_flight=host.in_flight, ready=ready, blocked_for=host.blocked_until - now, block_reason=host.block_reason,
+    )  # fmt: skip
 
 
 # -- rewinds
 
 
 def read_rewind(blob: bytes) -> Rewind:
-    _, at, lost = _REWIND.unpack(blob)
+    _, at, lost = REWIND.unpack(blob)
     return Rewind(at=at, lost_seconds=None if math.isnan(lost) else lost)
 
 
@@ -225,20 +229,13 @@ def read_rewind(blob: bytes) -> Rewind:
 def read_events(blob: bytes) -> list[Event]:
     events, at = [], 0
     while at < len(blob):
-        when, size = _EVENT.unpack_from(blob, at)
-        at += _EVENT.size
-        what = blob[at : at + size]
-        at += size
-        (size,) = _SIZE.unpack_from(blob, at)
-        at += _SIZE.size
-        events.append(Event(when, what.decode(errors="replace"), blob[at : at + size].decode(errors="replace")))
-        at += size
+        (when,) = EVENT.unpack_from(blob, at)
+        what, at = read_text(blob, at + EVENT.size)
+        detail, at = read_text(blob, at)
+        events.append(Event(when, what, detail))
     return events
 
 
-def read_cause(blob: bytes) -> tuple[str, str]:
-    """Kind and reason of a dead request."""
-    if not blob:
-        return "", ""
-    (size,) = _SIZE.unpack_from(blob)
-    return blob[4 : 4 + size].decode(errors="replace"), blob[4 + size :].decode(errors="replace")
+def read_reason(cause: bytes) -> str:
+    """Why a request is dead, without the kind in front of it."""
+    return cause[read_text(cause, 0)[1] :].decode(errors="replace") if cause else ""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shoal.frontier.redis.layouts import lua_constants
 from shoal.stores.redis.client import RedisClient, ScriptFolder
 
-SCRIPTS = ScriptFolder("shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"))
+SCRIPTS = ScriptFolder(
+    "shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"), tuple(lua_constants().items())
+)
 
 
 class FrontierScripts:

@@ -40,6 +40,7 @@ from shoal.stores.redis.client import RedisClient, storable_bytes
 FORMAT = 2
 """Version of the stored data. Data of another version is not touched."""
 
+_FIELDS = ("run_id", "spider", "state", "created_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -69,7 +70,7 @@ class RedisStore:
         return store
 
     async def _check_format(self) -> None:
-        found = await self._run("format")
+        found = await self._run("value", "HGET", "store", "format")
         if found and int(found) != FORMAT:
             age, advice = (
                 ("newer", "upgrade") if int(found) > FORMAT else ("older", "finish its runs with that version")
@@ -105,27 +106,28 @@ class RedisStore:
         return found[1] if found else None
 
     async def run_state(self, run_id: str) -> RunState | None:
-        found = await self._run("run_state", storable_bytes(run_id))
-        return cast("RunState", found.decode()) if found else None
+        found = await self._run("runs", storable_bytes(run_id), "state")
+        return cast("RunState", found[0][1].decode()) if found else None
 
     async def run_states(self, spider: str) -> dict[str, RunState]:
-        found = [each.decode() for each in await self._run("run_states", storable_bytes(spider))]
-        return dict(zip(found[::2], cast("list[RunState]", found[1::2]), strict=True))
+        runs = await self._run("runs", b"", "run_id", "spider", "state")
+        mine = [each for each in reversed(runs) if each[2] == storable_bytes(spider)]
+        return {run_id.decode(): cast("RunState", state.decode()) for _, run_id, _, state in mine}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         """The number of the run, as in its keys, and the run."""
-        rows = await self._run("runs", storable_bytes(run_id))
+        rows = await self._run("runs", storable_bytes(run_id), *_FIELDS)
         return _run_of(rows[0]) if rows else None
 
     async def list_runs(self, spider: str | None = None) -> list[Run]:
-        runs = [_run_of(row)[1] for row in await self._run("runs")]
+        runs = [_run_of(row)[1] for row in await self._run("runs", b"", *_FIELDS)]
         return [run for run in runs if spider is None or run.spider == spider]
 
     async def delete_run(self, run_id: str) -> None:
         found = await self._find(run_id)
         if found is not None:
             await self._run("delete", run=found[0])
-        left = await self._run("deleted")  # also runs whose deletion was interrupted
+        left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
         if found is None and storable_bytes(run_id) not in left[1::2]:
             raise RunError(f"there is no run {run_id}")
         for number in left[::2]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal.frontier.composed import ComposedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED
 from shoal.frontier.sqlite.file import SQLiteFile
@@ -20,13 +21,13 @@ from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
 from shoal.frontier.sqlite.leases import Leases
 from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
 from shoal.frontier.sqlite.roles import SQLiteRoles
-from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.run_file import RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.ports import FrontierOptions, Holder
 
 
-class SQLiteFrontier:
-    """See `shoal.ports.Frontier`. Each part serves its own slice of the calls; each call is one transaction."""
+class SQLiteFrontier(ComposedFrontier):
+    """See `shoal.ports.Frontier`. Each call is one transaction."""
 
     def __init__(
         self,
@@ -39,42 +40,16 @@ class SQLiteFrontier:
     ) -> None:
         """``hosts`` and ``runs`` are shared by all runs of the file."""
         self._run = run = RunFile(file, number, clock)
-        self._seen = Seen(file.db, number)
-        self._lanes = StoredLanes(run, hosts, options)
+        self._seen = seen = Seen(file.db, number)
+        self._lanes = lanes = StoredLanes(run, hosts, options)
         histories, items = Histories(run), SQLiteItemLog(run)
-        self._leases = Leases(run, self._lanes, hosts, histories, options.max_attempts)
+        self._leases = Leases(run, lanes, hosts, histories, options.max_attempts)
         self._roles = roles = SQLiteRoles(run)
-        tables = Tables(run, self._seen, self._lanes, self._leases, histories, items, roles)
+        tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
         self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
-        self.push, self.lease, self.renew, self.reissue = queue.push, queue.lease, queue.renew, queue.reissue
-        self.complete, self.fail, self.release = queue.complete, queue.fail, queue.release
         self.expire_leases = queue.expire_leases
-        self.claim, self.advance, self.relinquish, self.roles = (
-            roles.claim,
-            roles.advance,
-            roles.relinquish,
-            roles.roles,
-        )
-        self.read_items, self.trim_items = items.read_items, items.trim_items
-        host_part = SQLiteHosts(run, hosts, self._lanes, self._load_queue)
-        self.update_host, self.host_states = host_part.update_host, host_part.host_states
-        self.remember, self.recall = host_part.remember, host_part.recall
-        inspection = SQLiteInspection(run, self._seen, self._lanes, histories, roles)
-        self.stats, self.audit = inspection.stats, inspection.audit
-        self.recover, self.rewinds, self.find = inspection.recover, inspection.rewinds, inspection.find
-        self.dead_kinds, self.dead, self.retry_dead = inspection.dead_kinds, inspection.dead, inspection.retry_dead
-
-    async def fence(self, slot: str, epoch: int) -> int:
-        def step(ledger: Ledger, now: float) -> int:
-            self._roles.fence(slot, epoch)
-            lost = self._leases.fenced(slot, epoch)
-            self._leases.lose(lost, ledger, now)
-            return len(lost)
-
-        return await self._run.change(step)
-
-    async def close(self) -> None:
-        """Do nothing: the file belongs to the store."""
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles)
+        super().__init__(queue, roles, items, SQLiteHosts(run, hosts, lanes, self._load_queue), inspection)
 
     def halt(self, halted: bool) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""

@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.rules import DEAD, LEASED, STATE_NAMES
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
 from shoal.ports import Event, History
 
 _decode = msgspec.msgpack.Decoder(Request).decode
-_HISTORY = (
-    "SELECT id, state, attempts - (state = 2 AND NOT begun), status, items, at, parent, reason, payload FROM request"
-)
+_HISTORY = f"""
+    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload
+    FROM request
+"""
 _PAGE = 100  # dead requests that are read at once
 
 
@@ -58,9 +59,9 @@ class Histories:
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:
         """The next dead requests after this number, each with its own."""
-        sql = f"{_HISTORY} WHERE run = ? AND state = 4 AND id > ? ORDER BY id LIMIT ?"
+        sql = f"{_HISTORY} WHERE run = ? AND state = {DEAD} AND id > ? ORDER BY id LIMIT ?"
         return [(row[0], self._history(row)) for row in self._db.execute(sql, (self._run, after, _PAGE)).fetchall()]
 
     def dead_kinds(self) -> dict[str, int]:
-        sql = "SELECT kind, count(*) FROM request WHERE run = ? AND state = 4 GROUP BY kind"
+        sql = f"SELECT kind, count(*) FROM request WHERE run = ? AND state = {DEAD} GROUP BY kind"
         return dict(self._db.execute(sql, (self._run,)).fetchall())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.frontier.politeness import DEFAULT_HOST, apply_update
+from shoal.frontier.host_policy import DEFAULT_HOST
+from shoal.frontier.politeness import apply_update
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.ports import HostState, HostUpdate

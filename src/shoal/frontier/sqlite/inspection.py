@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.frontier.rules import STATE_NAMES
+from shoal.frontier.rules import SEED_ROLE, STATE_NAMES
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -33,7 +33,7 @@ class SQLiteInspection:
     def _stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self._file.ledger())
         del ledger["newest"]
-        return Stats(**ledger, seeding=not self._roles.is_finished("seed"))
+        return Stats(**ledger, seeding=not self._roles.is_finished(SEED_ROLE))
 
     async def audit(self) -> Stats:
         return await self._file.read(self._audit)
@@ -43,10 +43,6 @@ class SQLiteInspection:
         sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
         return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
-
-    async def recover(self) -> Rewind | None:
-        """None: only one process has the file, so nobody can rewind it."""
-        return None
 
     async def rewinds(self) -> list[Rewind]:
         return []

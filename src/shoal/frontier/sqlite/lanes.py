@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.frontier.politeness import DEFAULT_HOST, Host, Key, Lane, LaneTable
-from shoal.frontier.rules import KINDS_NOT_RETRIED, RETRIED_DETAIL, RETRIED_EVENT
+from shoal.frontier.host_policy import DEFAULT_HOST
+from shoal.frontier.politeness import Host, Key, Lane, LaneTable
+from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, READY, RETRIED_DETAIL, RETRIED_EVENT
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
 from shoal.ports import FrontierOptions, HostState
@@ -79,7 +80,7 @@ class StoredLanes:
         self._by_number = {}
         sql = (
             "SELECT lane, count(*) FROM request"
-            " WHERE state = 0 AND lane IN (SELECT number FROM lane WHERE run = ?) GROUP BY lane"
+            f" WHERE state = {READY} AND lane IN (SELECT number FROM lane WHERE run = ?) GROUP BY lane"
         )
         ready = dict(self._db.execute(sql, (self._run,)).fetchall())
         for number, name in self._db.execute("SELECT number, host FROM lane WHERE run = ?", (self._run,)).fetchall():
@@ -110,7 +111,7 @@ class StoredLanes:
         return lane
 
     def _best(self, lane: Lane[int], limit: int) -> list[Key]:
-        sql = "SELECT rank, id FROM request WHERE lane = ? AND state = 0 ORDER BY rank, id LIMIT ?"
+        sql = f"SELECT rank, id FROM request WHERE lane = ? AND state = {READY} ORDER BY rank, id LIMIT ?"
         return self._db.execute(sql, (lane.queue, limit)).fetchall()
 
     def add(self, new: Sequence[NewRequest], now: float) -> dict[bytes, int]:
@@ -158,7 +159,9 @@ class StoredLanes:
 
     def retry_dead(self, kinds: Sequence[str] | None, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`."""
-        chosen = f"run = ? AND state = 4 AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
+        chosen = (
+            f"run = ? AND state = {DEAD} AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
+        )
         which = (self._run, msgspec.json.encode(sorted(KINDS_NOT_RETRIED if kinds is None else kinds)).decode())
         for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
             self.add_ready(self._by_number[lane], (rank, number), now)
@@ -167,7 +170,7 @@ class StoredLanes:
             (now, RETRIED_EVENT, RETRIED_DETAIL, *which),
         )
         return self._db.execute(
-            f"UPDATE request SET state = 0, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
+            f"UPDATE request SET state = {READY}, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
             (now, *which),
         ).rowcount
 

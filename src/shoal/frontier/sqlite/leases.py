@@ -8,10 +8,14 @@ import msgspec
 
 from shoal.frontier.politeness import Host, Key, Lane
 from shoal.frontier.rules import (
+    DEAD,
+    DONE,
     LEASED,
     LOST_EVENT,
     LOST_KIND,
     MAX_LEASES,
+    READY,
+    WAITING,
     is_fenced,
     lost_reason,
     reissued_token,
@@ -76,7 +80,7 @@ class Leases:
         self._held = {}
         rows = self._db.execute(
             "SELECT id, fingerprint, token, attempts, items, lane, rank, slot, epoch, begun, origin, nonce FROM request"
-            " WHERE run = ? AND due IS NOT NULL AND state = 2",
+            f" WHERE run = ? AND due IS NOT NULL AND state = {LEASED}",
             (self._run,),
         )
         for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in rows:
@@ -97,7 +101,7 @@ class Leases:
     def has_completed(self, lease: Lease, seen: Seen) -> bool:
         """Whether the request is done under the token of this lease: its completion is repeated."""
         number = seen.find(lease.fingerprint)
-        sql = "SELECT state = 3 AND token = ? FROM request WHERE id = ?"
+        sql = f"SELECT state = {DONE} AND token = ? FROM request WHERE id = ?"
         row = None if number is None else self._db.execute(sql, (lease.token, number)).fetchone()
         return row is not None and bool(row[0])
 
@@ -139,8 +143,8 @@ class Leases:
             leases.append(Lease(request, fingerprint, token, attempt, lane.host.name, call.deadline, learned))
             changes.append((token, *slot, begun, attempt, until, now, number))
         self._db.executemany(
-            "UPDATE request SET state = 2, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL, nonce = NULL,"
-            " attempts = ?, due = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {LEASED}, token = ?, slot = ?, epoch = ?, begun = ?, origin = NULL,"
+            " nonce = NULL, attempts = ?, due = ?, at = ? WHERE id = ?",
             changes,
         )
         ledger.ready -= len(leases)
@@ -210,7 +214,7 @@ class Leases:
     def release(self, unused: Sequence[HeldLease], ledger: Ledger, now: float, *, contacted: bool) -> None:
         """End leases whose attempt does not count."""
         self._db.executemany(
-            "UPDATE request SET state = 0, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {READY}, due = NULL, token = NULL, attempts = ?, at = ? WHERE id = ?",
             [(held.attempts - 1, now, held.number) for held in unused],
         )
         for held in unused:
@@ -231,9 +235,12 @@ class Leases:
             else:
                 ready.append((now, held.number))
                 self._lanes.add_ready(held.lane, (held.rank, held.number), now)
-        self._db.executemany("UPDATE request SET state = 0, due = NULL, token = NULL, at = ? WHERE id = ?", ready)
         self._db.executemany(
-            "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?", dead
+            f"UPDATE request SET state = {READY}, due = NULL, token = NULL, at = ? WHERE id = ?", ready
+        )
+        self._db.executemany(
+            f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, at = ? WHERE id = ?",
+            dead,
         )
         ledger.ready += len(ready)
         ledger.dead += len(dead)
@@ -260,7 +267,8 @@ class Leases:
                 own.ready += 1
                 self._lanes.add_ready(self._lanes[lane], (rank, number), now)
         self._db.execute(
-            "UPDATE request SET state = 0, due = NULL WHERE run = ? AND due <= ? AND state = 1", (self._run, now)
+            f"UPDATE request SET state = {READY}, due = NULL WHERE run = ? AND due <= ? AND state = {WAITING}",
+            (self._run, now),
         )
         self.lose(lost, own, now)
         if ledger is None:

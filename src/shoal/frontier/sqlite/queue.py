@@ -11,7 +11,11 @@ import msgspec
 from shoal import clock
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.rules import (
+    DEAD,
+    DONE,
     MAX_LEASES,
+    NOTE_EVENT,
+    WAITING,
     check_nonce,
     check_queue_size,
     child_fingerprint,
@@ -193,7 +197,7 @@ class SQLiteQueue:
         repeated = {lease.token for lease in stale if self._leases.has_completed(lease, self._seen)}
         new = self._select_children(done, encoded)
         self._db.executemany(
-            "UPDATE request SET state = 3, due = NULL, status = ?, items = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {DONE}, due = NULL, status = ?, items = ?, at = ? WHERE id = ?",
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
@@ -208,7 +212,7 @@ class SQLiteQueue:
             results.append(Pushed(added[held.number], known))
             ledger.duplicates += known
             if page.note:
-                self._histories.add_event(held.number, now, "note", page.note)
+                self._histories.add_event(held.number, now, NOTE_EVENT, page.note)
         ledger.done += len(done)
         self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
         return results
@@ -234,7 +238,7 @@ class SQLiteQueue:
                 waiting.append((held, failure, failure.retry_in))
         self._bury(dead, encoded, ledger, now)
         self._db.executemany(
-            "UPDATE request SET state = 1, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {WAITING}, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
         )
         for held, failure, _ in waiting:
@@ -249,8 +253,8 @@ class SQLiteQueue:
         new = self._select_children(dead, encoded)
         for held, failure in dead:
             self._db.execute(
-                "UPDATE request SET state = 4, due = NULL, token = NULL, kind = ?, reason = ?, status = ?, items = ?,"
-                " at = ? WHERE id = ?",
+                f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"
+                " items = ?, at = ? WHERE id = ?",
                 (
                     storable(failure.kind), storable(failure.reason), failure.status,
                     held.items + len(failure.items), now, held.number,
@@ -268,5 +272,14 @@ class SQLiteQueue:
             ending = self._leases.select_ending(leases)
             self._leases.release([held for held in ending if held], ledger, now, contacted=contacted)
             return [held is not None for held in ending]
+
+        return await self._run.change(step)
+
+    async def fence(self, slot: str, epoch: int) -> int:
+        def step(ledger: Ledger, now: float) -> int:
+            self._roles.fence(slot, epoch)
+            lost = self._leases.fenced(slot, epoch)
+            self._leases.lose(lost, ledger, now)
+            return len(lost)
 
         return await self._run.change(step)

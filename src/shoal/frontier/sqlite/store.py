@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.errors import RunError
-from shoal.frontier.fenced import FencedFrontier
+from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition
 from shoal.frontier.sqlite.file import SQLiteFile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
@@ -45,10 +45,13 @@ async def list_hosts(
 @router.put("/{host}", response_model=HostList, responses=problems(401, 409, 422, 503))
 async def set_host(host: Host, change: SetHost, request: Request) -> Response:
     """Change a host's delay or concurrency. It takes effect immediately, for all workers."""
-    changes: dict[str, Any] = change.model_dump(include={"delay", "concurrency"}, exclude_unset=True)
-    if change.reset:
-        changes = {"delay": None, "concurrency": None, "learned_delay": None, **changes}
-    return await _update(server_of(request), host, HostUpdate(**changes))
+    default = None if change.reset else msgspec.UNSET
+    update = HostUpdate(
+        delay=change.delay if "delay" in change.model_fields_set else default,
+        concurrency=change.concurrency if "concurrency" in change.model_fields_set else default,
+        learned_delay=default,
+    )
+    return await _update(server_of(request), host, update)
 
 
 @router.post("/{host}/block", response_model=HostList, responses=problems(401, 409, 422, 503))

@@ -79,7 +79,7 @@ async def _choose(server: Server, body: StartRun) -> Chosen:
     return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
 
 
-async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, Any]:
+async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
     try:
         async with asyncio.timeout(_SEED_TIMEOUT):
             started = await start_run(
@@ -101,7 +101,7 @@ def _valid_urls(urls: UrlList | None) -> list[str] | None:
     return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
 
 
-async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, Any]:
+async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
     unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
     return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
@@ -196,7 +196,7 @@ async def remove(
     run = await _find_run(server, run_id)
     if run.state not in OVER and not force:
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
-    await server.jobs.leave(run_id)
+    await server.jobs.forget(run_id)
     await server.store.delete_run(run_id)
     return json_response({"run_id": run_id, "removed": True})
 
@@ -299,7 +299,7 @@ async def _open_frontier(server: Server, run_id: str) -> Frontier:
     return await server.store.frontier(run.run_id, run_options(run, server.config))
 
 
-async def _describe(server: Server, run: Run) -> dict[str, Any]:
+async def _describe(server: Server, run: Run) -> dict[str, object]:
     ledger = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
     return {
         "run_id": run.run_id,

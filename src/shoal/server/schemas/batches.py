@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -88,7 +88,7 @@ class Result(BaseModel):
     title: str | None
     content_type: str | None
     content: Annotated[
-        Any, Field(description="A string, a list of links, or an object of fields. `null` if the page is not text.")
+        object, Field(description="A string, a list of links, or an object of fields. `null` if the page is not text.")
     ]
     worker_id: str | None
     depth: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.config import JsonDict
 
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 """Text without control characters. No store has a key with one."""
@@ -31,6 +33,8 @@ Scalar: TypeAlias = Annotated[
 ]
 
 
-def with_examples(*examples: Any, strict: bool = False) -> ConfigDict:
+def with_examples(*examples: Mapping[str, object], strict: bool = False) -> ConfigDict:
     """Model settings that show ``examples`` in OpenAPI. ``strict`` rejects unknown keys."""
-    return ConfigDict(extra="forbid" if strict else None, json_schema_extra={"examples": list(examples)})
+    return ConfigDict(
+        extra="forbid" if strict else None, json_schema_extra={"examples": list(cast("tuple[JsonDict, ...]", examples))}
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -48,7 +48,7 @@ class StartRun(StrictModel):
 
     @field_validator("arguments")
     @classmethod
-    def _check_names(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_names(cls, arguments: dict[str, object]) -> dict[str, object]:
         for name in arguments:
             if name.startswith("_") or hasattr(Spider, name):
                 raise ValueError(f"{name!r:.80} is an attribute of Spider; it cannot be an argument")
@@ -159,7 +159,7 @@ class LoggedItemModel(BaseModel):
     seq: int
     key: str
     type: Annotated[str, Field(description="Class name of the item; `item` for a dict.")]
-    item: dict[str, Any]
+    item: dict[str, object]
 
 
 class ItemPage(BaseModel):

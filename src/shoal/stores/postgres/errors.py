@@ -20,6 +20,8 @@ from shoal.stores.postgres.address import PostgresAddress
 
 NO_RUN, QUEUE_FULL, FENCED, REWOUND = "SH001", "SH002", "SH003", "SH004"
 """Error codes that Shoal's functions in the database raise."""
+CONFLICT = "40001"
+"""The code of PostgreSQL for a call that was in the way of another. It is retried."""
 
 _AWAY = ("08", "57P", "53300", "25P03", "57014")
 """The connection failed, the server starts or shuts down, it has too many clients, or an administrator cancelled."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from shoal.stores.postgres.client import Connection
 
 log = logging.getLogger("shoal.frontier")
 
-VERSION = 1
+VERSION = 2
 """Version of the functions. Raise it with every release that changes them. Migrations have numbers of their own."""
 _LOCK = 0x53686F616C
 """The number of an advisory lock ("Shoal"): one process at a time changes a schema."""
@@ -47,6 +48,8 @@ class Component(NamedTuple):
 
     name: str
     package: str
+    constants: tuple[tuple[str, str], ...] = ()
+    """Names and values: ``{NAME}`` in a function stands for the value. Migrations have none, as they never change."""
 
 
 CLOCK = Component("clock", "shoal.stores.postgres")
@@ -68,7 +71,9 @@ def migrations(component: Component) -> dict[int, tuple[str, str]]:
 @cache
 def functions(component: Component) -> str:
     """The statements that create the functions of a component."""
-    return "\n".join((*_folder(CLOCK, "functions").values(), *_folder(component, "functions").values()))
+    text = "\n".join((*_folder(CLOCK, "functions").values(), *_folder(component, "functions").values()))
+    values = dict(component.constants)
+    return re.sub(r"\{([A-Z_]+)\}", lambda name: values[name[1]], text)
 
 
 def functions_schema(address: PostgresAddress, component: Component) -> str:

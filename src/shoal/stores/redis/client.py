@@ -43,10 +43,13 @@ def storable_bytes(text: str) -> bytes:
 
 
 class ScriptFolder(NamedTuple):
-    """The folder ``lua`` of a package, and the scripts that are prepended to all others."""
+    """The folder ``lua`` of a package, and what is prepended to its scripts."""
 
     package: str
     library: tuple[str, ...]
+    """Scripts that are prepended to all others."""
+    constants: tuple[tuple[str, str], ...] = ()
+    """Names, and the statements that define them. A script gets those that it names."""
 
 
 class Script(NamedTuple):
@@ -62,6 +65,8 @@ def load_script(folder: ScriptFolder, name: str, store: str = "") -> Script:
     that knows the script has run it for this store since it was started."""
     lua = files(folder.package) / "lua"
     text = "\n".join((lua / f"{part}.lua").read_text("utf-8") for part in (*folder.library, name))
+    words = set(re.findall(r"\w+", text))
+    text = "\n".join((*(statement for word, statement in folder.constants if word in words), text))
     if store:
         text += f"\n-- {store}"
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -12,8 +12,11 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.stores.redis.address import RedisAddress
 
+NO_RUN, REWOUND, FENCED = "NORUN", "REWOUND", "FENCED"
+"""The first words of errors that Shoal's own scripts return."""
+
 _CODE = re.compile(
-    r"\b(NORUN|REWOUND|FENCED|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
+    rf"\b({NO_RUN}|{REWOUND}|{FENCED}|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
     r"|NOAUTH|WRONGPASS|MOVED|ASK|CROSSSLOT|DENIED)\b"
 )
 _TEMPORARY = frozenset({"READONLY", "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "ASK"})
@@ -54,15 +57,15 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
 
 def _script_error(code: str, text: str, where: str) -> ShoalError | None:
     """Errors that Shoal's own scripts return."""
-    if code == "NORUN":
+    if code == NO_RUN:
         return RunError("the run no longer exists: it was deleted, or the server lost its data")
-    if code == "REWOUND":
+    if code == REWOUND:
         return StoreRewoundError(
             f"{where} went back in time: a change that it had acknowledged is missing (a restored backup, a replica "
             "that lagged, a power cut). Nothing was changed; call recover()"
         )
-    if code == "FENCED":
-        return FencedError(f"{text.removeprefix('FENCED ')}; earlier epochs get nothing more")
+    if code == FENCED:
+        return FencedError(f"{text.removeprefix(FENCED).lstrip()}; earlier epochs get nothing more")
     return None
 
 

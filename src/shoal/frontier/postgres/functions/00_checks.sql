@@ -1,8 +1,9 @@
 -- Checks at the start of a call, and rewinds of the store.
 
-CREATE FUNCTION no_run() RETURNS void LANGUAGE plpgsql AS $$
+-- Raise an error with one of the codes in shoal/stores/postgres/errors.py.
+CREATE FUNCTION refuse(_code text, _what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'the run was deleted' USING ERRCODE = 'SH001';
+    RAISE EXCEPTION '%', _what USING ERRCODE = _code;
 END
 $$;
 
@@ -10,7 +11,7 @@ CREATE FUNCTION check_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
 END
 $$;
@@ -20,26 +21,20 @@ CREATE FUNCTION hold_run(_run integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM run r WHERE r.id = _run AND NOT r.deleting FOR SHARE;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
 END
 $$;
 
-CREATE FUNCTION rewound(_what text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION '%', _what USING ERRCODE = 'SH004';
-END
-$$;
-
--- SH004 unless this request is done under this token, as the store acknowledged to the client. A done request stays done,
+-- REWOUND unless this request is done under this token, as the store acknowledged to the client. A done request stays done,
 -- and tokens never repeat: otherwise the store was rewound.
 CREATE FUNCTION check_receipt(_run integer, _id bigint, _token bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF _id IS NOT NULL THEN
-        PERFORM 1 FROM outcome o WHERE o.id = _id AND o.token = _token AND o.state = 3;
+        PERFORM 1 FROM outcome o WHERE o.id = _id AND o.token = _token AND o.state = {DONE};
         IF NOT FOUND THEN
             PERFORM check_run(_run);
-            PERFORM rewound('a completion that it had acknowledged is missing');
+            PERFORM refuse({REWOUND}, 'a completion that it had acknowledged is missing');
         END IF;
     END IF;
 END
@@ -63,7 +58,7 @@ BEGIN
     _now := clock(_offset);
     SELECT u.age INTO _lost FROM unnest(_ages, _ids, _tokens) WITH ORDINALITY u(age, id, token, nth)
         CROSS JOIN LATERAL (SELECT o.token, o.state FROM outcome o WHERE o.id = u.id LIMIT 1) o
-        WHERE o.token = u.token AND o.state = 3 ORDER BY u.nth LIMIT 1;
+        WHERE o.token = u.token AND o.state = {DONE} ORDER BY u.nth LIMIT 1;
     SELECT r.id, r.noticed INTO _last FROM rewind r WHERE r.run = _run ORDER BY r.run DESC, r.id DESC LIMIT 1;
     IF _last.noticed >= _now - _age THEN
         RETURN QUERY

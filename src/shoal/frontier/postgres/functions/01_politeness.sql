@@ -1,39 +1,31 @@
--- Which lanes may be leased from: the same rules as in shoal/frontier/politeness.py.
+-- Which lanes may be leased from. The rules are in shoal/frontier/host_policy.py; a name in braces stands for a value from
+-- shoal/frontier/postgres/constants.py.
 
 -- All functions read tables row by row with LATERAL (... LIMIT 1). That always uses the index, whatever size the planner
 -- assumes: a table that was empty at the last ANALYZE may have a million rows a minute later. Rows that are locked are
 -- updated by their ctid. A row that is not locked could move and be skipped, so the number of updated rows is checked.
 
-CREATE FUNCTION not_locked() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'a row was changed that was not locked' USING ERRCODE = 'serialization_failure';
-END
-$$;
-
 -- A lane with the politeness in force for its host. After a rewind nobody knows when a host was last contacted: it counts
 -- as contacted at the time of the rewind, which is the ended_at of host 0.
 CREATE VIEW politeness AS
 SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due, l.ctid AS tid,
-       CASE WHEN d.delay > 0 THEN 1 ELSE coalesce(h.concurrency, e.concurrency, r.concurrency) END - h.in_flight AS room,
-       greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END, h.blocked_until)
-           AS due_at
+       {CONCURRENCY} - h.in_flight AS room, {DUE_AT} AS due_at
 FROM lane l
 CROSS JOIN LATERAL (SELECT * FROM host WHERE id = l.host LIMIT 1) h
 CROSS JOIN LATERAL (SELECT delay, concurrency FROM run WHERE id = l.run LIMIT 1) r
 CROSS JOIN LATERAL (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
-CROSS JOIN LATERAL (
-    SELECT greatest(coalesce(h.delay, e.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay
-) d;
+CROSS JOIN LATERAL (SELECT {DELAY} AS delay) d;
 
 CREATE FUNCTION place_of(_best_id bigint, _room integer, _due_at double precision, _now double precision)
 RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN _best_id IS NULL THEN 0 WHEN _room <= 0 THEN 3 WHEN _due_at > _now THEN 2 ELSE 1 END::smallint
+    SELECT CASE WHEN _best_id IS NULL THEN {EMPTY} WHEN _room <= 0 THEN {FULL} WHEN _due_at > _now THEN {LATER}
+        ELSE {OPEN} END::smallint
 $$;
 
 -- When to check a lane again: see full_lanes().
 CREATE FUNCTION due_of(_place smallint, _due_at double precision, _now double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE _place WHEN 2 THEN _due_at WHEN 3 THEN _now + 2 END
+    SELECT CASE _place WHEN {LATER} THEN _due_at WHEN {FULL} THEN _now + 2 END
 $$;
 
 -- Move lanes to where they belong after their hosts changed. The caller has locked both. (Helpers are in plpgsql because
@@ -59,7 +51,7 @@ BEGIN
     RETURN ARRAY(
         SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
         CROSS JOIN LATERAL (
-            SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = 3 ORDER BY l.host, l.due LIMIT 8
+            SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = {FULL} ORDER BY l.host, l.due LIMIT 8
         ) f);
 END
 $$;
@@ -95,7 +87,7 @@ BEGIN
         WHERE host.ctid = s.tid;
     GET DIAGNOSTICS _rows = ROW_COUNT;
     IF _rows <> (SELECT count(DISTINCT u.host) FROM unnest(_hosts) u(host) WHERE u.host > 0) THEN
-        PERFORM not_locked();
+        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
     END IF;
 END
 $$;
@@ -109,7 +101,7 @@ DECLARE
 BEGIN
     UPDATE lane SET
         ready = ready + s.n,
-        place = CASE WHEN place = 0 THEN 1 ELSE place END,
+        place = CASE WHEN place = {EMPTY} THEN {OPEN} ELSE place END,
         best_rank = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.rank ELSE best_rank END,
         best_id = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.id ELSE best_id END
         FROM (
@@ -123,7 +115,7 @@ BEGIN
         WHERE lane.ctid = s.tid;
     GET DIAGNOSTICS _rows = ROW_COUNT;
     IF _rows <> (SELECT count(DISTINCT u.lane) FROM unnest(_lanes) u(lane)) THEN
-        PERFORM not_locked();
+        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
     END IF;
 END
 $$;

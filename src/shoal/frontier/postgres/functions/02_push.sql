@@ -62,7 +62,7 @@ BEGIN
 END
 $$;
 
--- Lock a role. False if it is not held under this token. SH004 if its cursor is neither the one that the client knows nor
+-- Lock a role. False if it is not held under this token. REWOUND if its cursor is neither the one that the client knows nor
 -- the new one.
 CREATE FUNCTION lock_role(_run integer, _role text, _token bigint, _known bytea, _cursor bytea)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -74,13 +74,13 @@ BEGIN
         RETURN false;
     END IF;
     IF _stored NOT IN (_known, _cursor) THEN
-        PERFORM rewound(format('the cursor of %s has changed', _role));
+        PERFORM refuse({REWOUND}, format('the cursor of %s has changed', _role));
     END IF;
     RETURN true;
 END
 $$;
 
--- Returns how many were new; null if the seed role was lost. SH002 if the queue would have more than _max requests.
+-- Returns how many were new; null if the seed role was lost. QUEUE_FULL if the queue would have more than _max requests.
 CREATE FUNCTION push(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _max bigint, _role text, _token bigint, _known bytea, _cursor bytea,
@@ -103,7 +103,7 @@ BEGIN
             ) q ON true
             WHERE q.one IS NULL;
         IF _added > 0 AND _queued + _added > _max THEN
-            RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+            PERFORM refuse({QUEUE_FULL}, 'the queue is full');
         END IF;
     END IF;
     SELECT * INTO _new FROM enqueue(
@@ -118,10 +118,10 @@ BEGIN
         duplicates = g.duplicates + cardinality(_fingerprint) - _added
         WHERE g.run = _run RETURNING g.ready + g.waiting INTO _queued;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF _added > 0 AND _queued > _max THEN
-        RAISE EXCEPTION 'the queue is full' USING ERRCODE = 'SH002';
+        PERFORM refuse({QUEUE_FULL}, 'the queue is full');
     END IF;
     IF _role IS NOT NULL THEN
         UPDATE role r SET cursor = _cursor WHERE r.run = _run AND r.role = _role;

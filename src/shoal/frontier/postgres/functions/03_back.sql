@@ -13,35 +13,35 @@ BEGIN
     WITH gone AS (
         DELETE FROM held h WHERE h.token = ANY(_tokens) RETURNING h.*, _released OR NOT h.begun AS unused
     ), judged AS MATERIALIZED (
-        SELECT g.*, g.state = 2 AND NOT g.unused AND g.attempts >= r.max_attempts AS dies,
-            'its worker was lost while working on it, '
-            || CASE g.attempts WHEN 1 THEN 'once' ELSE g.attempts || ' times' END AS reason
+        SELECT g.*, g.state = {LEASED} AND NOT g.unused AND g.attempts >= r.max_attempts AS dies,
+            format({LOST_REASON}, g.attempts) AS reason
         FROM gone g CROSS JOIN LATERAL (SELECT r.max_attempts FROM run r WHERE r.id = g.run LIMIT 1) r
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
-            SELECT j.rank, j.id, CASE j.state WHEN 2 THEN _at ELSE j.at END, j.lane,
+            SELECT j.rank, j.id, CASE j.state WHEN {LEASED} THEN _at ELSE j.at END, j.lane,
                 j.attempts - j.unused::integer, j.status, j.items
             FROM judged j WHERE NOT j.dies
     ), died AS (
         INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
-            SELECT j.id, j.token, _at, j.run, j.status, j.items, least(j.attempts, 32767), 4, 'worker lost', j.reason
+            SELECT j.id, j.token, _at, j.run, j.status, j.items, least(j.attempts, 32767), {DEAD}, {LOST_KIND},
+                j.reason
             FROM judged j WHERE j.dies
     ), told AS (
         INSERT INTO event (request, at, what, detail)
-            SELECT j.id, _at, 'lease lost', j.reason FROM judged j WHERE j.state = 2 AND NOT j.unused
+            SELECT j.id, _at, {LOST_EVENT}, j.reason FROM judged j WHERE j.state = {LEASED} AND NOT j.unused
     )
     SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
         array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,
-        array_agg(j.host) FILTER (WHERE j.state = 2) AS hosts,
-        array_agg(_contacted AND (_released OR j.begun)) FILTER (WHERE j.state = 2) AS contacted,
+        array_agg(j.host) FILTER (WHERE j.state = {LEASED}) AS hosts,
+        array_agg(_contacted AND (_released OR j.begun)) FILTER (WHERE j.state = {LEASED}) AS contacted,
         array_agg(j.run) AS runs, array_agg(j.state) AS states, array_agg(j.dies) AS dies
         INTO _gone FROM judged j;
     PERFORM free_hosts(_gone.hosts, _gone.contacted, _now);
     PERFORM fill_lanes(_gone.lanes, _gone.ranks, _gone.ids);
     DELETE FROM chunk c WHERE c.token = ANY(_tokens);
     RETURN QUERY
-        SELECT u.run, count(*) FILTER (WHERE NOT u.dies), count(*) FILTER (WHERE u.state = 1),
-            count(*) FILTER (WHERE u.state = 2), count(*) FILTER (WHERE u.dies)
+        SELECT u.run, count(*) FILTER (WHERE NOT u.dies), count(*) FILTER (WHERE u.state = {WAITING}),
+            count(*) FILTER (WHERE u.state = {LEASED}), count(*) FILTER (WHERE u.dies)
         FROM unnest(_gone.runs, _gone.states, _gone.dies) u(run, state, dies) GROUP BY u.run;
 END
 $$;
@@ -80,7 +80,7 @@ BEGIN
             FROM (
                 SELECT h.tid, u.nth FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
                 CROSS JOIN LATERAL (SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
-                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = {LEASED}
             ) s
             WHERE held.ctid = s.tid
             RETURNING s.nth;
@@ -113,7 +113,7 @@ BEGIN
                     SELECT h.*, h.ctid FROM held h WHERE h.token = u.new
                     LIMIT 1
                 ) h
-                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+                WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = {LEASED}
                 ORDER BY h.id, u.nth
             ) s
             WHERE held.ctid = s.tid
@@ -137,7 +137,7 @@ BEGIN
         INTO _held
         FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
         CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
-        WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2;
+        WHERE h.fingerprint = u.fingerprint AND h.run = _run AND h.state = {LEASED};
     IF _held.tokens IS NULL THEN
         RETURN;
     END IF;

@@ -17,17 +17,17 @@ DECLARE
     _open integer;
 BEGIN
     LOOP  -- until enough are due: another run may have filled the hosts of open lanes
-        SELECT array_agg(p.lane), array_agg(p.host), count(*) FILTER (WHERE p.place = 1),
-            count(*) FILTER (WHERE p.place = 1 AND p.room > 0 AND p.due_at <= _now)
+        SELECT array_agg(p.lane), array_agg(p.host), count(*) FILTER (WHERE p.place = {OPEN}),
+            count(*) FILTER (WHERE p.place = {OPEN} AND p.room > 0 AND p.due_at <= _now)
             INTO lanes, hosts, _open, _fit
             FROM (
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 1
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {OPEN}
                  ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now
                  ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now
                  ORDER BY l.run, l.due LIMIT 200)
             ) n
             CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = n.id LIMIT 1) p;
@@ -69,16 +69,16 @@ RETURNS double precision LANGUAGE plpgsql AS $$
 BEGIN
     RETURN least(
         (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
-        (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1),
-        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = 1 LIMIT 1));
+        (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1),
+        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN} LIMIT 1));
 END
 $$;
 
 -- Whether a lease call of a run without open lanes would find nothing to do.
 CREATE FUNCTION is_idle(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 2 AND l.due <= _now)
-        AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 3 AND l.due <= _now)
+    RETURN NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now)
+        AND NOT EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now)
         AND NOT EXISTS (SELECT FROM held h WHERE h.due <= _now);
 END
 $$;
@@ -152,14 +152,14 @@ DECLARE
     _moment double precision;
 BEGIN
     -- One statement, as a statement costs more than a lookup.
-    SELECT _limit > 0 AND r.state NOT IN ('paused', 'cancelled'),
-        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = 1),
+    SELECT _limit > 0 AND r.state NOT IN ({HALTED}),
+        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}),
         _receipt IS NULL OR EXISTS (
-            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3),
+            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
         INTO _may_lease, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF NOT _knows THEN
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -172,7 +172,7 @@ BEGIN
     _late := coalesce(real_clock(0) > _not_after, false);
     IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
-            PERFORM read_fence(_run, _slot, _epoch);
+            PERFORM check_fence(_run, _slot, _epoch);
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
         RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
@@ -182,7 +182,7 @@ BEGIN
     END IF;
     PERFORM lock_run(_run);
     IF _slot IS NOT NULL THEN
-        PERFORM read_fence(_run, _slot, _epoch);
+        PERFORM check_fence(_run, _slot, _epoch);
     END IF;
     _now := real_clock(_offset) + _ahead;
     _late := coalesce(real_clock(0) > _not_after, false);
@@ -190,7 +190,7 @@ BEGIN
 
     IF _repeat AND NOT _late THEN
         _again := ARRAY(
-            SELECT h.token FROM held h WHERE h.token > _base AND h.token <= _base + 65535 AND h.run = _run AND h.state = 2
+            SELECT h.token FROM held h WHERE h.token > _base AND h.token <= _base + {MAX_LEASES} AND h.run = _run AND h.state = {LEASED}
             ORDER BY h.token FOR NO KEY UPDATE);
         IF cardinality(_again) > 0 THEN
             UPDATE held h SET due = _now + _ttl WHERE h.token = ANY(_again);
@@ -243,7 +243,7 @@ BEGIN
         SELECT array_agg(p.lane) FILTER (WHERE p.fits) AS lanes, array_agg(p.host) FILTER (WHERE p.fits) AS hosts,
             array_agg(p.room) FILTER (WHERE p.fits) AS rooms, array_agg(p.best_rank) FILTER (WHERE p.fits) AS ranks,
             array_agg(p.best_id) FILTER (WHERE p.fits) AS ids,
-            array_agg(p.lane) FILTER (WHERE NOT p.fits OR p.place <> 1) AS misplaced
+            array_agg(p.lane) FILTER (WHERE NOT p.fits OR p.place <> {OPEN}) AS misplaced
             INTO _from
             FROM (
                 SELECT p.*, p.best_id IS NOT NULL AND p.room > 0 AND p.due_at <= _now AS fits
@@ -280,7 +280,7 @@ BEGIN
                 INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
                                   slot, epoch, begun)
                     SELECT g.token, g.id, g.rank, _now + _ttl, _at, _run, g.lane, g.host, g.attempts + 1, g.status,
-                        g.items, 2, g.fingerprint, _slot, _epoch, _begun
+                        g.items, {LEASED}, g.fingerprint, _slot, _epoch, _begun
                     FROM given g
             )
             SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
@@ -313,7 +313,7 @@ BEGIN
         GET DIAGNOSTICS _more_rows = ROW_COUNT;
         SELECT count(DISTINCT u.nth) INTO _lanes_taken FROM unnest(_best.nths) u(nth);
         IF _rows <> _lanes_taken OR _more_rows <> _lanes_taken THEN
-            PERFORM not_locked();
+            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
         END IF;
     END IF;
 
@@ -321,7 +321,7 @@ BEGIN
         PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
         GET DIAGNOSTICS _rows = ROW_COUNT;
         IF _rows <> (SELECT count(DISTINCT u.run) FROM unnest(_back.runs || _run) u(run)) THEN
-            PERFORM not_locked();             -- a run is being deleted: retry without it
+            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');             -- a run is being deleted: retry without it
         END IF;
         UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
             leased = g.leased - b.leased, dead = g.dead + b.dead
@@ -332,7 +332,7 @@ BEGIN
     IF _count > 0 THEN
         UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
     END IF;
 

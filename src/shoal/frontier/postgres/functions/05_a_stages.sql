@@ -8,14 +8,14 @@ CREATE FUNCTION upload(
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM check_run(_run);
-    PERFORM 1 FROM held h WHERE h.token = _token AND h.run = _run AND h.fingerprint = _parent AND h.state = 2
+    PERFORM 1 FROM held h WHERE h.token = _token AND h.run = _run AND h.fingerprint = _parent AND h.state = {LEASED}
         FOR SHARE;                            -- the call that ends the lease sees the chunk
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     IF _number = 0 THEN  -- delete chunks of leases that ended without a completion
         DELETE FROM chunk c WHERE c.run = _run
-            AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = 2)
+            AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = {LEASED})
             AND NOT EXISTS (SELECT FROM stage s WHERE s.token = c.token);
     END IF;
     INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, payloads)
@@ -28,7 +28,7 @@ END
 $$;
 
 -- Register the chunks of leases that end done or dead, and delete all others. Returns the number of registered links.
--- SH004 if a chunk is missing though the lease is valid: the store was rewound since the upload.
+-- REWOUND if a chunk is missing though the lease is valid: the store was rewound since the upload.
 CREATE FUNCTION register_stages(
     _run integer, _token bigint[], _states integer[], _ids bigint[], _chunks integer[], _staged integer[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -38,14 +38,15 @@ DECLARE
     _incoming bigint := 0;
 BEGIN
     DELETE FROM chunk c USING unnest(_token, _states, _chunks) u(token, state, chunks)
-        WHERE c.token = u.token AND u.state IN (1, 3, 4) AND c.number >= CASE u.state WHEN 1 THEN 0 ELSE u.chunks END;
+        WHERE c.token = u.token AND u.state IN ({WAITING}, {DONE}, {DEAD})
+            AND c.number >= CASE u.state WHEN {WAITING} THEN 0 ELSE u.chunks END;
     FOR _each IN
         SELECT * FROM unnest(_token, _states, _ids, _staged) u(token, state, id, staged)
-        WHERE u.staged > 0 AND u.state IN (3, 4)
+        WHERE u.staged > 0 AND u.state IN ({DONE}, {DEAD})
     LOOP
         SELECT sum(c.size) INTO _found FROM chunk c WHERE c.token = _each.token;
         IF _found IS DISTINCT FROM _each.staged THEN
-            PERFORM rewound('uploaded links are missing');
+            PERFORM refuse({REWOUND}, 'uploaded links are missing');
         END IF;
         INSERT INTO stage (token, run, parent, remaining) VALUES (_each.token, _run, _each.id, _each.staged);
         _incoming := _incoming + _each.staged;
@@ -86,7 +87,7 @@ BEGIN
             duplicates = g.duplicates + _chunk.size - _added, incoming = g.incoming - _chunk.size
             WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
         _token := _chunk.token;
     END IF;

@@ -2,7 +2,7 @@
 
 -- A lease without _kind is done, and its _reason is a note. Items and children of a request that waits are ignored.
 -- _chunks, _staged: numbers of uploaded chunks and their links. _uploads: whether there are any.
--- Returns a row for each valid lease: its position from 1, the new state (5: it was done under this token already), how
+-- Returns a row for each valid lease: its position from 1, the new state (or ALREADY_DONE, under this token), how
 -- many children were new, the request's number, how many links of the run are staged, and how many requests are done.
 -- The last number orders completions: the later of two calls has the higher one.
 CREATE FUNCTION finish(
@@ -21,7 +21,7 @@ DECLARE
     _at double precision := real_clock(_offset);
     _most integer;
     _knows boolean;
-    _h record;                                -- an entry for each lease; lost ones have state 0
+    _h record;                                -- an entry for each lease; lost ones have the state LOST
     _new record;
     _full integer[];
     _added integer[] := array_fill(0, ARRAY[cardinality(_token)]);
@@ -31,40 +31,41 @@ DECLARE
     _done bigint;
 BEGIN
     SELECT r.max_attempts, _receipt IS NULL OR EXISTS (
-            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = 3)
+            SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
         INTO _most, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF NOT _knows THEN
         PERFORM check_receipt(_run, _receipt, _receipt_token);
     END IF;
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
-    SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state IN (3, 4) THEN e.id ELSE -1 END) AS parents,
+    SELECT array_agg(e.state) AS states,
+        array_agg(CASE WHEN e.state IN ({DONE}, {DEAD}) THEN e.id ELSE -1 END) AS parents,
         array_agg(e.id) AS ids, array_agg(e.host) AS hosts, array_agg(e.attempts) AS attempts,
         array_agg(e.items) AS items, array_agg(e.lane) AS lanes
         INTO _h
         FROM (
-            SELECT CASE WHEN h.id IS NULL THEN 0 WHEN u.kind IS NULL THEN 3
-                    WHEN u.retry_in IS NOT NULL AND h.attempts < _most THEN 1 ELSE 4 END AS state,
+            SELECT CASE WHEN h.id IS NULL THEN {LOST} WHEN u.kind IS NULL THEN {DONE}
+                    WHEN u.retry_in IS NOT NULL AND h.attempts < _most THEN {WAITING} ELSE {DEAD} END AS state,
                 coalesce(h.id, -1) AS id, coalesce(h.host, -1) AS host, coalesce(h.attempts, 0) AS attempts,
                 coalesce(h.items, 0) AS items, h.lane
             FROM unnest(_token, _fingerprint, _kind, _retry_in) WITH ORDINALITY
                 u(token, fingerprint, kind, retry_in, nth)
             LEFT JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
-                ON h.fingerprint = u.fingerprint AND h.run = _run AND h.state = 2
+                ON h.fingerprint = u.fingerprint AND h.run = _run AND h.state = {LEASED}
             ORDER BY u.nth
         ) e;
-    IF 0 = ANY(_h.states) THEN  -- perhaps a repeated call whose answer was lost
+    IF {LOST} = ANY(_h.states) THEN  -- perhaps a repeated call whose answer was lost
         FOR _total IN
             SELECT u.nth, o.id FROM unnest(_h.states, _token, _fingerprint, _kind) WITH ORDINALITY
                 u(state, token, fingerprint, kind, nth)
             CROSS JOIN LATERAL (
                 SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = u.fingerprint LIMIT 1) q
             CROSS JOIN LATERAL (SELECT o.id, o.token, o.state FROM outcome o WHERE o.id = q.id LIMIT 1) o
-            WHERE u.state = 0 AND u.kind IS NULL AND o.token = u.token AND o.state = 3
+            WHERE u.state = {LOST} AND u.kind IS NULL AND o.token = u.token AND o.state = {DONE}
         LOOP
-            _h.states[_total.nth] := 5;
+            _h.states[_total.nth] := {ALREADY_DONE};
             _h.ids[_total.nth] := _total.id;
         END LOOP;
     END IF;
@@ -80,33 +81,33 @@ BEGIN
     PERFORM lock_hosts(_h.hosts);
     _full := full_lanes(_h.hosts) || ARRAY(  -- and the lanes of the leases
         SELECT l.id FROM (SELECT DISTINCT u.lane FROM unnest(_h.lanes) u(lane)) u
-        CROSS JOIN LATERAL (SELECT l.id, l.place FROM lane l WHERE l.id = u.lane LIMIT 1) l WHERE l.place = 3);
+        CROSS JOIN LATERAL (SELECT l.id, l.place FROM lane l WHERE l.id = u.lane LIMIT 1) l WHERE l.place = {FULL});
     PERFORM lock_lanes(_new.lanes || _full);
     _now := clock(_offset);
 
     DELETE FROM held h WHERE h.token = ANY(ARRAY(
-        SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state IN (3, 4)));
+        SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state IN ({DONE}, {DEAD})));
     INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
         SELECT u.id, u.token, _at, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
-            CASE u.state WHEN 4 THEN u.kind END, CASE u.state WHEN 4 THEN u.reason END
+            CASE u.state WHEN {DEAD} THEN u.kind END, CASE u.state WHEN {DEAD} THEN u.reason END
         FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.attempts, _kind, _reason)
             u(id, token, state, status, before, items, attempts, kind, reason)
-        WHERE u.state IN (3, 4);
-    IF 1 = ANY(_h.states) THEN
-        UPDATE held SET state = 1, due = _now + s.retry_in, at = _at, status = s.status, begun = true
+        WHERE u.state IN ({DONE}, {DEAD});
+    IF {WAITING} = ANY(_h.states) THEN
+        UPDATE held SET state = {WAITING}, due = _now + s.retry_in, at = _at, status = s.status, begun = true
             FROM (
                 SELECT h.tid, u.retry_in, u.status
                 FROM unnest(_token, _h.states, _retry_in, _status) u(token, state, retry_in, status)
                 CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
-                WHERE u.state = 1
+                WHERE u.state = {WAITING}
             ) s
             WHERE held.ctid = s.tid;
     END IF;
     INSERT INTO event (request, at, what, detail)
-        SELECT u.id, _at, CASE u.state WHEN 3 THEN 'note' ELSE 'attempt ' || u.attempts || ' failed' END,
-            CASE u.state WHEN 1 THEN u.reason || u.waits ELSE u.reason END
+        SELECT u.id, _at, CASE u.state WHEN {DONE} THEN {NOTE_EVENT} ELSE format({FAILED_EVENT}, u.attempts) END,
+            CASE u.state WHEN {WAITING} THEN u.reason || u.waits ELSE u.reason END
         FROM unnest(_h.ids, _h.states, _h.attempts, _reason, _waits) u(id, state, attempts, reason, waits)
-        WHERE u.state IN (1, 4) OR (u.state = 3 AND u.reason <> '');
+        WHERE u.state IN ({WAITING}, {DEAD}) OR (u.state = {DONE} AND u.reason <> '');
 
     PERFORM free_hosts(_h.hosts, _contacted, _now);
     IF _new.ids IS NOT NULL THEN
@@ -119,11 +120,12 @@ BEGIN
         PERFORM place_lanes(_full, _now);
     END IF;
 
-    SELECT count(*) FILTER (WHERE u.state = 1) AS waiting, count(*) FILTER (WHERE u.state = 3) AS done,
-        count(*) FILTER (WHERE u.state = 4) AS dead,
-        coalesce(sum(u.duplicates) FILTER (WHERE u.state IN (3, 4)), 0) - coalesce(cardinality(_new.ids), 0)
+    SELECT count(*) FILTER (WHERE u.state = {WAITING}) AS waiting, count(*) FILTER (WHERE u.state = {DONE}) AS done,
+        count(*) FILTER (WHERE u.state = {DEAD}) AS dead,
+        coalesce(sum(u.duplicates) FILTER (WHERE u.state IN ({DONE}, {DEAD})), 0) - coalesce(cardinality(_new.ids), 0)
             AS duplicates,
-        coalesce(sum(u.items) FILTER (WHERE u.state IN (3, 4)), 0) AS items, coalesce(cardinality(_new.ids), 0) AS new
+        coalesce(sum(u.items) FILTER (WHERE u.state IN ({DONE}, {DEAD})), 0) AS items,
+        coalesce(cardinality(_new.ids), 0) AS new
         INTO _total FROM unnest(_h.states, _duplicates, _items) u(state, duplicates, items);
     UPDATE ledger g SET
         pushed = g.pushed + _total.new, ready = g.ready + _total.new, waiting = g.waiting + _total.waiting,
@@ -132,19 +134,19 @@ BEGIN
         incoming = g.incoming + _incoming
         WHERE g.run = _run RETURNING g.items, g.incoming, g.done INTO _last, _incoming, _done;
     IF NOT FOUND THEN
-        PERFORM no_run();
+        PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
     IF _total.items > 0 THEN
         INSERT INTO item (run, position, seq, token, fingerprint, payload)
             SELECT _run, _h.items[u.owner] + u.at, _last - _total.items + row_number() OVER (ORDER BY u.nth),
                 _token[u.owner], _fingerprint[u.owner], u.payload
             FROM unnest(_item_of, _item_at, _item) WITH ORDINALITY u(owner, at, payload, nth)
-            WHERE _h.states[u.owner] IN (3, 4);
+            WHERE _h.states[u.owner] IN ({DONE}, {DEAD});
     END IF;
     RETURN QUERY
         SELECT u.nth, u.state::smallint, u.added, u.id, _incoming, _done
         FROM unnest(_h.states, _added, _h.ids) WITH ORDINALITY u(state, added, id, nth)
-        WHERE u.state > 0;
+        WHERE u.state <> {LOST};
 END
 $$;
 
@@ -157,7 +159,7 @@ DECLARE
     _count bigint;
 BEGIN
     WITH gone AS (
-        DELETE FROM outcome o WHERE o.run = _run AND o.state = 4 AND (o.kind = ANY(_kinds)) <> _except RETURNING o.*
+        DELETE FROM outcome o WHERE o.run = _run AND o.state = {DEAD} AND (o.kind = ANY(_kinds)) <> _except RETURNING o.*
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
             SELECT q.rank, q.id, _at, q.lane, 0, g.status, g.items FROM gone g
@@ -165,7 +167,7 @@ BEGIN
             RETURNING ready.lane, ready.rank, ready.id
     ), told AS (
         INSERT INTO event (request, at, what, detail)
-            SELECT g.id, _at, 'retried', 'made ready again with all its attempts' FROM gone g
+            SELECT g.id, _at, {RETRIED_EVENT}, {RETRIED_DETAIL} FROM gone g
     )
     SELECT array_agg(b.lane) AS lanes, array_agg(b.rank) AS ranks, array_agg(b.id) AS ids INTO _new FROM back b;
     _count := coalesce(cardinality(_new.ids), 0);
@@ -174,7 +176,7 @@ BEGIN
         PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
         UPDATE ledger g SET ready = g.ready + _count, dead = g.dead - _count WHERE g.run = _run;
         IF NOT FOUND THEN
-            PERFORM no_run();
+            PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
     END IF;
     RETURN _count;

@@ -15,7 +15,7 @@ DECLARE
     _after record;
 BEGIN
     PERFORM check_run(_run);
-    IF _name <> '*' THEN
+    IF _name <> {DEFAULT_HOST} THEN
         _lanes := lanes_of(_run, ARRAY[_name]);
         SELECT l.host INTO _host FROM lane l WHERE l.id = _lanes[1];
     END IF;
@@ -31,9 +31,9 @@ BEGIN
     UPDATE host h SET blocked_until = _until, block_reason = CASE WHEN _until > 0 THEN _block_reason ELSE '' END
         WHERE h.id = _host AND _set_block AND (_until = 0 OR _until > h.blocked_until);
     IF _host = 0 THEN  -- other hosts are not locked: open all lanes, and each lease checks the host
-        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.place > 1);
+        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.place > {OPEN});
         PERFORM lock_lanes(_lanes);
-        UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
+        UPDATE lane l SET place = {OPEN}, due = NULL WHERE l.id = ANY(_lanes) AND l.place > {OPEN};
         RETURN;
     END IF;
     -- If the host only became slower, other lanes may stay: each lease checks the host. Else they may be due earlier.
@@ -43,7 +43,7 @@ BEGIN
             AND _after.concurrency IS NOT DISTINCT FROM _before.concurrency
             AND coalesce(_after.crawl_delay, 0) >= coalesce(_before.crawl_delay, 0)
             AND coalesce(_after.learned_delay, 0) >= coalesce(_before.learned_delay, 0)
-        THEN _lanes ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > 0) END;
+        THEN _lanes ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > {EMPTY}) END;
     PERFORM lock_lanes(_lanes);
     PERFORM place_lanes(_lanes, clock(_offset));
 END
@@ -65,17 +65,17 @@ BEGIN
         SELECT h.name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
             h.in_flight, l.ready, greatest(h.blocked_until - _now, 0), h.block_reason
         FROM (
-            (SELECT x.lane FROM held x WHERE x.run = _run AND x.state = 2 ORDER BY x.run, x.due LIMIT 1000)
+            (SELECT x.lane FROM held x WHERE x.run = _run AND x.state = {LEASED} ORDER BY x.run, x.due LIMIT 1000)
             UNION
             (SELECT * FROM (
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 1
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {OPEN}
                  ORDER BY l.run, l.best_rank, l.best_id LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 3 ORDER BY l.run, l.due LIMIT 1000)
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {FULL} ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 2 ORDER BY l.run, l.due LIMIT 1000)
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = 0 ORDER BY l.run LIMIT 1000)
+                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {EMPTY} ORDER BY l.run LIMIT 1000)
             ) several LIMIT 1000)
         ) c(lane)
         CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = c.lane LIMIT 1) l
@@ -95,9 +95,9 @@ BEGIN
     UPDATE run r SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency
         WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency) <> (_max_attempts, _delay, _concurrency);
     IF FOUND THEN
-        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > 0);
+        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > {EMPTY});
         PERFORM lock_lanes(_lanes);
-        UPDATE lane l SET place = 1, due = NULL WHERE l.id = ANY(_lanes) AND l.place > 1;
+        UPDATE lane l SET place = {OPEN}, due = NULL WHERE l.id = ANY(_lanes) AND l.place > {OPEN};
     END IF;
 END
 $$;

@@ -9,6 +9,7 @@ DECLARE
     _now double precision;
 BEGIN
     IF _slot IS NOT NULL THEN
+        PERFORM lock_run(_run);               -- so that nobody fences the slot until the commit
         PERFORM check_fence(_run, _slot, _epoch);
     END IF;
     PERFORM hold_run(_run);
@@ -23,7 +24,7 @@ BEGIN
 END
 $$;
 
--- SH004 if the item log ends before the item _seq, or has another item there than the client has read. _item_token 0: it
+-- REWOUND if the item log ends before the item _seq, or has another item there than the client has read. _item_token 0: it
 -- has read none. A trimmed item is not checked.
 CREATE FUNCTION check_item(_run integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -36,7 +37,7 @@ BEGIN
         SELECT g.items INTO _last FROM ledger g WHERE g.run = _run;
         IF _last < _seq
             OR (_found.token, _found.fingerprint, _found.position) <> (_item_token, _fingerprint, _position) THEN
-            PERFORM rewound('the item log has changed');
+            PERFORM refuse({REWOUND}, 'the item log has changed');
         END IF;
     END IF;
 END

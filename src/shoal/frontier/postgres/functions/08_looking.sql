@@ -6,7 +6,7 @@ RETURNS TABLE (
     items bigint, seeding boolean, incoming bigint, rewinds bigint
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
-        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = 'seed' AND r.finished),
+        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
         g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
     FROM ledger g WHERE g.run = _run
 $$;
@@ -23,9 +23,9 @@ RETURNS TABLE (
         h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding,
         (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run), s.rewinds
     FROM stats(_run) s,
-        (SELECT count(*) FILTER (WHERE state = 1) AS waiting, count(*) FILTER (WHERE state = 2) AS leased
+        (SELECT count(*) FILTER (WHERE state = {WAITING}) AS waiting, count(*) FILTER (WHERE state = {LEASED}) AS leased
          FROM held WHERE run = _run) h,
-        (SELECT count(*) FILTER (WHERE state = 3) AS done, count(*) FILTER (WHERE state = 4) AS dead
+        (SELECT count(*) FILTER (WHERE state = {DONE}) AS done, count(*) FILTER (WHERE state = {DEAD}) AS dead
          FROM outcome WHERE run = _run) o
 $$;
 
@@ -46,46 +46,38 @@ RETURNS TABLE (payload bytea, parent bytea) LANGUAGE sql SET search_path FROM CU
     WHERE s.run = _run AND s.remaining > 0 AND _fingerprint = ANY(c.fingerprints) LIMIT 1
 $$;
 
--- What became of one request.
-CREATE FUNCTION history(_id bigint)
+-- What became of these requests.
+CREATE FUNCTION histories(_ids bigint[])
 RETURNS TABLE (
-    id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
+    state smallint, attempts integer, status integer, items integer, at double precision, reason text,
     payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT q.id, s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
-    FROM request q LEFT JOIN request p ON p.id = q.parent
-    CROSS JOIN LATERAL (
-        SELECT 0::smallint AS state, r.attempts, r.status, r.items, r.at, '' AS reason FROM ready r
-            WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
-        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '' FROM held h WHERE h.id = q.id
-        UNION ALL SELECT o.state, o.attempts, o.status, o.items, o.at, coalesce(o.reason, '') FROM outcome o
+    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
+    FROM unnest(_ids) WITH ORDINALITY u(id, nth) JOIN request q ON q.id = u.id LEFT JOIN request p ON p.id = q.parent
+    CROSS JOIN LATERAL (  -- `held` has no index for this, so it is read last
+        SELECT o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, '') AS reason FROM outcome o
             WHERE o.id = q.id
+        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '' FROM ready r
+            WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
+        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '' FROM held h
+            WHERE h.id = q.id
+        LIMIT 1
     ) s
     CROSS JOIN LATERAL (
         SELECT array_agg(e.at ORDER BY e.id) AS at, array_agg(e.what ORDER BY e.id) AS what,
             array_agg(e.detail ORDER BY e.id) AS detail
         FROM event e WHERE e.request = q.id
     ) e
-    WHERE q.id = _id
+    ORDER BY u.nth
 $$;
 
--- The same of some of the dead, behind this one.
+-- Some of the dead requests, behind this one.
 CREATE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
-RETURNS TABLE (
-    id bigint, state smallint, attempts integer, status integer, items integer, at double precision, reason text,
-    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
-) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT q.id, o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, ''), q.payload, p.payload,
-        e.at, e.what, e.detail
-    FROM outcome o JOIN request q ON q.id = o.id LEFT JOIN request p ON p.id = q.parent
-    CROSS JOIN LATERAL (
-        SELECT array_agg(e.at ORDER BY e.id) AS at, array_agg(e.what ORDER BY e.id) AS what,
-            array_agg(e.detail ORDER BY e.id) AS detail
-        FROM event e WHERE e.request = o.id
-    ) e
-    WHERE o.run = _run AND o.state = 4 AND o.id > _after ORDER BY o.id LIMIT _limit
+RETURNS bigint[] LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT ARRAY(SELECT o.id FROM outcome o WHERE o.run = _run AND o.state = {DEAD} AND o.id > _after
+                 ORDER BY o.id LIMIT _limit)
 $$;
 
 CREATE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = 4 GROUP BY o.kind
+    SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = {DEAD} GROUP BY o.kind
 $$;

@@ -13,10 +13,13 @@ CREATE FUNCTION create_run(
     SELECT EXISTS (SELECT FROM made)
 $$;
 
-CREATE FUNCTION get_run(_run_id text)
+-- The run of this name, or all runs, or those of a spider; newest first.
+CREATE FUNCTION runs(_run_id text, _spider text)
 RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
 LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
+    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
+    WHERE (_run_id IS NULL OR r.run_id = _run_id) AND (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting
+    ORDER BY r.number DESC
 $$;
 
 CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$
@@ -25,13 +28,6 @@ $$;
 
 CREATE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.number
-$$;
-
-CREATE FUNCTION list_runs(_spider text)
-RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
-LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
-    WHERE (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting ORDER BY r.number DESC
 $$;
 
 -- False if its state is not _from.
@@ -67,7 +63,7 @@ DECLARE
     _held record;
     _lanes integer[];
 BEGIN
-    SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = 2), '{}') AS hosts
+    SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = {LEASED}), '{}') AS hosts
         INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
@@ -116,7 +112,7 @@ BEGIN
     DELETE FROM chunk c WHERE (c.token, c.number) IN (
         SELECT d.token, d.number FROM chunk d WHERE d.run = _run LIMIT greatest(_limit / 100, 1));
     GET DIAGNOSTICS _chunks = ROW_COUNT;
-    FOR _place IN 0..3 LOOP
+    FOR _place IN {EMPTY}..{FULL} LOOP
         EXIT WHEN _rows > 0;
         DELETE FROM lane l WHERE l.id = ANY(ARRAY(
             SELECT k.id FROM lane k WHERE k.run = _run AND k.place = _place ORDER BY k.id LIMIT _limit FOR UPDATE));

@@ -1,23 +1,15 @@
 -- Fences: slots of clusters get nothing more under earlier epochs.
 
--- SH003 if the slot was fenced with a later epoch.
-CREATE FUNCTION read_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- FENCED if the slot was fenced with a later epoch.
+CREATE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _latest bigint;
 BEGIN
     SELECT f.epoch INTO _latest FROM fence f WHERE f.run = _run AND f.slot = _slot;
     IF _latest > _epoch THEN
-        RAISE EXCEPTION 'slot % is now held under epoch %; epoch % gets nothing more', _slot, _latest, _epoch
-            USING ERRCODE = 'SH003';
+        PERFORM refuse({FENCED}, format(
+            'slot %s is now held under epoch %s; epoch %s gets nothing more', _slot, _latest, _epoch));
     END IF;
-END
-$$;
-
--- The same. Nobody can fence or lease until the caller commits. This lock comes before all others.
-CREATE FUNCTION check_fence(_run integer, _slot text, _epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM lock_run(_run);
-    PERFORM read_fence(_run, _slot, _epoch);
 END
 $$;
 
@@ -27,6 +19,7 @@ RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _lost record;
 BEGIN
+    PERFORM lock_run(_run);                   -- before all other locks; nobody leases until the commit
     PERFORM check_fence(_run, _slot, _epoch);
     PERFORM check_run(_run);
     INSERT INTO fence AS f (run, slot, epoch) VALUES (_run, _slot, _epoch)
@@ -36,7 +29,7 @@ BEGIN
         INTO _lost
         FROM (
             SELECT h.token, h.host, h.lane FROM held h
-            WHERE h.run = _run AND h.slot = _slot AND h.state = 2 AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
+            WHERE h.run = _run AND h.slot = _slot AND h.state = {LEASED} AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
         ) o;
     IF _lost.tokens IS NULL THEN
         RETURN 0;

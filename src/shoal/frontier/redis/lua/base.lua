@@ -1,5 +1,7 @@
 -- Prepended to every script, with hosts.lua, requests.lua, slots.lua and stages.lua: the store's clock and its runs.
 --
+-- Names in capitals that no script defines, and functions such as `policy`, come from shoal/frontier/redis/layouts.py.
+--
 -- Redis runs a script atomically, but does not undo it after an error. So a script reads first, collects its changes, and
 -- writes them at its end, mostly in `finish`. If Redis refuses writes (no memory, no disk, a replica), it refuses the first
 -- one.
@@ -13,9 +15,8 @@
 -- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, lowest byte first.
 
 local call, pack, read, sub = redis.call, struct.pack, struct.unpack, string.sub
-local PREFIX, OPTIONS, RECEIPT = ARGV[1], sub(ARGV[4], 1, 16), sub(ARGV[4], 17)
-local READY, WAITING, LEASED, DONE, DEAD = 0, 1, 2, 3, 4
-local NO_TOKEN = string.rep('\0', 8)
+local PREFIX, OPTIONS, RECEIPT = ARGV[1], sub(ARGV[4], 1, OPTIONS_SIZE), sub(ARGV[4], OPTIONS_SIZE + 1)
+local NO_TOKEN = string.rep('\0', TOKEN_SIZE)
 local MAX_ARGUMENTS = 4000 -- of one call; the stack of Lua ends at 8000
 
 -- All runs share the clock. `real` is the server's clock, for times that people read. `now` never goes back: it adds all
@@ -55,11 +56,21 @@ local function fetch(key, fields)
   return found
 end
 
+-- Visit about `count` fields of a hash, from a cursor on. Returns the next cursor ('0' at the end).
+local function scan(key, cursor, count, visit)
+  local left = tonumber(count)
+  repeat
+    local page = call('HSCAN', key, cursor, 'COUNT', math.min(left, 1000))
+    cursor = page[1]
+    for i = 1, #page[2], 2 do visit(page[2][i], page[2][i + 1]) end
+    left = left - #page[2] / 2
+  until cursor == '0' or left < 1
+  return cursor
+end
+
 -- -- runs
 
-local COUNTERS = {
-  'pushed', 'ready', 'waiting', 'leased', 'done', 'dead', 'duplicates', 'items', 'sequence', 'rewinds', 'freed', 'incoming',
-}
+local COUNTERS = {'sequence', 'freed', unpack(STATS)}
 local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
 local runs, own = {}, nil
 
@@ -86,7 +97,7 @@ local function run_of(number)
       run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}}
       collect(run)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
-      run.delay, run.concurrency, run.max_attempts = read('<dI4I4', run.options or OPTIONS)
+      run.delay, run.concurrency, run.max_attempts = read(RUN_OPTIONS, run.options or OPTIONS)
     end
     runs[number] = run
   end
@@ -101,7 +112,7 @@ local function note(run, fingerprint, what, detail)
     run.notes[fingerprint] = ''
     run.noted[#run.noted + 1] = fingerprint
   end
-  run.notes[fingerprint] = run.notes[fingerprint] .. pack('<dI4c0I4c0', real, #what, what, #detail, detail)
+  run.notes[fingerprint] = run.notes[fingerprint] .. pack(EVENT, real, #what, what, #detail, detail)
 end
 
 local function save_notes(run)
@@ -137,18 +148,19 @@ local function save_ledger(run)
   call('HSET', run.key, unpack(fields))
 end
 
-local REWOUND = 'REWOUND a change that the store had acknowledged is missing'
+-- The error for a store that went back in time.
+local function rewound() return redis.error_reply(REWOUND .. ' a change that the store had acknowledged is missing') end
 
 -- Whether the request of a receipt (fingerprint and token) is done under that token.
 local function is_done(receipt)
-  local record = call('HGET', own.key .. ':req', sub(receipt, 1, 16))
-  return record and string.byte(record) == DONE and sub(record, 30, 37) == sub(receipt, 17, 24)
+  local record = call('HGET', own.key .. ':req', lease_fingerprint(receipt))
+  return record and string.byte(record) == DONE and record_token(record) == lease_token(receipt)
 end
 
 if ARGV[3] ~= '' then
   local number, name = string.match(ARGV[3], '^(%d+) ?(.*)$')
   own = run_of(tonumber(number))
   -- A rewound store may give the number of a lost run to another run.
-  if not own or (name ~= '' and name ~= own.name) then return redis.error_reply('NORUN no such run') end
-  if RECEIPT ~= '' and not is_done(RECEIPT) then return redis.error_reply(REWOUND) end
+  if not own or (name ~= '' and name ~= own.name) then return redis.error_reply(NO_RUN .. ' no such run') end
+  if RECEIPT ~= '' and not is_done(RECEIPT) then return rewound() end
 end

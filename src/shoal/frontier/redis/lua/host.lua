@@ -1,19 +1,18 @@
 -- Change the politeness of a host. ARGV: its name, the changes, the reason of a block. Returns its number if lanes of other
 -- runs may be due earlier now (0 for the host "*"), else -1.
 
--- Delay, crawl delay, learned delay, concurrency, block; before each one 0: keep, 1: set, 2: reset to the default.
-local UPDATE = '<BdBdBdBdBd'
 local name, update, reason = ARGV[5], ARGV[6], ARGV[7]
 local number = 0
-if name ~= '*' then number = number_hosts({name})[1] else load_hosts({}) end
+if name ~= DEFAULT_HOST then number = number_hosts({name})[1] else load_hosts({}) end
 local host = hosts[number]
 host.name = name
 
 local values, at, sooner = {read(UPDATE, update)}, 0, number == 0
+-- The next value of the update, in the order of its layout; before each one is what to do with it.
 local function changed(old, none)
   at = at + 2
-  if values[at - 1] == 0 then return old end
-  return values[at - 1] == 1 and values[at] or none
+  if values[at - 1] == KEEP then return old end
+  return values[at - 1] == SET and values[at] or none
 end
 -- A delay that replaces the default may be shorter than the default.
 local function changed_delay(old, replaces)

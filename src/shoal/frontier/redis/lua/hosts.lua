@@ -9,8 +9,8 @@
 -- store (`freed`) and for each run; the difference is what other runs freed. A lane in `full` has that difference at its
 -- last check as score. Lanes with the lowest score are checked first, so none starves.
 
-local HOST = '<dddddi4i4I4c0I4c0'
 local HOSTS = PREFIX .. 'host'
+local QUEUED, OPEN_LANE, BEST = '>I8c16', '>I8I4', '>I8d' -- sequence and fingerprint, host, or rank: sorted as strings
 local NONE = 0 / 0 -- NaN for "not set"; it is not equal to itself
 local hosts, changed_hosts = {}, {}
 
@@ -41,7 +41,8 @@ local function save_host(host)
   )
 end
 
--- Load these hosts into `hosts`. Number 0 is the host "*": the defaults of all hosts.
+-- Load these hosts into `hosts`. Number 0 is the host "*": the defaults of all hosts. Its `ended_at` is the time of the
+-- last rewind of the store: nobody knows when other hosts were contacted before it.
 local function load_hosts(numbers)
   local missing = {}
   if not hosts[0] then
@@ -84,27 +85,6 @@ local function end_lease(run, host, contacted)
   end
 end
 
--- The delay in force for a run, and the maximum of requests in flight.
-local function policy(run, host)
-  local all = hosts[0]
-  local delay = host.delay
-  if delay ~= delay then delay = all.delay end
-  if delay ~= delay then delay = run.delay end
-  if host.crawl_delay > delay then delay = host.crawl_delay end
-  if host.learned_delay > delay then delay = host.learned_delay end
-  if delay > 0 then return delay, 1 end
-  if host.concurrency >= 0 then return 0, host.concurrency end
-  if all.concurrency >= 0 then return 0, all.concurrency end
-  return 0, run.concurrency
-end
-
--- When a host is due. `ended_at` of host 0 is the time of the last rewind of the store: nobody knows when other hosts were
--- contacted before it.
-local function due_at(host, delay)
-  if delay <= 0 then return host.blocked_until end
-  return math.max(host.blocked_until, math.max(host.ended_at, hosts[0].ended_at) + delay)
-end
-
 local function queue_key(run, number) return run.key .. ':q:' .. number end
 
 -- Add a ready request to the queue of its host at the end of the script.
@@ -118,7 +98,7 @@ local function enqueue(run, number, rank, sequence, fingerprint)
     queue.rank, queue.sequence = rank, sequence
   end
   queue[#queue + 1] = rank
-  queue[#queue + 1] = pack('>I8', sequence) .. fingerprint
+  queue[#queue + 1] = pack(QUEUED, sequence, fingerprint)
 end
 
 local function save_queues(run)
@@ -132,12 +112,12 @@ local function best_of(run, number, stood)
   if next_one then return next_one.rank, next_one.sequence end
   if queue and not stood then return queue.rank, queue.sequence end -- the lane is new
   if queue and not run.taken[number] and sub(stood, 1, 1) == 'o' then
-    local sequence, rank = read('>I8d', stood, 2)
+    local sequence, rank = read(BEST, stood, 2)
     if rank < queue.rank or (rank == queue.rank and sequence < queue.sequence) then return rank, sequence end
     return queue.rank, queue.sequence
   end
   local best = call('ZRANGE', queue_key(run, number), 0, 0, 'WITHSCORES')
-  if best[1] then return tonumber(best[2]), (read('>I8', best[1])) end
+  if best[1] then return tonumber(best[2]), (read(QUEUED, best[1])) end
 end
 
 -- How many requests of other runs ended.
@@ -146,19 +126,25 @@ local function freed_by_others(run) return state.freed - run.freed end
 -- The place of a lane: '' for empty, 'f' full, 'l' later, 'o' open with its best request; and its score there. Its queue
 -- is up to date.
 local function belongs(run, host, stood)
-  local delay, limit = policy(run, host)
-  local due = due_at(host, delay)
+  local delay, limit = policy(host, hosts[0], run)
+  local due = due_at(host, hosts[0], delay)
   if host.in_flight < limit and due <= now then
     local rank, sequence = best_of(run, host.number, stood)
     if not rank then return '' end
-    return 'o' .. pack('>I8d', sequence, rank), rank
+    return 'o' .. pack(BEST, sequence, rank), rank
   end
   if call('EXISTS', queue_key(run, host.number)) == 0 then return '' end
   if host.in_flight >= limit then return 'f', freed_by_others(run) end
   return 'l', due
 end
 
-local function open_member(place, number) return sub(place, 2, 9) .. pack('>I4', number) end
+local SETS = {o = ':open', l = ':later', f = ':full'}
+
+-- The member of the sorted set of a place.
+local function member_at(place, number)
+  if sub(place, 1, 1) ~= 'o' then return number end
+  return pack(OPEN_LANE, (read(BEST, place, 2)), number)
+end
 
 -- Move the touched lanes of a run to where they belong.
 local function place(run)
@@ -169,30 +155,18 @@ local function place(run)
   end
   local found = fetch(key, missing)
   for i, number in ipairs(missing) do run.lanes[number] = found[i] end
-  local open, not_open, later, not_later, full, not_full, lanes = {}, {}, {}, {}, {}, {}, {}
+  local added, removed, lanes = {o = {}, l = {}, f = {}}, {o = {}, l = {}, f = {}}, {}
   for _, number in ipairs(run.touched_list) do
-    local host, stood = hosts[number], run.lanes[number]
+    local stood = run.lanes[number]
     local was = stood or ''
     local may_move = was == '' or was == 'f' or run.queues[number] or run.taken[number]
     if may_move or run.touched[number] == 'stale' then
-      local is, score = belongs(run, host, stood)
-      local old, new = sub(was, 1, 1), sub(is, 1, 1)
-      if is ~= was then
-        if old == 'o' then not_open[#not_open + 1] = open_member(was, number) end
-        if old == 'l' and new ~= 'l' then not_later[#not_later + 1] = number end
-        if old == 'f' and new ~= 'f' then not_full[#not_full + 1] = number end
-        if new == 'o' then
-          open[#open + 1] = score
-          open[#open + 1] = open_member(is, number)
-        end
-      end
-      if new == 'l' then
-        later[#later + 1] = score
-        later[#later + 1] = number
-      end
-      if new == 'f' then
-        full[#full + 1] = score
-        full[#full + 1] = number
+      local is, score = belongs(run, hosts[number], stood)
+      local from, to = removed[sub(was, 1, 1)], added[sub(is, 1, 1)]
+      if from and is ~= was then from[#from + 1] = member_at(was, number) end
+      if to and (is ~= was or to ~= added.o) then
+        to[#to + 1] = score
+        to[#to + 1] = member_at(is, number)
       end
       if is ~= stood and (stood or is ~= '') then
         run.lanes[number] = is
@@ -201,12 +175,10 @@ local function place(run)
       end
     end
   end
-  many('ZREM', run.key .. ':open', not_open)
-  many('ZADD', run.key .. ':open', open)
-  many('ZREM', run.key .. ':later', not_later)
-  many('ZADD', run.key .. ':later', later)
-  many('ZREM', run.key .. ':full', not_full)
-  many('ZADD', run.key .. ':full', full)
+  for part, name in pairs(SETS) do
+    many('ZREM', run.key .. name, removed[part])
+    many('ZADD', run.key .. name, added[part])
+  end
   many('HSET', key, lanes)
 end
 
@@ -240,4 +212,12 @@ local function finish()
   end
   save_hosts()
   save_state()
+end
+
+-- Let every host wait one delay from now.
+local function let_all_wait()
+  load_hosts({})
+  hosts[0].ended_at = now
+  change(hosts[0])
+  finish()
 end

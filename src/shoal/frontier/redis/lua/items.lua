@@ -13,12 +13,12 @@ if ARGV[5] == 'trim' then
     local _, _, _, at = read(ROLE, role)
     if sub(role, at) ~= ARGV[i + 1] then return 0 end
   end
-  if number > own.items then return redis.error_reply(REWOUND) end
+  if number > own.items then return rewound() end
   call('HSET', own.key, 'trimmed', number)
   return call('XTRIM', key, 'MINID', '=', number + 1 .. '-0')
 end
 
-if is_replaced(ARGV[8], ARGV[9]) then return redis.error_reply(REWOUND) end
+if is_replaced(ARGV[8], ARGV[9]) then return rewound() end
 
 local after, limit, entries = math.max(number, trimmed), tonumber(ARGV[7]), {}
 local from, reach = after, after + limit

@@ -18,7 +18,7 @@ local AT_ONCE = 1000 -- due leases, requests or lanes; the next call continues
 -- A request whose record cannot be read is dead, so that it is reported and blocks nobody.
 local function bury(run, fingerprint, state, sequence, host, rank)
   local reason = 'its record in Redis is missing or incomplete: another program changed it'
-  local rest = pack('<d', rank) .. string.rep('\0', 16)
+  local rest = pack(FIXED, rank, string.rep('\0', FINGERPRINT_SIZE))
   local request = {
     state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, rest = rest
   }
@@ -34,7 +34,7 @@ local function requeue_expired()
   if #members == 0 then return false end
   local by_run, numbers = {}, {}
   for i, member in ipairs(members) do
-    local number, host, fingerprint = read('>I4I4c16', member)
+    local number, host, fingerprint = read(LEASE_MEMBER, member)
     numbers[i] = host
     by_run[number] = by_run[number] or {hosts = {}, fingerprints = {}}
     table.insert(by_run[number].hosts, host)
@@ -160,7 +160,7 @@ local function advance(lane)
     lane.at, lane.step = 1, lane.step * 4
     if #lane.ahead == 0 then return false end
   end
-  lane.sequence, lane.fingerprint = read('>I8c16', lane.ahead[lane.at])
+  lane.sequence, lane.fingerprint = read(QUEUED, lane.ahead[lane.at])
   lane.rank = tonumber(lane.ahead[lane.at + 1])
   lane.at = lane.at + 2
   return true
@@ -177,7 +177,7 @@ local function next_open()
     listed, listed_at, listed_to = {}, 0, listed_to + portion
     local numbers = {}
     for i = 1, #members / 2 do
-      local sequence, number = read('>I8I4', members[2 * i - 1])
+      local sequence, number = read(OPEN_LANE, members[2 * i - 1])
       numbers[i] = number
       listed[i] = {
         number = number, rank = tonumber(members[2 * i]), sequence = sequence, fingerprint = '',
@@ -196,9 +196,9 @@ local function try(lane)
   if in_play[lane.number] then return end
   in_play[lane.number] = true
   local host = hosts[lane.number]
-  local delay, most = policy(own, host)
+  local delay, most = policy(host, hosts[0], own)
   lane.room = most - host.in_flight
-  if due_at(host, delay) <= now and advance(lane) then
+  if due_at(host, hosts[0], delay) <= now and advance(lane) then
     enter(lane)
   else
     touch(own, lane.number, 'stale')
@@ -262,7 +262,7 @@ local function granted()
   local taken, of, last_bytes, at = read(GRANT, grant)
   if of ~= round or taken < part then return nil end
   local fingerprints, leased, answer, members = {}, {}, {}, {}
-  for i = 1, (#grant - at + 1) / 16 do fingerprints[i], at = read('c16', grant, at) end
+  for i = 1, (#grant - at + 1) / FINGERPRINT_SIZE do fingerprints[i], at = read('c16', grant, at) end
   base = last_bytes
   local records, until_when = fetch(own.key .. ':req', fingerprints), string.format('%.17g', now + ttl)
   for i, fingerprint in ipairs(fingerprints) do
@@ -299,10 +299,10 @@ local function take(fingerprints, numbers, sequences, ranks)
       bury(own, fingerprint, READY, sequences[i], number, ranks[i])
       buried = buried + 1
     else
-      local _, attempts, status, items = read('<BI2I2I4', record)
+      local _, attempts, status, items = read(PROGRESS, record)
       n = n + 1
-      attempts = math.min(attempts + 1, 65535)
-      record = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n)) .. sub(record, FIXED)
+      attempts = math.min(attempts + 1, MAX_ATTEMPTS)
+      record = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n)) .. sub(record, HEAD_SIZE + 1)
       leased[n], answer[n] = fingerprint, record
       members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
     end
@@ -348,7 +348,7 @@ if not leased then
   local requeued, woke = requeue_expired(), wake()
   local opened, checked = open_lanes(), check_full()
   if requeued or woke or opened or checked then finish() end
-  if own.state == 'paused' or own.state == 'cancelled' then
+  if HALTED[own.state] then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end
   leased, answer = take(choose())
@@ -363,7 +363,7 @@ end
 local learned = {}
 for number in pairs(in_play) do
   local host = hosts[number]
-  if host.learned_delay > 0 then learned[#learned + 1] = pack('<I4d', number, host.learned_delay) end
+  if host.learned_delay > 0 then learned[#learned + 1] = pack(LEARNED, number, host.learned_delay) end
 end
 local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
 local poll_after = #leased == 0 and pause() or '0'

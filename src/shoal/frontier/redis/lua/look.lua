@@ -9,7 +9,7 @@ local sent = fetch(own.key .. ':sent', fingerprints)
 for i in ipairs(fingerprints) do
   local record = records[i]
   if record then
-    local parent = #record >= MIN_SIZE and call('HGET', own.key .. ':req', sub(record, 46, 61))
+    local parent = #record >= MIN_SIZE and call('HGET', own.key .. ':req', record_parent(record))
     local unbegun = is_unbegun(read_record(record), sent[i]) and 1 or 0
     answer[i] = {record, parent or '', events[i] or '', causes[i] or '', unbegun}
   else

@@ -6,9 +6,9 @@ local token, before, cursor, max, blob = ARGV[5], ARGV[6], ARGV[7], tonumber(ARG
 local names, offers, at = arguments_from(10), {}, 1
 local role
 if token ~= '' then
-  role = call('HGET', own.key .. ':role', 'seed')
-  if not role or sub(role, 1, 8) ~= token then return {0, 0} end
-  if not is_movable(sub(role, 18), before, cursor) then return redis.error_reply(REWOUND) end
+  role = call('HGET', own.key .. ':role', SEED_ROLE)
+  if not role or role_token(role) ~= token then return {0, 0} end
+  if not is_movable(sub(role, ROLE_SIZE + 1), before, cursor) then return rewound() end
 end
 while at <= #blob do
   offers[#offers + 1], at = read_offer(blob, at)
@@ -17,5 +17,5 @@ local count = find_new()
 if max and count > 0 and own.ready + own.waiting + count > max then return {} end
 add(offers, blob, names)
 finish()
-if role then call('HSET', own.key .. ':role', 'seed', sub(role, 1, 17) .. cursor) end
+if role then call('HSET', own.key .. ':role', SEED_ROLE, sub(role, 1, ROLE_SIZE) .. cursor) end
 return {count, #offers - count}

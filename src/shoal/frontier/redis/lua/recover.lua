@@ -4,7 +4,7 @@
 -- Returns, packed: when the rewind was noticed, by `now` and by `real`, and how many seconds were lost at most (NaN if not
 -- known).
 
-local KEPT, REWIND = 100, '<ddd'
+local KEPT = 100
 local key, age, lost = own.key .. ':rewinds', tonumber(ARGV[5]), nil
 local ago = tonumber(ARGV[6])
 for i = 7, #ARGV, 2 do
@@ -28,8 +28,5 @@ else
   own.rewinds, own.is_changed = own.rewinds + 1, true
 end
 -- Let every host wait one delay. Also if a client notices the rewind later: the store knows nothing of its fetches.
-load_hosts({})
-hosts[0].ended_at = now
-change(hosts[0])
-finish()
+let_all_wait()
 return call('LINDEX', key, -1)

@@ -16,7 +16,7 @@ local function keep_slot(fingerprint, entry, old_token, token)
 end
 
 for i, request in ipairs(requests) do
-  local fingerprint, token = fingerprints[i], sub(new_tokens, 8 * i - 7, 8 * i)
+  local fingerprint, token = fingerprints[i], sub(new_tokens, TOKEN_SIZE * (i - 1) + 1, TOKEN_SIZE * i)
   answer[i] = 0
   if request and not reissued[fingerprint] then -- the second of two equal ones is stale
     local is_current = request.token == tokens[i]

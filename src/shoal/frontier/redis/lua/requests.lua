@@ -2,13 +2,9 @@
 -- never change; and the payload, the msgpack of the Request. The head of a done request keeps its last token, and has the
 -- number of its completion in place of the host.
 
-local HEAD = '<BI2I2I4dI8I4c8' -- state, attempts, status, items, at, sequence, host, token
-local HEAD_AND_RANK = HEAD .. 'd'
-local FIXED = 38 -- offset of the parts that never change
-local MIN_SIZE = 61
-local UNREADABLE = 'unreadable'
 local LEASES = PREFIX .. 'lease'
-local STATE_NAMES = {[READY] = 'ready', [WAITING] = 'waiting', [LEASED] = 'leased', [DONE] = 'done', [DEAD] = 'dead'}
+local LEASE_OF = '>I4I4' -- run and host; then the fingerprint
+local LEASE_MEMBER = LEASE_OF .. 'c16'
 
 -- The values of a record, or nil if another program wrote it.
 local function read_record(record)
@@ -16,7 +12,7 @@ local function read_record(record)
   local state, attempts, status, items, at, sequence, host, token, rank = read(HEAD_AND_RANK, record)
   return {
     state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
-    token = token, rank = rank, rest = sub(record, FIXED),
+    token = token, rank = rank, rest = sub(record, HEAD_SIZE + 1),
   }
 end
 
@@ -42,7 +38,7 @@ end
 
 local function die(run, fingerprint, kind, reason)
   run.causes[#run.causes + 1] = fingerprint
-  run.causes[#run.causes + 1] = pack('<I4c0', #kind, kind) .. reason
+  run.causes[#run.causes + 1] = pack(TEXT, #kind, kind) .. reason
   run.kinds[kind] = (run.kinds[kind] or 0) + 1
 end
 
@@ -60,23 +56,22 @@ local function lose(run, fingerprint, request, unbegun)
   else
     move(run, fingerprint, request, READY)
   end
-  local times = request.attempts == 1 and 'once' or request.attempts .. ' times'
-  local reason = 'its worker was lost while working on it, ' .. times
-  if request.state == DEAD then die(run, fingerprint, 'worker lost', reason) end
-  note(run, fingerprint, 'lease lost', reason)
+  local reason = string.format(LOST_REASON, request.attempts)
+  if request.state == DEAD then die(run, fingerprint, LOST_KIND, reason) end
+  note(run, fingerprint, LOST_EVENT, reason)
   request.at = real
   save_record(run, fingerprint, request)
   return true
 end
 
-local function lease_member(run, host, fingerprint) return pack('>I4I4', run.number, host) .. fingerprint end
+local function lease_member(run, host, fingerprint) return pack(LEASE_OF, run.number, host) .. fingerprint end
 
 -- Read packed leases: fingerprints, tokens, and the request of each, or false if it is not leased. A lease is valid only if
 -- its request has the same token.
 local function read_leases(blob)
   local fingerprints, tokens, at = {}, {}, 1
   while at <= #blob do
-    fingerprints[#fingerprints + 1], tokens[#tokens + 1], at = read('<c16c8', blob, at)
+    fingerprints[#fingerprints + 1], tokens[#tokens + 1], at = read(LEASE, blob, at)
   end
   local records, requests = fetch(own.key .. ':req', fingerprints), {}
   for i in ipairs(fingerprints) do
@@ -89,12 +84,11 @@ end
 -- -- adding
 
 local offered, offered_list = {}, {} -- requests of this call: true if new and not added yet
-local OFFER = '<I4c16I4d' -- size of rank, parent and payload; fingerprint; index of the host name; rank
 
 -- Read an offered request at this offset of the blob. Returns it and the offset of the next one.
 local function read_offer(blob, at)
   local size, fingerprint, name, rank = read(OFFER, blob, at)
-  local from = at + 24
+  local from = at + OFFER_SIZE
   if offered[fingerprint] == nil then
     offered[fingerprint] = false
     offered_list[#offered_list + 1] = fingerprint

@@ -1,22 +1,16 @@
 -- Make dead requests ready again. ARGV: cursor, how many to read, 1 for these kinds or 0 for all others, the kinds.
 -- Returns the next cursor ('0' at the end), and how many were retried.
 
-local cursor, budget, meant = ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
-local key, kinds, chosen, kind_of, numbers, requests = own.key .. ':dead', {}, {}, {}, {}, {}
+local meant, key = ARGV[7] == '1', own.key .. ':dead'
+local kinds, chosen, kind_of, numbers, requests = {}, {}, {}, {}, {}
 for _, kind in ipairs(arguments_from(8)) do kinds[kind] = true end
-
-repeat
-  local page = call('HSCAN', key, cursor, 'COUNT', 1000)
-  cursor = page[1]
-  for i = 1, #page[2], 2 do
-    local fingerprint, kind = page[2][i], (read('<I4c0', page[2][i + 1]))
-    if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
-      kind_of[fingerprint] = kind
-      chosen[#chosen + 1] = fingerprint
-    end
+local cursor = scan(key, ARGV[5], ARGV[6], function(fingerprint, cause)
+  local kind = read(TEXT, cause)
+  if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
+    kind_of[fingerprint] = kind
+    chosen[#chosen + 1] = fingerprint
   end
-  budget = budget - #page[2] / 2
-until cursor == '0' or budget <= 0
+end)
 
 local records = fetch(own.key .. ':req', chosen)
 for i in ipairs(chosen) do
@@ -30,7 +24,7 @@ for i, fingerprint in ipairs(chosen) do
   if request and request.state == DEAD and request.host > 0 then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
-    note(own, fingerprint, 'retried', 'made ready again with all its attempts')
+    note(own, fingerprint, RETRIED_EVENT, RETRIED_DETAIL)
     move(own, fingerprint, request, READY)
     request.attempts, request.at = 0, real
     save_record(own, fingerprint, request)

@@ -38,12 +38,12 @@ end
 if token == NO_TOKEN or token ~= given then return 0 end
 if act == 'advance' then
   if not is_movable(cursor, ARGV[8], ARGV[10]) or is_replaced(ARGV[11], ARGV[12]) then
-    return redis.error_reply(REWOUND)
+    return rewound()
   end
   call('HSET', key, name, pack(ROLE, token, now + tonumber(ARGV[9]), 0) .. ARGV[10])
 else
   local is_finished = tonumber(ARGV[9])
-  if is_finished == 1 and cursor ~= ARGV[8] then return redis.error_reply(REWOUND) end
+  if is_finished == 1 and cursor ~= ARGV[8] then return rewound() end
   call('HSET', key, name, pack(ROLE, NO_TOKEN, 0, is_finished) .. cursor)
 end
 save_state()

@@ -4,7 +4,6 @@
 -- the completion. A repeated completion is acknowledged again, without its children. Returns nothing, and changes nothing,
 -- if a stage has expired.
 
-local ENDING = '<c16c8BBI2I4dI4I4I4I4I4c0I4c0'
 local blob, names = ARGV[5], arguments_from(6)
 local endings, fingerprints, offers, at = {}, {}, {}, 1
 
@@ -19,10 +18,10 @@ local function read_ending()
   local logged = NOTHING
   if items > 0 then
     logged = {}
-    for i = 1, items do logged[i], after = read('<I4c0', blob, after) end
+    for i = 1, items do logged[i], after = read(TEXT, blob, after) end
   end
   at = after
-  for _ = 1, children do at = at + 24 + read('<I4', blob, at) end
+  for _ = 1, children do at = at + OFFER_SIZE + read(SIZE, blob, at) end
   return {
     fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
     duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
@@ -85,7 +84,7 @@ local function log_items(ending)
       fields[#fields + 1] = ending.items[i]
     end
     own.items = own.items + #fields / 2
-    local key = ending.fingerprint .. pack('<I4c8', request.items, ending.token)
+    local key = pack(ITEM_KEY, ending.fingerprint, request.items, ending.token)
     call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, unpack(fields))
     request.items = request.items + #fields / 2
   end
@@ -94,11 +93,11 @@ end
 local function add_event(ending)
   local text = ending.text
   if ending.state == DONE then
-    if text ~= '' then note(own, ending.fingerprint, 'note', text) end
+    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text) end
   elseif ending.state ~= READY then
     local is_dead = ending.state == DEAD
-    local after = is_dead and '' or string.format('; waits %g s', ending.retry_in)
-    note(own, ending.fingerprint, 'attempt ' .. ending.request.attempts .. ' failed', text .. after)
+    local after = is_dead and '' or string.format(WAITS_DETAIL, ending.retry_in)
+    note(own, ending.fingerprint, string.format(FAILED_EVENT, ending.request.attempts), text .. after)
     if is_dead then die(own, ending.fingerprint, ending.kind, text) end
   end
 end

@@ -5,7 +5,6 @@
 --
 -- `sent` has the tokens of leases that no worker has begun, by fingerprint.
 
-local ROLE = '<c8dB' -- token, until when, whether it is finished; then its cursor
 local SLOT = '<c8I8' -- token, epoch; then the slot
 
 local function slot_entry(token, epoch, slot) return pack(SLOT, token, epoch) .. slot end
@@ -14,7 +13,7 @@ local function slot_entry(token, epoch, slot) return pack(SLOT, token, epoch) ..
 local function fenced(slot, epoch)
   local latest = tonumber(call('HGET', own.key .. ':fence', slot))
   if latest and latest > epoch then
-    return redis.error_reply(string.format('FENCED slot %s is now held under epoch %.0f', slot, latest))
+    return redis.error_reply(string.format('%s slot %s is now held under epoch %.0f', FENCED, slot, latest))
   end
 end
 
@@ -43,7 +42,7 @@ local function is_replaced(number, known)
   if number <= (tonumber(call('HGET', own.key, 'trimmed')) or 0) then return false end
   local entry = call('XRANGE', own.key .. ':items', number .. '-0', '+', 'COUNT', 1)[1]
   if not entry then return false end
-  local fingerprint, index, token = read('<c16I4c8', entry[2][2])
+  local fingerprint, index, token = read(ITEM_KEY, entry[2][2])
   local last, count = tonumber(string.match(entry[1], '^%d+')), #entry[2] / 2 - 1
-  return known ~= token .. fingerprint .. pack('<I4', index + count - 1 - (last - number))
+  return known ~= pack(KNOWN_ITEM, token, fingerprint, index + count - 1 - (last - number))
 end

@@ -14,9 +14,9 @@ local UPLOAD_MS, OUTCOME_MS = 600000, 60000
 local function stage_key(token) return own.key .. ':stage:' .. token end
 
 local function read_chunk(chunk)
-  local count, hosts_count, at = read('<I4I4', chunk)
+  local count, hosts_count, at = read(CHUNK, chunk)
   local names = {}
-  for i = 1, hosts_count do names[i], at = read('<I4c0', chunk, at) end
+  for i = 1, hosts_count do names[i], at = read(TEXT, chunk, at) end
   return count, names, at
 end
 

@@ -14,13 +14,13 @@ if call('HLEN', own.key .. ':lane') <= ALL then
   for _, number in ipairs(call('HKEYS', own.key .. ':lane')) do list(tonumber(number)) end
 else
   for _, member in ipairs(call('ZRANGE', LEASES, 0, ALL - 1)) do
-    local run, number = read('>I4I4', member)
+    local run, number = read(LEASE_MEMBER, member)
     if run == own.number then list(number) end
   end
   for _, part in ipairs({':full', ':later'}) do
     for _, number in ipairs(call('ZRANGE', own.key .. part, 0, SOME - 1)) do list(tonumber(number)) end
   end
-  for _, member in ipairs(call('ZRANGE', own.key .. ':open', 0, SOME - 1)) do list((read('>I4', member, 9))) end
+  for _, member in ipairs(call('ZRANGE', own.key .. ':open', 0, SOME - 1)) do list((select(2, read(OPEN_LANE, member)))) end
 end
 
 load_hosts(numbers)

@@ -1,9 +1,7 @@
--- Counters of a run. Returns them, the number of rewinds, the number of staged links, and 1 if seeding is finished.
+-- Counters of a run. Returns them, and 1 if seeding is finished.
 
-local answer = {}
-for i = 1, 8 do answer[i] = own[COUNTERS[i]] end
-local seed = call('HGET', own.key .. ':role', 'seed')
-answer[9] = own.rewinds
-answer[10] = own.incoming
-answer[11] = seed and read('B', seed, 17) or 0
+local answer, seed, finished = {}, call('HGET', own.key .. ':role', SEED_ROLE), 0
+if seed then finished = select(3, read(ROLE, seed)) end
+for i, name in ipairs(STATS) do answer[i] = own[name] end
+answer[#answer + 1] = finished
 return answer

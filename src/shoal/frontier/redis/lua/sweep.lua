@@ -2,15 +2,15 @@
 -- Returns the next cursor, '' to continue with the queues, and nothing at the end.
 
 local number, cursor = tonumber(ARGV[5]), ARGV[6]
-local key, mine = PREFIX .. 'run:' .. number, pack('>I4', number)
+local key = PREFIX .. 'run:' .. number
 
 if cursor ~= '' then
   local page, members, numbers = call('ZSCAN', LEASES, cursor, 'COUNT', 1000), {}, {}
   for i = 1, #page[2], 2 do
-    local member = page[2][i]
-    if sub(member, 1, 4) == mine and #member == 24 then
-      members[#members + 1] = member
-      numbers[#numbers + 1] = read('>I4', member, 5)
+    local run, host = read(LEASE_MEMBER, page[2][i])
+    if run == number then
+      members[#members + 1] = page[2][i]
+      numbers[#numbers + 1] = host
     end
   end
   load_hosts(numbers)

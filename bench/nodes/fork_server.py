@@ -1,8 +1,8 @@
-"""A process that has imported everything and forks nodes: one that starts by itself needs most of a second of a core
-for its imports, and fifty of them would measure little else.
+"""A process that has imported everything and forks nodes. A node that starts by itself needs almost a second for its
+imports, and fifty of them would measure little else.
 
-Says when it is ready, then reads one JSON object a line, the arguments of a node, and answers with the number of its
-process. The nodes are killed when there is nothing more to read.
+Prints a line when it is ready. Then it reads the arguments of a node from each line of JSON, and prints the process ID
+of the new node. The nodes are killed at the end of the input.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def main() -> None:
     print("ready", flush=True)
     living: set[int] = set()
     while line := sys.stdin.readline():
-        living -= buried()
+        living -= reap_nodes()
         pid = os.fork()
         if not pid:
-            be_node(**json.loads(line))
+            run_node(**json.loads(line))
         living.add(pid)
         print(pid, flush=True)
-    for pid in living - buried():
+    for pid in living - reap_nodes():
         os.kill(pid, signal.SIGKILL)
 
 
-def buried() -> set[int]:
-    """Those who have ended. They are waited for, so that their CPU time counts as that of the nursery's children."""
+def reap_nodes() -> set[int]:
+    """Return the nodes that have ended, and reap them, so that their CPU time counts as that of child processes."""
     found = set()
     with suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -51,8 +51,8 @@ def buried() -> set[int]:
     return found
 
 
-def be_node(frontier: str, name: str, log: str, **options: Any) -> NoReturn:
-    """In the new process, to its end."""
+def run_node(frontier: str, name: str, log: str, **options: Any) -> NoReturn:
+    """Run a node in the new process until it ends."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
@@ -61,7 +61,7 @@ def be_node(frontier: str, name: str, log: str, **options: Any) -> NoReturn:
         Node(Endless, config(frontier, name), name=name, **options).run()
     except BaseException:
         traceback.print_exc()
-    os._exit(0)  # what follows in this program is the nursery's
+    os._exit(0)  # the rest of the program is for the parent
 
 
 if __name__ == "__main__":

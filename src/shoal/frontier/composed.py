@@ -1,0 +1,59 @@
+"""A frontier that lives in this process, composed of parts; and what the holder of a cluster slot sees of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from shoal.ports import Claim, Holder, Hosts, Inspection, ItemLog, Leased, Queue, Rewind, Roles
+
+
+class LocalQueue(Queue, Protocol):
+    """The queue of a run, shared by all its workers. A lease names its holder."""
+
+    async def lease(
+        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+    ) -> Leased: ...
+
+
+class LocalRoles(Roles, Protocol):
+    """The roles of a run, shared by all its workers. A claim names its holder."""
+
+    async def claim(
+        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b""
+    ) -> Claim | None: ...
+
+
+class ComposedFrontier:
+    """See `shoal.ports.Frontier`. Each part serves its own slice of the calls."""
+
+    def __init__(
+        self, queue: LocalQueue, roles: LocalRoles, items: ItemLog, hosts: Hosts, inspection: Inspection
+    ) -> None:
+        self.push, self.lease, self.renew, self.reissue = queue.push, queue.lease, queue.renew, queue.reissue
+        self.complete, self.fail, self.release, self.fence = queue.complete, queue.fail, queue.release, queue.fence
+        self.claim, self.advance, self.relinquish = roles.claim, roles.advance, roles.relinquish
+        self.roles = roles.roles
+        self.read_items, self.trim_items = items.read_items, items.trim_items
+        self.update_host, self.host_states = hosts.update_host, hosts.host_states
+        self.remember, self.recall = hosts.remember, hosts.recall
+        self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
+        self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
+        self.retry_dead = inspection.retry_dead
+
+    async def recover(self) -> Rewind | None:
+        """None: only this process has the store, so it never goes back in time."""
+        return None
+
+    async def close(self) -> None:
+        """Does nothing: the requests belong to the store, where another worker may continue."""
+
+
+class FencedFrontier(ComposedFrontier):
+    """The same frontier for the holder of a slot: the leases and roles that it grants belong to the holder, so that
+    ``fence`` can take them away."""
+
+    def __init__(self, frontier: ComposedFrontier, holder: Holder) -> None:
+        super().__init__(frontier, frontier, frontier, frontier, frontier)
+        self.lease = partial(frontier.lease, holder=holder)
+        self.claim = partial(frontier.claim, holder=holder)

@@ -1,3 +1,0 @@
--- Deleted runs that are still to be swept: number, name, ...
-
-return call('HGETALL', PREFIX .. 'deleted')

@@ -1,3 +1,0 @@
--- Counts of dead requests: kind, count, ...
-
-return call('HGETALL', own.key .. ':kinds')

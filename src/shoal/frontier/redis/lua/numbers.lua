@@ -1,3 +1,0 @@
--- The numbers of all runs.
-
-return call('HVALS', PREFIX .. 'runs')
