@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -45,14 +44,15 @@ class ProcessCrawl(Crawl):
         words: Sequence[str],
         processes: int,
         *,
-        on_output: Callable[[str], None] | None = None,
-        **options: Any,
+        outputs: Sequence[str] = (),
+        new_run: bool = False,
+        on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """``words``: the command line of `shoal` for one process. ``on_output``: see `WorkerProcesses`. ``options`` are
-        those of `Crawl`."""
-        super().__init__(spider, config, **options)
+        """``words``: the command line of `shoal` for one process. ``on_line``: see `WorkerProcesses`."""
+        super().__init__(spider, config, outputs=outputs, new_run=new_run, collect=False)
         self._processes = processes
-        self._workers = WorkerProcesses(words, processes, on_output=on_output)
+        self._is_relaying = on_line is not None
+        self._workers = WorkerProcesses(words, processes, on_line=on_line)
         self._address = config.frontier
         """Where worker processes find the frontier."""
         self._scheduler: Scheduler | None = None
@@ -122,7 +122,14 @@ class ProcessCrawl(Crawl):
         assert self._life.engine is not None
         self._life.engine.concurrency = 0  # this process leases nothing
         concurrency = -(-self.config.concurrency // self._processes)
-        self._workers.start(Part(frontier=self._address, run_id=self._life.run_id, concurrency=concurrency))
+        self._workers.start(
+            Part(
+                frontier=self._address,
+                run_id=self._life.run_id,
+                concurrency=concurrency,
+                relayed=self._is_relaying,
+            )
+        )
         self._supervising = asyncio.create_task(self._supervise())
         if self._stop_asked:
             self._workers.stop()

@@ -1,4 +1,4 @@
-"""One worker process of a crawl with ``--processes``: it fetches and parses, and reports to the process that started it.
+"""A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started it.
 
 Its standard input is a socket to that process. It sends a report there twice a second. The word ``stop`` from there
 stops it in good order. The end of the connection, however that came, stops it at once: no worker is left behind.
@@ -41,6 +41,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     frontier: str
     run_id: str
     concurrency: int
+    relayed: bool
+    """Whether another process reads what this one writes to standard error, line by line."""
 
     def environ(self) -> dict[str, str]:
         return {_VARIABLE: msgspec.json.encode(self).decode()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -32,12 +31,12 @@ class WorkerProcesses:
     """Runs the same command several times as worker processes. One that was killed gets a successor; one that ends by
     itself is left alone, whatever its exit code."""
 
-    def __init__(self, words: Sequence[str], count: int, *, on_output: Callable[[str], None] | None = None) -> None:
-        """``words``: the command line of `shoal`. ``on_output``: called with each line that a worker writes to standard
+    def __init__(self, words: Sequence[str], count: int, *, on_line: Callable[[str], None] | None = None) -> None:
+        """``words``: the command line of `shoal`. ``on_line``: called with each line that a worker writes to standard
         error. None: it goes where that of this process goes."""
         self._words = list(words)
         self._count = count
-        self._on_output = on_output
+        self._on_line = on_line
         self._reports: dict[int, Report] = {}
         """The last report of each process, also of those that have ended."""
         self._running: dict[int, tuple[Process, asyncio.StreamWriter]] = {}
@@ -107,8 +106,8 @@ class WorkerProcesses:
         with far:
             words, environ = command(self._words)
             process = await asyncio.create_subprocess_exec(
-                *words, env={**environ, **part.environ()}, stdin=far.fileno(), start_new_session=True,
-                stderr=None if self._on_output is None else subprocess.PIPE,
+                *words, env=environ | part.environ(), stdin=far.fileno(), start_new_session=True,
+                stderr=None if self._on_line is None else subprocess.PIPE,
             )  # fmt: skip
         reader, writer = await asyncio.open_connection(sock=near, limit=_LONGEST_REPORT)
         self._running[number] = process, writer
@@ -135,7 +134,7 @@ class WorkerProcesses:
                     self._reports[number] = _decode(line)
 
     async def _read_output(self, process: Process) -> None:
-        if process.stderr is None or self._on_output is None:
+        if process.stderr is None or self._on_line is None:
             return
         while line := await process.stderr.readline():
-            self._on_output(line.decode(errors="replace").rstrip(os.linesep))
+            self._on_line(line.decode(errors="replace").rstrip())

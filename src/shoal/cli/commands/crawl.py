@@ -163,12 +163,10 @@ def execute(
     from shoal.runs.crawl import Crawl
 
     work_as_part(spider, resolved, quiet=quiet)
-    options: dict[str, Any] = {"outputs": outputs, "new_run": new_run, "collect": False, "urls": urls}
-    made = (
-        Crawl(spider, resolved.config, **options)
-        if processes == 1
-        else process_crawl(spider, resolved, processes, **options)
-    )
+    if processes > 1:
+        made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
+    else:
+        made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     made.serves = True
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
 

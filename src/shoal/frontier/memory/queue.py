@@ -48,7 +48,6 @@ from shoal.ports import (
     RequestState,
 )
 
-
 _MAX_REPEATED = 10_000
 """Completions that are recognized when they are repeated."""
 
