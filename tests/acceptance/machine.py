@@ -50,7 +50,7 @@ class Machine:
         return (self.folder / err).read_text()
 
     def processes(self) -> dict[int, str]:
-        """The processes that run now, each with its command line."""
+        """The processes that run now, each with its name."""
         mark = f"{_MARK}={self._mark}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -58,16 +58,16 @@ class Machine:
                 pid = int(entry.name)
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found[pid] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[pid] = (entry / "comm").read_text().strip()
         return found
 
     def owners(self) -> list[int]:
         """The processes that own a frontier."""
-        return [pid for pid, words in self.processes().items() if "shoal.frontier.local.owner" in words]
+        return [pid for pid, name in self.processes().items() if name == "shoal-frontier"]
 
     def workers(self) -> list[int]:
         """The worker processes of a crawl."""
-        return [pid for pid, words in self.processes().items() if "shoal.runs.child" in words]
+        return [pid for pid, name in self.processes().items() if name == "shoal-worker"]
 
     def kill(self, pid: int) -> None:
         with suppress(ProcessLookupError):

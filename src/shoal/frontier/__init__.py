@@ -58,15 +58,15 @@ async def join_store(url: str, *, readonly: bool = False) -> Store:
     return await open_store(url, readonly=readonly)
 
 
-async def share_store(url: str, *, alone: bool = False) -> Store:
+async def share_store(url: str) -> Store:
     """Open a store to work on it beside other processes. A SQLite file gets a process that owns it and serves all
-    others of this machine; other stores as `open_store`. ``alone``: StoreBusyError if others use the file already."""
+    others of this machine; other stores as `open_store`."""
     path = file_of(url)
     if path is None:
         return await open_store(url)
     from shoal.frontier.local.sharing import share_file
 
-    return await share_file(path, alone=alone)
+    return await share_file(path)
 
 
 def file_of(url: str) -> str | None:

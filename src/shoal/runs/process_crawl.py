@@ -18,12 +18,13 @@ from shoal.config import Config
 from shoal.config.checks import frontier_kind
 from shoal.crawling.scheduler import Scheduler, make_scheduler
 from shoal.crawling.stats import Snapshot, Summary, Vitals
-from shoal.errors import FrontierError, ShoalError
-from shoal.frontier import open_store, share_store
-from shoal.frontier.local.owner import start_owner
+from shoal.errors import FrontierError, ShoalError, StoreBusyError
+from shoal.frontier import file_of, share_store
+from shoal.frontier.local.sharing import start_alone
 from shoal.ports import Frontier, Sink, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.lifecycle import Plan
+from shoal.runs.process_fork import ForkedProcesses
 from shoal.runs.process_part import Part
 from shoal.runs.process_workers import WorkerProcesses
 from shoal.spider import Spider
@@ -35,24 +36,25 @@ _POLL = 0.25
 
 
 class ProcessCrawl(Crawl):
-    """A `Crawl` whose pages are fetched and parsed by worker processes, each of which runs ``words`` again."""
+    """A `Crawl` whose pages are fetched and parsed by worker processes."""
 
     def __init__(
         self,
         spider: Spider,
         config: Config,
+        forked: ForkedProcesses,
         words: Sequence[str],
-        processes: int,
         *,
         outputs: Sequence[str] = (),
         new_run: bool = False,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """``words``: the command line of `shoal` for one process. ``on_line``: see `WorkerProcesses`."""
+        """``forked``: the processes of this crawl. ``words``: the command line of `shoal` for one process. ``on_line``:
+        see `WorkerProcesses`."""
         super().__init__(spider, config, outputs=outputs, new_run=new_run, collect=False)
-        self._processes = processes
-        self._is_relaying = on_line is not None
-        self._workers = WorkerProcesses(words, processes, on_line=on_line)
+        self._processes = len(forked.workers)
+        self._owner = forked.owner
+        self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
         self._address = config.frontier
         """Where worker processes find the frontier."""
         self._scheduler: Scheduler | None = None
@@ -92,14 +94,26 @@ class ProcessCrawl(Crawl):
         return replace(summary, counters=self._workers.counters)
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
-        if frontier_kind(self._address) == "memory":
-            path = await asyncio.to_thread(start_owner, None, self.spider.spider_name())
+        kind = frontier_kind(self._address)
+        if kind == "memory":
+            path = await asyncio.to_thread(self._owner.own(None, self.spider.spider_name()).wait)
             self._address = f"local:{path}"
-            store = await open_store(self._address)
-        else:
-            store = await share_store(self._address, alone=True)
+        elif kind == "sqlite":
+            await self._own_file()
+        self._owner.close()
+        store = await share_store(self._address)
         stack.push_async_callback(store.close)
         return store
+
+    async def _own_file(self) -> None:
+        """Start the process that owns the file. StoreBusyError if another process works on the file already. One that
+        was killed a moment ago may not have ended yet."""
+        file = file_of(self._address)
+        assert file is not None
+        try:
+            await asyncio.to_thread(self._owner.own(file, "").wait)
+        except StoreBusyError:
+            await start_alone(file)
 
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         plan = super()._plan(store, collector)
@@ -127,7 +141,7 @@ class ProcessCrawl(Crawl):
                 frontier=self._address,
                 run_id=self._life.run_id,
                 concurrency=concurrency,
-                relayed=self._is_relaying,
+                relayed=self._workers.relays,
             )
         )
         self._supervising = asyncio.create_task(self._supervise())

@@ -1,13 +1,14 @@
 """A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started it.
 
-Its standard input is a socket to that process. It sends a report there twice a second. The word ``stop`` from there
-stops it in good order. The end of the connection, however that came, stops it at once: no worker is left behind.
+It has a connection to that process, and sends a report there twice a second. The word ``stop`` from there stops it in
+good order. The end of the connection, however that came, stops it at once: no worker is left behind.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +21,11 @@ from shoal.config import Config
 from shoal.crawling.stats import Counters, Latency
 from shoal.errors import RunError
 from shoal.frontier import share_store
+from shoal.frontier.local.processes import name_process
 from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
 from shoal.runs.lifecycle import Plan
+from shoal.runs.process_fork import inherited_connection
 from shoal.spider import Spider
 
 _VARIABLE = "_SHOAL_PART"
@@ -36,7 +39,8 @@ _NUMBERS = tuple(name for name in Counters.__slots__ if name not in ("errors", "
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process does. It travels in the environment."""
+    """What a worker process does. A process that was forked gets it over its connection; one that was started as a
+    program of its own, in its environment, and has the connection as its standard input."""
 
     frontier: str
     run_id: str
@@ -48,10 +52,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return {_VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
-    def of_this_process(cls) -> Part | None:
-        """None if this process is not a worker process of a crawl."""
+    def of_this_process(cls) -> tuple[Part, socket.socket] | None:
+        """The part of this process and its connection. None if it is not a worker process of a crawl. A process that
+        was forked and is not needed exits."""
         text = os.environ.pop(_VARIABLE, None)
-        return None if text is None else msgspec.json.decode(text, type=cls)
+        if text is not None:
+            connection = socket.socket(fileno=os.dup(0))
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)  # programs that the spider starts must not hold the connection
+            os.close(nothing)
+            return msgspec.json.decode(text, type=cls), connection
+        forked = inherited_connection()
+        if forked is None:
+            return None
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (more := forked.recv(1)):
+                sys.exit(0)
+            line += more
+        return msgspec.json.decode(line, type=cls), forked
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +141,9 @@ class CrawlPart(Crawl):
 class _Tether:
     """The connection to the process that started this one."""
 
-    def __init__(self, crawl: CrawlPart) -> None:
+    def __init__(self, crawl: CrawlPart, connection: socket.socket) -> None:
         self._crawl = crawl
-        self._socket = socket.socket(fileno=os.dup(0))
+        self._socket = connection
         self._ended = threading.Event()
         self._reporting = threading.Thread(target=self._report, daemon=True)
 
@@ -168,10 +187,11 @@ class _Tether:
         self._send(Report.of(self._crawl.vitals().counters, error=error))
 
 
-def run_part(part: Part, spider: Spider, config: Config) -> int:
+def run_part(part: Part, connection: socket.socket, spider: Spider, config: Config) -> int:
     """Work as a worker process until the run is finished, or as told. The exit code: 1 if it failed."""
+    name_process("shoal-worker")
     made = CrawlPart(spider, config, part)
-    tether = _Tether(made)
+    tether = _Tether(made, connection)
     error = ""
     try:
         run_blocking(made, tether.run)

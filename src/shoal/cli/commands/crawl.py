@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
+from shoal.cli.commands.processes import fork_ahead, process_crawl, work_as_part
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.crawling.stats import Summary
     from shoal.metrics.serving import Observed
     from shoal.runs.crawl import Stoppable
+    from shoal.runs.process_fork import ForkedProcesses
     from shoal.spider import Spider
 
     class Executed(Stoppable, Watched, Observed, Protocol):
@@ -131,12 +133,13 @@ def run(
     --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
     terminal.
     """
+    forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
-        quiet=quiet, command=spider, metrics_port=metrics_port, processes=processes,
+        quiet=quiet, command=spider, metrics_port=metrics_port, processes=forked,
     )  # fmt: skip
 
 
@@ -156,14 +159,13 @@ def _crawl_options(
 
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
-    urls: list[str] | None = None, metrics_port: str | None = None, processes: int = 1,
+    urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
-    from shoal.cli.commands.processes import process_crawl, work_as_part
     from shoal.runs.crawl import Crawl
 
     work_as_part(spider, resolved, quiet=quiet)
-    if processes > 1:
+    if processes is not None:
         made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
     else:
         made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from shoal.cli.commands.crawl import show_and_exit
+from shoal.cli.commands.processes import without_processes
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     AllowChanged,
@@ -92,19 +93,6 @@ def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
 
         parse_address(metrics_port).check_room(count)
     sys.exit(worker_processes(without_processes(sys.argv[2:]), count))
-
-
-def without_processes(arguments: list[str]) -> list[str]:
-    """A command line without the option ``--processes``."""
-    kept, skip = [], False
-    for word in arguments:
-        if skip or word.startswith("--processes="):
-            skip = False
-        elif word == "--processes":
-            skip = True
-        else:
-            kept.append(word)
-    return kept
 
 
 def prepare(

@@ -1,4 +1,4 @@
-"""The process that owns a frontier and serves it: ``python -m shoal.frontier.local.owner URL NAME``.
+"""The process that owns a frontier and serves it: ``python -m shoal.frontier.local.owner FILE``.
 
 Clients start it when they need it and nobody else owns the frontier. It detaches itself from the client that started
 it, and exits when no client has been connected for a moment. So it outlives a killed client as long as others need it,
@@ -16,12 +16,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import IO
 
 from shoal.errors import ShoalError, StoreError
 from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
-from shoal.frontier.local.processes import ProcessSlot, ProcessWatch
+from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, name_process
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.sqlite.file import announce_socket
 from shoal.ports import FrontierOptions, Holder, Store
@@ -79,54 +80,74 @@ async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str
 # -- starting one
 
 
-def start_owner(file: str | None, name: str) -> str:
-    """Start an owner and return the path of its socket. It blocks until the owner serves. The error that the owner
-    failed with, such as StoreBusyError."""
-    command = [sys.executable, "-m", __spec__.name, name, *([] if file is None else [os.path.abspath(file)])]
+class PendingOwner:
+    """An owner that is being started. It writes a line when it serves, or fails."""
+
+    def __init__(self, lines: IO[bytes]) -> None:
+        self._lines = lines
+
+    def wait(self) -> str:
+        """The path of its socket. It blocks until the owner serves, and raises the error that the owner failed with,
+        such as StoreBusyError."""
+        line = self._lines.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise StoreError("the process for the frontier did not start") from None
+        if "path" not in answer:
+            wire.raise_error((answer["error"], answer["message"]))
+        return str(answer["path"])
+
+
+def start_owner(file: str) -> str:
+    """Start an owner of a SQLite file. See `PendingOwner.wait`."""
+    command = [sys.executable, "-m", __spec__.name, os.path.abspath(file)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdout is not None
-        line = child.stdout.readline()
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        raise StoreError(f"the process for the frontier did not start: exit code {child.returncode}") from None
-    if "path" not in answer:
-        wire.raise_error((answer["error"], answer["message"]))
-    return str(answer["path"])
+        return PendingOwner(child.stdout).wait()
 
 
-def main(name: str, file: str | None) -> None:
-    """Detach, serve, and exit when nobody needs it."""
+def main(file: str) -> None:
+    """Detach from the process that started this one, and own a file."""
+    if os.fork():
+        os._exit(0)  # whoever started it waits only for the line
+    answers = os.dup(1)
+    _discard(1)
+    run_owner("", file, answers)
+
+
+def run_owner(name: str, file: str | None, answers: int) -> None:
+    """Own a frontier until nobody needs it. ``answers``: where to write the line for `PendingOwner`."""
     import uvloop
 
-    if os.fork():
-        os._exit(0)  # the one that started this process waits only for the line that `_serve` prints
+    name_process("shoal-frontier")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.raiseExceptions = False  # standard error may be closed before this process ends
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    uvloop.run(_serve(name, file))
+    uvloop.run(_serve(name, file, answers))
 
 
-async def _serve(name: str, file: str | None) -> None:
+async def _serve(name: str, file: str | None, answers: int) -> None:
     try:
         watch = ProcessWatch()
         store = await open_owned(file, watch)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             server = await stack.enter_async_context(serving(store, watch, file, name))
-            _say({"path": str(server.path)})
+            _say({"path": str(server.path)}, answers)
             await _until_idle(server)
     except ShoalError as exc:
         kind, message = wire.error_of(exc)
-        _say({"error": kind, "message": message})
+        _say({"error": kind, "message": message}, answers)
 
 
-def _say(answer: dict[str, str]) -> None:
+def _say(answer: dict[str, str], answers: int) -> None:
     """Tell the process that started this one how that went."""
-    os.write(1, json.dumps(answer).encode() + b"\n")
-    _discard(1)
+    with suppress(OSError):
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+        os.close(answers)
 
 
 def _discard(output: int) -> None:
@@ -156,4 +177,4 @@ async def _until_idle(server: FrontierServer) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
+    main(sys.argv[1])

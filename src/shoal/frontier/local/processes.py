@@ -64,6 +64,13 @@ def started_at(pid: int) -> int | None:
     return None if state in (b"Z", b"X") else int(fields[18])
 
 
+def name_process(name: str) -> None:
+    """Set the name of this process, at most 15 characters, as `ps` and `top` show it. On systems without /proc it keeps
+    its name."""
+    with suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
 def _answers(pid: int) -> int | None:
     try:
         os.kill(pid, 0)

@@ -9,7 +9,6 @@ from functools import partial
 
 from shoal.errors import StoreAwayError, StoreBusyError
 from shoal.frontier.local.owner import start_owner
-from shoal.frontier.local.places import name_of_file
 from shoal.frontier.local.store import SocketStore
 from shoal.frontier.sqlite.file import announced_socket
 from shoal.ports import Store
@@ -31,25 +30,26 @@ async def join_owner(file: str) -> Store | None:
     return None if _socket_of(file) is None else await SocketStore.connect(find)
 
 
-async def share_file(file: str, *, alone: bool = False) -> Store:
+async def share_file(file: str) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
-    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`.
-
-    ``alone``: StoreBusyError if another process works on the file already."""
-    if alone:
-        await _start(file, join=False)
-    return await SocketStore.connect(partial(_start, file))
+    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
+    return await SocketStore.connect(partial(_start, file, join=True))
 
 
-async def _start(file: str, *, join: bool = True) -> str:
-    """The socket of the owner, which is started if need be."""
+async def start_alone(file: str) -> str:
+    """Start a process that owns a file, and return its socket. StoreBusyError if another process works on the file, and
+    goes on to."""
+    return await _start(file, join=False)
+
+
+async def _start(file: str, *, join: bool) -> str:
     until = time.monotonic() + _PATIENCE
     while True:
         path = _socket_of(file) if join else None
         if path is not None:
             return path
         try:
-            return await asyncio.to_thread(start_owner, file, name_of_file(file))
+            return await asyncio.to_thread(start_owner, file)
         except StoreBusyError:  # another process starts one at this moment, or has not ended yet
             if time.monotonic() > until:
                 raise
