@@ -65,6 +65,8 @@ class Plan(Struct, kw_only=True):
     """See `make_fetcher`."""
     shared: bool = False
     """Other processes, or other crawls of this process, use the frontier too."""
+    near: bool = False
+    """Another process of this machine has the frontier."""
     output_names: tuple[str, ...] = ()
     """For the summary."""
     resumes: bool = False
@@ -204,7 +206,7 @@ class RunLifecycle:
             self._outputs,
             source=plan.source,
             options=EngineOptions(
-                shared=plan.shared, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+                shared=plan.shared, near=plan.near, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
             ),
         )
         await self._persist(self._mark_running)

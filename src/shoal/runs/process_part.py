@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from shoal.config import Config
+from shoal.config.checks import frontier_kind
 from shoal.crawling.stats import Counters, Latency
 from shoal.errors import RunError
 from shoal.frontier import share_store
@@ -128,7 +129,7 @@ class CrawlPart(Crawl):
         return msgspec.structs.replace(
             super()._plan(store, collector),
             source=None, resumes=False, watches=True, is_private=False, keep_items=True,
-            output_timeout=_OUTPUT_TIMEOUT,
+            output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
         )  # fmt: skip
 
     def abort(self) -> None:
