@@ -81,6 +81,7 @@ need_servers() {
   need_file /usr/share/java/zookeeper.jar libzookeeper-java
   need_file '/usr/lib/*/faketime/libfaketime.so.1' faketime
   need_command ip iproute2
+  need_command chromium chromium
   install_missing
 }
 

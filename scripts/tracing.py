@@ -1,4 +1,4 @@
-"""Notes which modules of Shoal a process enters while a page travels. `scripts/paths` loads it into each process.
+"""Record which modules of Shoal a process enters while a page is processed. `scripts/paths` loads it into each process.
 
 A module is entered when one of its functions is called or resumed. Calls during an import do not count, nor do tasks
 that carry no page.
@@ -22,7 +22,7 @@ _CARRY_NO_PAGE = {
 
 def _install(folder: str) -> None:
     with open(os.path.join(folder, "travels"), "r+b") as file:
-        travels = mmap.mmap(file.fileno(), 1)  # 1 while a page travels, for all processes
+        travels = mmap.mmap(file.fileno(), 1)  # 1 while a page is on its way, for all processes
     begins, ends = os.environ.get("PATHS_BEGINS"), os.environ.get("PATHS_ENDS")
     entered: set[str] = set()
     done: set[CodeType] = set()

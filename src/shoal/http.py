@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
     from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
+    from shoal.selector.xpath import XPathValue
 
 log = logging.getLogger("shoal.http")
+
+Callback: TypeAlias = Callable[..., object] | str
+"""A method of the spider, or its name."""
 
 _MAX_CHARACTERS = 48 << 20  # of all links that one query finds
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -85,7 +89,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             if self.json is not None:
                 self.body, kind = msgspec.json.encode(self.json), "application/json"
             else:
-                pairs: Any = self.form.items() if isinstance(self.form, Mapping) else self.form
+                pairs = self.form.items() if isinstance(self.form, Mapping) else self.form
                 self.body, kind = urlencode(list(pairs), doseq=True).encode(), "application/x-www-form-urlencoded"
         except (TypeError, ValueError) as exc:
             raise RequestError(f"cannot encode the body for {self.url}: {exc}") from exc
@@ -166,7 +170,7 @@ class LinkBatch(Struct, kw_only=True):
         )  # fmt: skip
 
 
-def callback_name(callback: Callable[..., Any]) -> str:
+def callback_name(callback: Callable[..., object]) -> str:
     """Return the name of a spider's method. RequestError if the callback is not a method."""
     if getattr(callback, "__self__", None) is None:
         name = getattr(callback, "__qualname__", repr(callback))
@@ -278,7 +282,7 @@ class Response:
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
     def jmespath(self, query: str, **options: Any) -> SelectorList:
@@ -328,7 +332,7 @@ class Response:
 
         return parsing.main_text(self.document, len(self.body))
 
-    def follow(self, link: str | Selector, callback: Callable[..., Any] | str | None = None, **options: Any) -> Request:
+    def follow(self, link: str | Selector, callback: Callback | None = None, **options: Any) -> Request:
         """Return a request for a link: a URL, relative or absolute, or a selected element or attribute."""
         href = href_of(link)
         if href is None:
@@ -338,7 +342,7 @@ class Response:
     def follow_all(
         self,
         links: str | Iterable[str | Selector] = "a[href]",
-        callback: Callable[..., Any] | str | None = None,
+        callback: Callback | None = None,
         **options: Any,
     ) -> LinkBatch:
         """Follow many links with the same options. ``links`` is a CSS query, or URLs, elements or attributes.

@@ -8,11 +8,14 @@ nested ones. This module imports neither pydantic nor attrs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
 from shoal.errors import ItemError
+
+Record: TypeAlias = dict[str, Any]
+"""The data of a decoded item: its fields by name."""
 
 PLAIN = "item"
 """The type name of an item without a class of its own."""
@@ -25,15 +28,22 @@ _SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 _FAILURES = (TypeError, ValueError, OverflowError, RecursionError, AttributeError, msgspec.MsgspecError)
 
 
-def _dump(model: Any) -> Any:
+class _Model(Protocol):
+    """A pydantic model."""
+
+    def model_dump(self, *, mode: str = "python") -> object: ...
+
+
+def _dump(model: object) -> object:
     """Convert a pydantic model to plain data. JSON mode supports every type of pydantic except binary data."""
+    pydantic = cast("_Model", model)
     try:
-        return model.model_dump(mode="json")
+        return pydantic.model_dump(mode="json")
     except ValueError:
-        return model.model_dump()
+        return pydantic.model_dump()
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     """Convert a type that msgspec does not support to one that it does."""
     if _is_pydantic(type(value)):
         return _dump(value)
@@ -53,7 +63,7 @@ def _is_pydantic(kind: type) -> bool:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
-_decode = msgspec.msgpack.Decoder(tuple[str, dict[str, Any]]).decode
+_decode = msgspec.msgpack.Decoder(tuple[str, Record]).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -82,7 +92,7 @@ def encode_item(item: object) -> bytes:
     return payload
 
 
-def decode_item(payload: bytes) -> tuple[str, dict[str, Any]]:
+def decode_item(payload: bytes) -> tuple[str, Record]:
     """Return the type name and the data of an encoded item."""
     try:
         return _decode(payload)
@@ -90,7 +100,7 @@ def decode_item(payload: bytes) -> tuple[str, dict[str, Any]]:
         raise ItemError(f"not an encoded item: {exc}") from exc
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Convert a value of a decoded item to text: text unchanged, anything else as JSON without outer quotes."""
     if type(value) is str:
         return value
@@ -98,7 +108,7 @@ def as_text(value: Any) -> str:
     return text[1:-1] if text[0] == '"' else text
 
 
-def _named(item: object) -> tuple[str, Any]:
+def _named(item: object) -> tuple[str, object]:
     if not is_item(item):
         raise ItemError(f"an item must be {_KINDS}, not {_article(item)}")
     kind = type(item)
@@ -108,7 +118,7 @@ def _named(item: object) -> tuple[str, Any]:
     return name, item
 
 
-def _check_keys(value: Any) -> None:
+def _check_keys(value: object) -> None:
     if type(value) is dict:
         for key, child in value.items():
             if type(key) is not str:
@@ -133,7 +143,7 @@ def _explain(item: object) -> str | None:
         return "the item is nested too deeply"
 
 
-def _find_fault(value: Any, path: str, above: tuple[int, ...]) -> str | None:
+def _find_fault(value: object, path: str, above: tuple[int, ...]) -> str | None:
     """Describe the first part of ``value`` that cannot be stored. ``above`` has the ids of its containers."""
     where = f"item field {path}" if path else "the item"
     if id(value) in above:
@@ -156,7 +166,7 @@ def _find_fault(value: Any, path: str, above: tuple[int, ...]) -> str | None:
     return None
 
 
-def _leaf_fault(value: Any, where: str) -> str | None:
+def _leaf_fault(value: object, where: str) -> str | None:
     try:
         _encode(value)
     except OverflowError:
@@ -174,7 +184,7 @@ class _Index(msgspec.Struct):
     index: int
 
 
-def _children(value: Any) -> Iterator[tuple[Any, Any]] | None:
+def _children(value: object) -> Iterator[tuple[object, object]] | None:
     """Return the parts of a container with their keys; None for anything else."""
     kind = type(value)
     if isinstance(value, Mapping):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from resource import RLIMIT_DATA, setrlimit
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import turbohtml
 from turbohtml import Document, Element, Node
@@ -214,7 +214,7 @@ def _has_huge_table(document: Document) -> bool:
     )
 
 
-def _bounded(work: Callable[..., T], arguments: tuple[Any, ...], size: int) -> T:
+def _bounded(work: Callable[..., T], arguments: tuple[object, ...], size: int) -> T:
     """Call ``work`` for a page of this size. TooComplexError if it needs more memory than such a page may use."""
     limit = size * _MAX_TREE[1] if size > _FIXED_LIMIT_SIZE else _MAX_TREE[0]
     try:
@@ -245,7 +245,7 @@ class _Memory:
         self._used = 0
         self._stale_at = 0.0
 
-    def limit(self, work: Callable[..., T], arguments: tuple[Any, ...], limit: int) -> T:
+    def limit(self, work: Callable[..., T], arguments: tuple[object, ...], limit: int) -> T:
         """Call ``work``. MemoryError if it needs more than ``limit`` bytes. There is no limit except on Linux.
 
         This runs for every page, so the memory use of the process is measured only a few times a second. The process

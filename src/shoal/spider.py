@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from shoal.errors import SpiderError
 from shoal.http import Request, Response
@@ -25,19 +25,19 @@ class Spider:
     start_urls: Sequence[str] = ()
     allowed_domains: Sequence[str] = ()
     """Follow only links to these domains and their subdomains; empty: all."""
-    settings: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Mapping[str, object]] = {}
     """This spider's own settings. The environment and the command line override them."""
-    pipelines: ClassVar[Sequence[Callable[..., Any]]] = ()
+    pipelines: Sequence[Callable[..., object]] = ()
     """Each takes (item, spider) and returns the item, changed or not. It may be async and may raise DropItem."""
-    middlewares: ClassVar[Sequence[Callable[..., Any]]] = ()
+    middlewares: Sequence[Callable[..., Awaitable[Response]]] = ()
     """Layers around every fetch, after robots.txt, outermost first: async ``(request, fetch) -> response``."""
     handle_statuses: Collection[int] = ()
     """Statuses other than 2xx whose pages go to the callback instead of being errors."""
 
-    arguments: Mapping[str, Any] = {}
+    arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: object) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
         self.arguments = arguments
         for name, value in arguments.items():
@@ -54,16 +54,16 @@ class Spider:
         """Return the first requests, or their URLs; may be a generator or an async one. Default: ``start_urls``."""
         return [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
 
-    def parse(self, response: Response) -> Any:
+    def parse(self, response: Response) -> object:
         """Handle the response of a request that has no callback of its own."""
         raise SpiderError(f"{type(self).__name__} has no parse() method; write one, or give every request a callback")
 
-    def callback(self, name: str | None) -> Callable[..., Any]:
+    def callback(self, name: str | None) -> Callable[..., object]:
         """Return the method with this name. SpiderError if the spider does not have it."""
-        found = getattr(self, name or "parse", None)
-        if found is None or not callable(found) or (name or "").startswith("__"):
+        found: object = getattr(self, name or "parse", None)
+        if not callable(found) or (name or "").startswith("__"):
             raise SpiderError(f"{type(self).__name__} has no method {name!r}, but a request has it as its callback")
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def load_spider(reference: str) -> type[Spider]:

@@ -451,7 +451,7 @@ def test_a_fleet_and_a_cluster_need_a_server_of_their_own(any_api: tuple[Api, st
         check_problem(api.ask("POST", "/api/clusters/none/scale", {"runner": 1}), 404, "cluster")
     else:
         check_problem(api.ask("POST", "/api/runs", {"spider": "Fleet"}), 422, "fleet")
-        assert "can't share" in api.ask("POST", "/api/runs", {"spider": "Fleet"})[1]["error"]["message"]
+        assert "cannot share" in api.ask("POST", "/api/runs", {"spider": "Fleet"})[1]["error"]["message"]
         check_problem(api.get("/api/clusters/none"), 422, "cluster")
 
 

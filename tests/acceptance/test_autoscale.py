@@ -190,7 +190,7 @@ def test_the_killed_are_replaced_and_a_signal_ends_them_all(fleet: Fleet, site: 
     scaler = Autoscaler(fleet, "--spider", "spider.py", "--per-worker", "10", "--logs", "logs")
     scaler.wait_until(lambda: leased(fleet) > 16)
     os.kill(scaler.workers[0], signal.SIGKILL)
-    scaler.wait_until(lambda: "was killed by signal 9; another one follows" in scaler.said)
+    scaler.wait_until(lambda: "was killed by signal 9; restarting it" in scaler.said)
     scaler.wait_until(lambda: len(scaler.workers) == 3)
     workers = scaler.workers
     scaler.process.send_signal(signal.SIGTERM)
@@ -275,7 +275,7 @@ def test_while_the_frontier_is_away_the_number_stays(tmp_path: Path) -> None:
         scaler = kubernetes(fleet)
         scaler.wait_until(lambda: (tmp_path / "replicas").read_text() == "3")
         server.kill()
-        scaler.wait_until(lambda: "stays as it is, as the frontier can't be asked" in scaler.said)
+        scaler.wait_until(lambda: "stays the same: the frontier cannot be reached" in scaler.said)
         time.sleep(1.0)  # several looks
         server.start()
         scaler.wait_until(lambda: "the frontier is back" in scaler.said)

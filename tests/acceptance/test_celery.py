@@ -82,9 +82,26 @@ def test_three_workers_and_flower(fleet: Celery, site: Target) -> None:
     names = {result["worker_id"].partition("@")[0] for result in answer["results"]}
     assert names == {"worker-1", "worker-2", "worker-3"}
     assert seen(site) == Counter(url.removeprefix(site.url) for url in urls)
-    until(lambda: set(_tasks(flower)) == {("shoal.crawl", "SUCCESS")}, 20, "Flower's list of tasks")
-    assert _tasks(flower).total() >= 300  # some more: a robots.txt takes the turn of a page
+    until(lambda: _tasks(flower)["shoal.crawl", "SUCCESS"] == 300, 20, "Flower's list of tasks")
+    assert set(_tasks(flower)) == {("shoal.crawl", "SUCCESS"), ("shoal.robots", "SUCCESS")}  # a page is one task
+    check_failures_in_flower(fleet, site, flower)
     assert "shoal_celery_workers{} 3" in fleet.api.text("/metrics")
+
+
+def check_failures_in_flower(fleet: Celery, site: Target, flower: str) -> None:
+    """A page that failed is a failed task with its reason, and a page that is tried again a task with a retry."""
+    fleet.api.batch([f"{site.url}/a?x=2&status=500", f"{site.url}/b?x=2&status=404"], distributed=True)
+
+    def shown() -> list[tuple[str, str]]:
+        tasks = ask(f"{flower}/api/tasks?limit=1000").values()
+        return sorted((task["state"], task["exception"]) for task in tasks if "x=2" in task["args"])
+
+    until(lambda: [state for state, _ in shown()] == ["FAILURE", "FAILURE", "RETRY"], 20, "Flower's failures")
+    assert [status for _, reason in shown() for status in ("404", "500") if f"http {status}" in reason] == [
+        "404",
+        "500",
+        "500",
+    ]
 
 
 def _answers(url: str) -> bool:

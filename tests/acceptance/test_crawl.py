@@ -270,8 +270,8 @@ async def test_what_robots_txt_disallows_is_dead_with_that_reason() -> None:
 
 async def test_stop_finishes_what_is_in_flight_and_gives_the_rest_back() -> None:
     async with SiteServer(pages=500, latency=0.05) as site:
-        made = Crawl(Pages, settings(), arguments={"start_urls": [site.url]})
-        running = asyncio.ensure_future(made._to_the_end())
+        made = Crawl(Pages(start_urls=[site.url]), settings())
+        running = asyncio.ensure_future(made._run_to_end())
         while len(site.hits) < 10:
             await asyncio.sleep(0.01)
         made.stop()
@@ -370,8 +370,8 @@ async def test_a_start_without_end_does_not_keep_its_pages_waiting() -> None:
             yield {"url": response.url}
 
     async with MisbehavingServer() as server:
-        made = Crawl(Endless, settings(scope={"max_pages": 10}), arguments={"url": server.url})
-        done = await asyncio.wait_for(made._to_the_end(), 30)
+        made = Crawl(Endless(url=server.url), settings(scope={"max_pages": 10}))
+        done = await asyncio.wait_for(made._run_to_end(), 30)
     assert len(done.items) == 10
 
 
@@ -461,8 +461,8 @@ async def test_an_output_given_twice_is_refused(tmp_path: Path) -> None:
 async def test_a_parquet_file_is_whole_when_a_crawl_in_memory_is_stopped(tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     async with SiteServer(pages=500, latency=0.05) as site:
-        made = Crawl(Pages, settings(), outputs=[str(out)], arguments={"start_urls": [site.url]})
-        running = asyncio.ensure_future(made._to_the_end())
+        made = Crawl(Pages(start_urls=[site.url]), settings(), outputs=[str(out)])
+        running = asyncio.ensure_future(made._run_to_end())
         while len(site.hits) < 20:
             await asyncio.sleep(0.01)
         made.stop()
@@ -504,7 +504,7 @@ async def test_stopping_without_grace_gives_back_also_what_has_not_begun() -> No
     async with SiteServer(pages=20, latency=0.5) as site:
         spider = Stopping(url=site.url)
         spider.made = Crawl(spider, settings(shutdown_grace=0, robots={"obey": False}))
-        done = await asyncio.wait_for(spider.made._to_the_end(), 5)
+        done = await asyncio.wait_for(spider.made._run_to_end(), 5)
     assert done.summary is not None
     assert done.summary.state == "stopped"
     assert done.summary.stats.leased == 0

@@ -856,7 +856,7 @@ async def test_a_server_that_never_answers(scheme: str) -> None:
         started = time.monotonic()
         with pytest.raises(SinkError, match=r"no answer for 0.3 s") as caught:
             await sink.open(b"")
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
         assert is_retryable(caught.value)
         await sink.close(finished=False)
 
@@ -994,18 +994,18 @@ async def log_slowly(frontier: Frontier, total: int) -> None:
 
 async def test_a_frozen_server(fragile: DatabaseServer) -> None:
     place = await Place(fragile).create()
-    sink = await opened(place.spec(timeout=0.5))
+    sink = await opened(place.spec(timeout=2))
     await sink.write(logged([{"n": 1}]))
     with fragile.frozen():
         started = time.monotonic()
-        with pytest.raises(SinkError, match=r"no answer for 0.5 s") as caught:
+        with pytest.raises(SinkError, match=r"no answer for 2 s") as caught:
             await sink.write(logged([{"n": 2}], 2))
         assert is_retryable(caught.value)
         await sink.close(finished=False)
-        with pytest.raises(SinkError, match=r"no answer for 0.5 s") as caught:
+        with pytest.raises(SinkError, match=r"no answer for 2 s") as caught:
             await sink.open(b"")
         assert is_retryable(caught.value)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
     await sink.open(b"")
     await sink.write(logged([{"n": 2}], 2))
     with fragile.frozen():
@@ -1083,9 +1083,11 @@ class Pages(Spider):
 
 async def crawl_once(site: SiteServer, output: str, frontier: str = "memory:", run: Run | None = None) -> Crawl:
     made = Crawl(
-        Pages, {"download_delay": 0, "frontier": frontier}, outputs=[output], arguments={"start_urls": [site.url]},
+        Pages(start_urls=[site.url]),
+        {"download_delay": 0, "frontier": frontier},
+        outputs=[output],
         new_run=run is None,
-    )  # fmt: skip
+    )
     made.run = run
     return await made
 

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import ssl
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -339,28 +337,6 @@ async def test_a_page_may_set_a_cookie_and_send_back_to_itself(server: Misbehavi
 # -- proxies and TLS
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1, signed by itself, with its key."""
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", path,
-         "-out", path.with_suffix(".crt")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
-    return path
-
-
-@pytest.fixture
-async def secure(certificate: Path) -> AsyncIterator[MisbehavingServer]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    async with MisbehavingServer(tls=context) as server:
-        yield server
-
-
 async def test_a_certificate_that_nobody_vouches_for(
     server: MisbehavingServer, secure: MisbehavingServer, caplog: Any
 ) -> None:
@@ -441,7 +417,7 @@ async def test_a_tunnel_for_https(server: MisbehavingServer, secure: Misbehaving
     [
         ("http://user:secret@127.0.0.1:1", "http://127.0.0.1/", "no connection to the proxy 127.0.0.1:1: "),
         ("{proxy}", "https://192.0.2.1/", "the proxy did not connect to 192.0.2.1: it answered 403"),
-        ("socks5://127.0.0.1:1", "http://127.0.0.1/", "the proxy socks5:// is not supported"),
+        ("socks4://127.0.0.1:1", "http://127.0.0.1/", "the proxy socks4:// is not supported"),
         ("nonsense", "http://127.0.0.1/", "the proxy nonsense:// is not supported"),
     ],
 )  # fmt: skip

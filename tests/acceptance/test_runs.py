@@ -88,7 +88,7 @@ def test_hosts_are_changed_by_hand(fleet: Fleet, url: str) -> None:
     assert "by the webmaster" in fleet.shoal("hosts").stdout
     assert "by the webmaster" not in fleet.shoal("hosts", "unblock", host).stdout
     done = fleet.shoal("hosts", "set", "http://x/", "--delay", "1", check=False)
-    assert (done.returncode, "is no host" in done.stderr) == (2, True)
+    assert (done.returncode, "is not a host" in done.stderr) == (2, True)
     assert "nothing to change: pass --delay" in fleet.shoal("hosts", "set", host, check=False).stderr
 
 
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert f"the newest ones are: {run_id}" in says("worker", "spider.py", "--run-id", "nonsense")
     assert "cancel it first, or pass --force" in says("rm", run_id)
     (fleet.folder / "other.py").write_text(SPIDER.replace('"pages"', '"other"'))
-    assert "is of the spider 'pages', not of 'other'" in says("worker", "other.py", "--run-id", run_id)
+    assert "belongs to the spider 'pages', not to 'other'" in says("worker", "other.py", "--run-id", run_id)
     (fleet.folder / "spider.py").write_text(SPIDER + "\n# a change\n")
     assert "has changed since run" in says("worker", "spider.py", "--run-id", run_id)
     fleet.worker("--allow-changed")
@@ -115,15 +115,15 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     fleet.shoal("cancel", fleet.run_id)
     assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)
     assert "cannot become paused" in says("pause", fleet.run_id)
-    assert "there is no file nowhere.txt" in says("start", "spider.py", "--urls-file", "nowhere.txt")
-    assert "a file of one machine" in says("start", "spider.py", "-o", "items.jsonl")
+    assert "URL file nowhere.txt does not exist" in says("start", "spider.py", "--urls-file", "nowhere.txt")
+    assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
 
 
 def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)
         assert done.returncode == 2
-        assert "a fleet can't share the frontier" in done.stderr
+        assert "a fleet cannot share the frontier" in done.stderr
 
 
 # -- the registry and the orchestrator
@@ -163,10 +163,10 @@ def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:
     done = Orchestrator(file).start("Russia")
     assert (done["status"], done["stats"]["completed"], done["error"]) == ("finished", PAGES + 1, "")
     assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
-    with pytest.raises(ConfigError, match="a fleet can't share"):
+    with pytest.raises(ConfigError, match="a fleet cannot share"):
         Orchestrator(file).start("India")
     elsewhere = Orchestrator(file, frontier=frontier_url("redis"))
-    with pytest.raises(SinkError, match="a file of one machine"):
+    with pytest.raises(SinkError, match="a file on one machine"):
         elsewhere.start("Russia", mode="distributed")
     assert elsewhere.start("India")["status"] == "queued"
     assert elsewhere.start("India", mode="single", new_run=True)["status"] == "finished"
@@ -246,7 +246,7 @@ def test_a_run_of_a_single_process_is_not_a_workers(fleet: Fleet, url: str) -> N
     fleet.shoal("run", "alone.py", "-q")
     run_id = json.loads(fleet.shoal("stats", "--json").stdout)["run_id"]
     done = fleet.shoal("worker", "alone.py", "--run-id", run_id, check=False)
-    assert (done.returncode, "was begun by `shoal run`" in done.stderr) == (2, True)
+    assert (done.returncode, "was created by `shoal run`" in done.stderr) == (2, True)
     started = json.loads(fleet.shoal("start", "alone.py").stdout)  # and the other way round
     fleet.shoal("run", "alone.py", "-q")
     assert json.loads(fleet.shoal("stats", started["run_id"], "--json").stdout)["completed"] == 0

@@ -63,17 +63,17 @@ def config_of(url: str, **more: Any) -> Config:
         ({"outputs": ["-"]}, "pass it with -o"),
         ({"outputs": ["postgresql://db.example/a?sslkey=/etc/shadow"]}, "files of this machine as certificates"),
         ({"outputs": ["postgresql://db.example/a?ssl%6bey=/etc/shadow"]}, "files of this machine as certificates"),
-        ({"outputs": ["gopher://x"]}, "an output that there is not"),
-        ({"outputs": ["postgresql://db.example/a"] * 21}, "21 outputs; a worker writes 20 at most"),
-        ({"arguments": {"settings": {"http.proxy": "http://evil.example"}}}, "argument 'settings'.*the spider's own"),
-        ({"arguments": {"middlewares": ["x"]}}, "the spider's own"),
-        ({"arguments": {"_private": 1}}, "the spider's own"),
-        ({"arguments": {"x": "y" * 300_000}}, "more arguments"),
-        ({"arguments": {f"x{number}": 1 for number in range(101)}}, "more arguments"),
-        ({"networks": ["everywhere"]}, "is no network"),
-        ({"delay": -1.0}, "can't be read"),
-        ({"max_attempts": 0}, "can't be read"),
-        ({"setting of tomorrow": 1}, "can't be read"),
+        ({"outputs": ["gopher://x"]}, "an invalid output"),
+        ({"outputs": ["postgresql://db.example/a"] * 21}, "21 outputs; the limit is 20"),
+        ({"arguments": {"settings": {"http.proxy": "http://evil.example"}}}, "argument 'settings'.*an attribute"),
+        ({"arguments": {"middlewares": ["x"]}}, "an attribute of the spider"),
+        ({"arguments": {"_private": 1}}, "an attribute of the spider"),
+        ({"arguments": {"x": "y" * 300_000}}, "too many arguments"),
+        ({"arguments": {f"x{number}": 1 for number in range(101)}}, "too many arguments"),
+        ({"networks": ["everywhere"]}, "is not a network"),
+        ({"delay": -1.0}, "invalid settings"),
+        ({"max_attempts": 0}, "invalid settings"),
+        ({"setting of tomorrow": 1}, "invalid settings"),
         ({"scope": {"http.proxy": "http://evil.example"}}, "unknown key"),
     ],
 )  # fmt: skip
@@ -157,7 +157,7 @@ def test_the_command_says_what_it_refuses(tmp_path: Path) -> None:
     (tmp_path / "pages.py").write_text(SPIDER)
     for settings, says in (
         ({"outputs": [f"{tmp_path}/evil.jsonl"]}, "pass it with -o"),
-        ({"arguments": {"settings": {"cache.folder": "/tmp"}}}, "the spider's own"),
+        ({"arguments": {"settings": {"cache.folder": "/tmp"}}}, "an attribute of the spider"),
     ):
         url = frontier_url("redis")
         asyncio.run(hostile_run(url, **settings))

@@ -400,7 +400,7 @@ async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -
 
 async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str) -> None:
     """Its connection was cut, which the server has not noticed yet."""
-    async with opened(f"{url}&timeout=0.5") as hasty, opened(url) as patient:
+    async with opened(f"{url}&timeout=2") as hasty, opened(url) as patient:
         await patient.push(pages(1, 2))
         leases = (await patient.lease(2, 600, begun=False)).leases
         blocker = await asyncpg.connect(url.partition("?")[0])

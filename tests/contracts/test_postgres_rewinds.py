@@ -292,7 +292,7 @@ async def test_a_lease_that_gave_nothing_may_give_something_when_it_is_repeated(
 
 
 async def test_a_lease_is_repeated_while_the_first_is_still_under_way(calm: str) -> None:
-    async with opened(f"{calm}&timeout=0.5") as hasty, opened(calm) as patient:
+    async with opened(f"{calm}&timeout=2") as hasty, opened(calm) as patient:
         await patient.push(pages(*range(9)))
         async with asyncio.TaskGroup() as tasks:
             answers = [

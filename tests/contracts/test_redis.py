@@ -261,14 +261,14 @@ def test_what_the_answers_of_a_server_mean(answer: str, error: type[FrontierErro
 
 async def test_a_server_that_does_not_answer() -> None:
     with running() as server:
-        async with opened(f"{server.url}?timeout=0.3") as store:
+        async with opened(f"{server.url}?timeout=1.5") as store:
             frontier = await new_run(store)
             await push(frontier, 1)
             with server.frozen():
                 with pytest.raises(StoreAwayError):
                     await frontier.push([page(2)])  # which it does all the same when it wakes up
                 with pytest.raises(StoreAwayError):
-                    await RedisStore.open(f"{server.url}?timeout=0.3")
+                    await RedisStore.open(f"{server.url}?timeout=1.5")
             while (await frontier.stats()).pushed < 2:
                 await asyncio.sleep(0.01)
             assert await frontier.push([page(2)]) == Pushed(0, 1)
@@ -277,7 +277,7 @@ async def test_a_server_that_does_not_answer() -> None:
 
 async def test_a_reissue_whose_answer_was_lost_is_repeated() -> None:
     with running() as server:
-        async with opened(f"{server.url}?timeout=0.3") as store:
+        async with opened(f"{server.url}?timeout=1.5") as store:
             frontier = await new_run(store)
             await push(frontier, 1, 2)
             sent, other = (await frontier.lease(2, TTL, begun=False)).leases

@@ -134,7 +134,7 @@ async def test_a_server_that_does_not_answer() -> None:
 async def test_what_timed_out_can_be_repeated() -> None:
     """Though the server does it all the same when it wakes up."""
     with running() as server:
-        async with connected(f"{server.url}?timeout=0.3") as member, connected(server.url) as twin:
+        async with connected(f"{server.url}?timeout=1.5") as member, connected(server.url) as twin:
             await twin.join("b", COUNTS)  # now the server knows the script
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.join("a", COUNTS)

@@ -83,8 +83,16 @@ class AofRedis(Rewindable):
                 self._times.append(time.monotonic())
                 self._sizes.append(size)
 
+    def _written_size(self) -> int:
+        """The size of the file with all acknowledged changes: Redis postpones writes while the disk is busy."""
+        until = time.monotonic() + _QUIET_SECONDS
+        while b"aof_buffer_length:0\r\n" not in ask_redis(self.port, "INFO", "persistence"):
+            assert time.monotonic() < until, f"Redis did not write its changes within {_QUIET_SECONDS:g} s"
+            time.sleep(_SAMPLE_EVERY)
+        return self._file.stat().st_size
+
     def keep(self) -> None:
-        self._floor = self._file.stat().st_size
+        self._floor = self._written_size()
 
     @property
     def port(self) -> int:
@@ -92,7 +100,7 @@ class AofRedis(Rewindable):
 
     def mark(self) -> None:
         """Save this moment for ``back_to_mark``."""
-        self._mark = self._file.stat().st_size
+        self._mark = self._written_size()
 
     def back_to_mark(self) -> None:
         with self._lock:
@@ -117,7 +125,7 @@ class AofRedis(Rewindable):
         return then, killed
 
     def _forget_after(self, moment: float) -> None:
-        """Remove from the file everything that was written later."""
+        """Drop the sizes that were sampled later: the file was cut."""
         last = bisect_right(self._times, moment)
         del self._times[last:], self._sizes[last:]
 

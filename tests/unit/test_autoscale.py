@@ -215,5 +215,5 @@ async def test_a_command_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 def test_a_missing_command_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="no command 'docker' on this machine's PATH"):
+    with pytest.raises(ConfigError, match="command 'docker' is not on the PATH"):
         compose_pool("fleet.yml")

@@ -484,16 +484,62 @@ def test_layers_add_up(toml: Any) -> None:
     assert {key: resolved.sources[key] for key in named} == named
 
 
-def test_a_config_in_code_is_whole() -> None:
-    resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, code=Config.standalone(project_name="example"))
-    assert resolved.config == Config(project_name="example")
-    assert set(resolved.sources.values()) == {"code"}
+def test_a_config_in_code_is_a_layer() -> None:
+    code = Config.standalone(project_name="example", download_delay=2)
+    spider = {"download_delay": 1, "user_agent": "books/1.0"}
+    resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, spider=spider, code=code)
+    assert resolved.config == Config(project_name="example", concurrency=5, download_delay=2, user_agent="books/1.0")
+    assert {key for key, source in resolved.sources.items() if source == "code"} == {"project_name", "download_delay"}
 
 
 def test_mode_and_frontier_from_different_layers(toml: Any) -> None:
     file = toml('mode = "distributed"')
     assert load_config(file=file, environ={"SHOAL_FRONTIER": "redis://h/0"}).config.mode == "distributed"
-    assert message(load_config, file=file).startswith(f'{file}: "mode" is "distributed", but a fleet')
+    assert message(load_config, file=file, environ={"SHOAL_FRONTIER": "sqlite:///a.db"}).startswith(
+        f'{file}: "mode" is "distributed", but a fleet'
+    )
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"environ": {"SHOAL_MODE": "distributed"}},
+        {"command_line": {"mode": "distributed"}},
+        {"spider": {"mode": "distributed"}},
+        {"code": {"mode": "distributed"}},
+        {"code": Config.distributed()},
+    ],
+)
+def test_the_mode_alone_switches_to_the_default_redis(layers: dict[str, Any]) -> None:
+    resolved = load_config(**layers)
+    assert (resolved.config.mode, resolved.config.frontier) == ("distributed", "redis://127.0.0.1:6379/0")
+    assert resolved.sources["frontier"] == resolved.sources["mode"] != "default"
+
+
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({"REDIS_HOST": "cache"}, "redis://cache:6379/0"),
+        ({"REDIS_HOST": "cache", "REDIS_PORT": "7000", "REDIS_DB": "2"}, "redis://cache:7000/2"),
+        ({"REDIS_PASSWORD": "p@ss/word"}, "redis://:p%40ss%2Fword@127.0.0.1:6379/0"),
+        ({"REDIS_PORT": "tcp://10.0.0.7:6380"}, "redis://10.0.0.7:6380/0"),  # Kubernetes
+        ({"REDIS_PORT": "tcp://10.0.0.7:6380", "REDIS_HOST": "redis"}, "redis://redis:6380/0"),
+        ({"REDIS_HOST": "::1"}, "redis://[::1]:6379/0"),
+    ],
+)
+def test_redis_variables_name_the_server_of_a_fleet(environ: dict[str, str], url: str) -> None:
+    resolved = load_config(environ={"SHOAL_MODE": "distributed", **environ})
+    assert resolved.config.frontier == url
+    assert set(resolved.sources["frontier"].split(", ")) == environ.keys()
+    assert load_config(environ=environ).config.frontier == "memory:"  # they mean nothing to one process
+    named = load_config(environ={"SHOAL_MODE": "distributed", "SHOAL_FRONTIER": "redis://h/0", **environ})
+    assert named.config.frontier == "redis://h/0"
+
+
+@pytest.mark.parametrize("name", ["REDIS_PORT", "REDIS_DB"])
+def test_a_bad_redis_variable_is_named(name: str) -> None:
+    environ = {"SHOAL_MODE": "distributed", name: "tcp://[" if name == "REDIS_PORT" else "one"}
+    assert message(load_config, environ=environ).startswith(f"{name} must be ")
 
 
 def test_mistakes_name_their_layer(toml: Any) -> None:

@@ -56,8 +56,15 @@ def test_a_picture_loads_nothing(picture: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
 def test_a_page_names_files_that_exist(page: Path) -> None:
-    named = re.findall(r"`((?:tests|bench|scripts|deploy|src)/[\w./-]+)", page.read_text())
-    assert not [path for path in named if not (ROOT / path).exists()]
+    named = re.findall(r"`([a-z_]+/[\w./-]*)", page.read_text())
+    folders = {path.name for path in (*ROOT.iterdir(), *(ROOT / "src" / "shoal").iterdir()) if path.is_dir()}
+    inside = [path for path in named if path.partition("/")[0] in folders]
+    roots = (ROOT, ROOT / "src" / "shoal")
+    assert not [
+        path
+        for path in inside
+        if not any(Path(f"{root}/{path}{end}").exists() for root in roots for end in ("", ".py"))
+    ]
 
 
 def module_map() -> dict[str, set[str]]:

@@ -544,7 +544,7 @@ async def test_an_export_that_fails_closes_its_sink(frontier: FrontierWithFaults
 
 
 def set_cursor_back(frontier: FrontierWithFaults, role: str, cursor: bytes) -> None:
-    frontier.inner._roles._roles[role].cursor = cursor  # type: ignore[attr-defined]
+    frontier.inner._queue._roles._roles[role].cursor = cursor  # type: ignore[attr-defined]
 
 
 async def test_a_drainer_notices_that_its_cursor_went_back_and_starts_over(tmp_path: Path) -> None:

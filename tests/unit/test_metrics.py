@@ -195,7 +195,7 @@ async def test_the_loop_of_an_idle_crawl_goes_round(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine, "_MAX_SLEEP", 0.05)
     crawl = Crawl(Patient, Config())
     assert crawl.vitals().looped_at is None
-    task = asyncio.ensure_future(crawl._to_the_end())
+    task = asyncio.ensure_future(crawl._run_to_end())
     seen = set()
     while not task.done():
         await asyncio.sleep(0.01)

@@ -20,6 +20,7 @@ from shoal.http import Response
 from shoal.selector import Selector
 from tests.hostile_pages import PAGES, fill, unclosed
 
+pytestmark = pytest.mark.timeout(480)  # the first test waits for all pages
 ROOT = Path(__file__).parents[2]
 BOMB = fill("<p>x", unclosed(500), 246_000)
 
@@ -27,7 +28,7 @@ BOMB = fill("<p>x", unclosed(500), 246_000)
 @pytest.fixture(scope="module")
 def costs() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_pages"], cwd=ROOT, capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "tests.hostile_pages"], cwd=ROOT, capture_output=True, text=True, timeout=460
     )
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}

@@ -18,7 +18,7 @@ from shoal.http import Request
         ("address: ::1 is a loopback address, which may not be contacted (serve.allow)",
          f"address: {REFUSED_ADDRESS}"),
         ("redis://:***@cache.internal:6379/0 can't be reached", "redis://... can't be reached"),
-        ("a fleet can't share \"sqlite:////srv/x.db\"; no", "a fleet can't share \"sqlite://...\"; no"),
+        ("a fleet cannot share \"sqlite:////srv/x.db\"; no", "a fleet cannot share \"sqlite://...\"; no"),
         ("the cluster at rediss+cluster://a,b can't", "the cluster at rediss://...,b can't"),
         ("/srv/crawls/shoal.toml: unknown key", "shoal.toml: unknown key"),
         ("SelectorError: too large (/usr/lib/shoal/fields.py, line 3)", "SelectorError: too large (fields.py, line 3)"),

@@ -44,7 +44,7 @@ def test_spiders_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_unknown_spider_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SpiderError, match=r"no spider 'Indio' in .*shoal\.toml; did you mean India\?"):
         registry(tmp_path)["Indio"]
-    with pytest.raises(SpiderError, match="it has: India, Russia"):
+    with pytest.raises(SpiderError, match="its spiders are: India, Russia"):
         registry(tmp_path)["zzz"]
 
 
@@ -65,5 +65,5 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 def test_without_a_file_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert list(Registry.load()) == []
-    with pytest.raises(SpiderError, match=r"no spider 'India' in a shoal\.toml; it has: none"):
+    with pytest.raises(SpiderError, match=r"no spider 'India' in a shoal\.toml; its spiders are: none"):
         Registry.load()["India"]

@@ -171,7 +171,7 @@ class BatchService:
             except StoreAwayError:
                 pass
             except StoreRewoundError:
-                await _log_errors(partial(_recover, session))
+                await _log_errors(session.frontier.recover)
             except ShoalError as exc:  # it was deleted
                 log.warning("could not send the webhook of session %s: %s", session.id, exc)
                 return
@@ -250,7 +250,7 @@ class BatchService:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _log_errors(step: Callable[[], Awaitable[None]]) -> None:
+async def _log_errors(step: Callable[[], Awaitable[object]]) -> None:
     """Run one step of a loop. Errors are logged: the next step tries again."""
     try:
         await step()
@@ -258,7 +258,3 @@ async def _log_errors(step: Callable[[], Awaitable[None]]) -> None:
         log.debug("could not check the sessions: %s", exc)
     except Exception:
         log.exception("internal error")
-
-
-async def _recover(session: Session) -> None:
-    await session.frontier.recover()

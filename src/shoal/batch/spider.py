@@ -45,7 +45,7 @@ class BatchSpider(Spider):
         self._pages = 0
         self._counted: set[int] = set()
         """Hashes of the links that the quota has counted. Pages repeat links."""
-        self.middlewares = (self._quota,)  # type: ignore[misc]
+        self.middlewares = (self._quota,)
 
     def start_request(self, url: str, position: int) -> Request:
         """The request for a URL of the batch."""

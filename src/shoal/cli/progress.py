@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -58,7 +58,7 @@ async def _snapshot(crawl: Watched) -> Snapshot | None:
         return None
 
 
-def show(console: Console) -> Callable[[Watched], Awaitable[None]]:
+def show(console: Console) -> Callable[[Watched], Coroutine[object, None, None]]:
     """A coroutine function that shows a crawl until it is cancelled."""
     return _Panel(console).run if console.is_terminal else _Lines(console).run
 

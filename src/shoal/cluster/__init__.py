@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shoal.errors import CoordinatorAwayError, CoordinatorError, FrontierError, StoreAwayError
+from shoal.errors import (
+    CoordinatorAwayError,
+    CoordinatorError,
+    FrontierError,
+    NameTakenError,
+    SessionLostError,
+    StoreAwayError,
+)
 from shoal.frontier import needs_extra
 from shoal.ports import Coordinator
 
@@ -31,6 +38,21 @@ def coordinator_errors() -> Iterator[None]:
         raise CoordinatorAwayError(str(exc)) from exc
     except FrontierError as exc:
         raise CoordinatorError(str(exc)) from exc
+
+
+def name_taken(cluster: str, name: str) -> NameTakenError:
+    return NameTakenError(f"the cluster {cluster} already has a member named {name}; choose another name")
+
+
+def membership_lost(cluster: str, name: str, ttl: float) -> SessionLostError:
+    return SessionLostError(
+        f"{name or 'this node'} is not a member of the cluster {cluster} any more: it has left, or sent no heartbeat "
+        f"for {ttl:g} seconds"
+    )
+
+
+def unknown_cluster(server: str, cluster: str) -> CoordinatorError:
+    return CoordinatorError(f"{server} knows no cluster {cluster}")
 
 
 async def open_coordinator(url: str, cluster: str, *, ttl: float = SESSION) -> Coordinator:

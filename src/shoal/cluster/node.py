@@ -23,7 +23,7 @@ from shoal.frontier import open_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE, last_stats
-from shoal.runs.start import begin_run, find_run
+from shoal.runs.start import ensure_run, find_run
 from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
 from shoal.spider import Spider
 
@@ -219,7 +219,7 @@ class Node:
                 await asyncio.sleep(_MAKE_RUN_POLL)
                 continue
             try:
-                await begin_run(store, self.spider, self.config, self.run_id)
+                await ensure_run(store, self.spider, self.config, self.run_id)
             finally:
                 await store.close()
             return

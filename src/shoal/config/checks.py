@@ -69,7 +69,7 @@ def check_proxy(proxy: str | None) -> str | None:
         return None
     try:
         url = urlsplit(proxy)
-        valid = url.scheme in ("http", "https", "socks5") and bool(url.hostname) and url.port != 0
+        valid = url.scheme in ("http", "https", "socks5", "socks5h") and bool(url.hostname) and url.port != 0
     except ValueError:  # invalid port or IPv6 address
         valid = False
     return None if valid else f"must be http://, https:// or socks5:// with a host, not {mask(proxy)!r}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from shoal.config.layers import Parse, build, flatten, from_text, keys, nearest, read_settings, read_toml
+from shoal.config.redis_variables import REDIS_VARIABLES, redis_from_environ
 from shoal.config.root import Config
 from shoal.errors import ConfigError
 
@@ -49,12 +50,16 @@ def load_config(
 
     Text from the environment and the command line is converted to the type of its field. ``options`` maps a key to
     the command-line option it came from, if that was not ``--set KEY=VALUE``. ``code`` is a mapping that changes the
-    keys it names, or a Config that replaces all layers. ConfigError lists every problem of every layer.
+    keys it names, or a Config: its values that are not defaults are used. ConfigError lists every problem of every
+    layer.
+
+    If the mode is "distributed" and no layer names a frontier, the frontier is in Redis: the server that REDIS_HOST,
+    REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or else the one on this machine.
     """
     in_file = read_toml(file) if file is not None else {}
     in_file.pop("spiders", None)  # belongs to the spider registry
     typed = options or {}
-    in_code = flatten(code, reveal=True) if isinstance(code, Config) else code
+    in_code = changed(code) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ or {})
     layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
         (in_file, lambda key: str(file), None),
@@ -72,10 +77,20 @@ def load_config(
         problems += wrong
     if problems:
         raise ConfigError("\n".join(problems))
+    if values.get("mode") == "distributed" and "frontier" not in values:
+        values["frontier"], sources["frontier"] = redis_from_environ(environ or {}), sources["mode"]
+        if names := [name for name in REDIS_VARIABLES if (environ or {}).get(name)]:
+            sources["frontier"] = ", ".join(names)
     try:
         return Resolved(build(Config, values), sources)
     except ConfigError as exc:  # each value is valid by itself: only the mode can contradict others
         raise ConfigError(f"{sources['mode']}: {exc}") from exc
+
+
+def changed(config: Config) -> dict[str, object]:
+    """The settings of a Config that are not the defaults, by dotted key."""
+    defaults = flatten(Config(), reveal=True)
+    return {key: value for key, value in flatten(config, reveal=True).items() if value != defaults[key]}
 
 
 # Variables that are not settings: the path of the file, and the password that `start-distributed` and Compose give

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
-from urllib.parse import quote
 
 from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
+from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
     CacheSettings,
@@ -132,7 +132,7 @@ class Config(Section, frozen=True, kw_only=True):
         for kind in (queue_type, frontier_kind(settings.get("frontier"))):
             if kind in ("memory", "sqlite"):
                 raise ConfigError(f'Config.distributed does not support queue_type "{kind}"; use Config.standalone')
-        settings.setdefault("frontier", _redis_url(*redis))
+        settings.setdefault("frontier", redis_url(*redis))
         return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
 
     def with_settings(self, settings: Mapping[str, object]) -> Config:
@@ -141,11 +141,6 @@ class Config(Section, frozen=True, kw_only=True):
         if problems:
             raise ConfigError("\n".join(problems))
         return build(Config, {**flatten(self, reveal=True), **values})
-
-
-def _redis_url(host: str, port: int, password: str | None, db: int) -> str:
-    secret = f":{quote(password, safe='')}@" if password else ""
-    return f"redis://{secret}{f'[{host}]' if ':' in host else host}:{port}/{db}"
 
 
 def _of_mode(

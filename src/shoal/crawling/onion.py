@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from shoal.config import Config
@@ -21,6 +22,8 @@ class Onion(NamedTuple):
     """Called with each lease before its page is fetched."""
     forget: Callable[[], None] = lambda: None
     """Drops what the layers cached from the store."""
+    fetch_robots: Fetch | None = None
+    """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
 
 
 def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetcher:
@@ -45,18 +48,22 @@ def make_onion(
     robots = Robots(config.robots, config.user_agent, hosts) if config.robots.obey else None
     throttle = Throttle(config.throttle, hosts.update_host) if config.throttle.enabled else None
     layers: list[Middleware | None] = [
-        robots,
         *spider.middlewares,
         Cookies(keep=config.cookies),
         throttle,
         StatusCheck(config.retry.statuses, spider.handle_statuses),
         Cache(config.cache) if config.cache.enabled else None,
     ]
-    fetch = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
-    onion = Onion(wrap(fetch, [layer for layer in layers if layer is not None]))
+    page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
+    fetch = wrap(page, [layer for layer in layers if layer is not None])
+    onion = Onion(fetch)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
-    return onion if robots is None else onion._replace(forget=robots.forget)
+    if robots is None:
+        return onion
+    return onion._replace(
+        fetch=wrap(fetch, [robots]), forget=robots.forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
+    )
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:

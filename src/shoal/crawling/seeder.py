@@ -227,7 +227,7 @@ class Seeder:
 async def start_requests(spider: Spider) -> AsyncIterator[Request | RequestError]:
     """The requests of ``start``, which may be a generator, an async generator, a list, or a coroutine that returns one.
 
-    For an invalid URL it yields the error, and continues. Any other failure is a SpiderError.
+    For an invalid URL it yields the error, and continues. All other failures are a SpiderError.
     """
     try:
         requests: object = spider.start()

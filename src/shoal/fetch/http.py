@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import time
+from functools import partial
 
 import aiohttp
 from aiohttp.abc import ResolveResult
@@ -16,6 +17,7 @@ from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.socks import SCHEMES, Connect, SocksError, SocksSessions
 from shoal.http import Request, Response
 from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of
@@ -32,26 +34,30 @@ class HttpFetcher:
     def __init__(self, config: HttpSettings, user_agent: str, guard: AddressGuard | None = None) -> None:
         if guard is not None and config.proxy is not None:
             raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
-        if config.proxy is not None and not config.proxy.startswith(("http://", "https://")):
-            raise ConfigError('"http.proxy" must be an http:// or https:// URL; other proxies are not supported')
         self._config = config
         self._user_agent = user_agent
         self._guard = guard
         self._session: aiohttp.ClientSession | None = None
+        self._socks = SocksSessions(self._open_session)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
 
     def _open(self) -> aiohttp.ClientSession:
-        config, guard = self._config, self._guard
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
+        guard = self._guard
+        connect: Connect = aiohttp.TCPConnector
+        if guard is not None:
+            connect = partial(connect, resolver=_GuardedResolver(guard), socket_factory=_guarded(guard))
+        self._session = self._open_session(partial(connect, ttl_dns_cache=int(self._config.dns_cache_seconds)))
+        return self._session
+
+    def _open_session(self, connect: Connect) -> aiohttp.ClientSession:
+        config = self._config
+        return aiohttp.ClientSession(
+            connector=connect(
                 limit=0,  # the engine and the frontier limit the concurrency
-                ttl_dns_cache=int(config.dns_cache_seconds),
                 keepalive_timeout=config.keep_alive_seconds,
                 ssl=True if config.verify_tls else _no_verification(),
-                resolver=_GuardedResolver(guard) if guard is not None else None,
-                socket_factory=_guarded(guard) if guard is not None else None,
             ),
             headers={
                 "User-Agent": self._user_agent,
@@ -65,7 +71,6 @@ class HttpFetcher:
             max_line_size=min(config.max_header_bytes, 65536),
             max_field_size=config.max_header_bytes,
         )
-        return self._session
 
     def limited_to(self, max_body_bytes: int) -> Fetcher:
         """A fetcher with another size limit that shares these connections. Closing it does not close them."""
@@ -74,7 +79,6 @@ class HttpFetcher:
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
         """``max_body_bytes`` replaces the configured limit."""
         limit = self._config.max_body_bytes if max_body_bytes is None else max_body_bytes
-        session = self._session or self._open()
         timeout = self._timeout
         if request.timeout is not None:
             timeout = aiohttp.ClientTimeout(
@@ -86,29 +90,42 @@ class HttpFetcher:
                 "a proxy can't be used here: it would bypass the address guard (serve.allow)",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
-        if proxy is not None and not proxy.startswith(("http://", "https://")):
-            raise FetchError(
-                f"the proxy {proxy.partition(':')[0]}:// is not supported; use an http:// or https:// one",
-                kind="proxy", retryable=False, contacted=False,
-            )  # fmt: skip
-        started = time.monotonic()
         try:
-            answer = await session.request(
-                request.method,
-                URL(request.url, encoded=True),
-                headers=request.headers or None,
-                data=request.body or None,
-                allow_redirects=False,
-                proxy=proxy,
-                timeout=timeout,
-            )
-            elapsed = time.monotonic() - started
-            try:
-                body = await self._read(answer, limit)
-            finally:
-                answer.release()  # closes the connection unless the whole body was read
+            if proxy is None or proxy.startswith(("http://", "https://")):
+                return await self._exchange(self._session or self._open(), request, proxy, timeout, limit)
+            if proxy.startswith(SCHEMES):
+                async with self._socks.use(proxy) as session:
+                    return await self._exchange(session, request, None, timeout, limit)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise _explain(exc, request, timeout, proxy) from exc
+        raise FetchError(
+            f"the proxy {proxy.partition(':')[0]}:// is not supported; use http://, https:// or socks5://",
+            kind="proxy", retryable=False, contacted=False,
+        )  # fmt: skip
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        request: Request,
+        proxy: str | None,
+        timeout: aiohttp.ClientTimeout,
+        limit: int,
+    ) -> Response:
+        started = time.monotonic()
+        answer = await session.request(
+            request.method,
+            URL(request.url, encoded=True),
+            headers=request.headers or None,
+            data=request.body or None,
+            allow_redirects=False,
+            proxy=proxy,
+            timeout=timeout,
+        )
+        elapsed = time.monotonic() - started
+        try:
+            body = await self._read(answer, limit)
+        finally:
+            answer.release()  # closes the connection unless the whole body was read
         coding = answer.headers.get("Content-Encoding")
         if coding and body:
             body = decompress(body, coding, limit)
@@ -137,6 +154,7 @@ class HttpFetcher:
         if self._session is not None:
             await self._session.close()
             self._session = None
+        await self._socks.close()
 
 
 class _Limited:
@@ -221,6 +239,9 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
         case aiohttp.ClientProxyConnectionError():
             kind, retryable, contacted = "proxy", True, False
             message = f"no connection to the proxy {exc.host}:{exc.port}: {_system(exc.os_error)}"
+        case SocksError():
+            kind, retryable, contacted = "proxy", exc.retryable, False
+            message = f"no connection to {host} through the proxy: {exc.message}"
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", exc.status != 407, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.errors import ShoalError
 
 T = TypeVar("T")
 
 
-async def release_if_cancelled(call: Coroutine[Any, Any, T], release: Callable[[T], Awaitable[object]]) -> T:
+async def release_if_cancelled(call: Coroutine[object, None, T], release: Callable[[T], Awaitable[object]]) -> T:
     """Return what ``call`` grants. If the caller is cancelled, finish the call and ``release`` what it granted.
 
     A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on what it

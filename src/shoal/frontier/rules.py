@@ -29,10 +29,20 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 }
 
 
+def no_run(run_id: str) -> RunError:
+    """The error for a run that does not exist."""
+    return RunError(f"there is no run {run_id}")
+
+
+def run_exists(run_id: str) -> RunError:
+    """The error for a new run whose name is taken."""
+    return RunError(f"run {run_id} already exists")
+
+
 def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
     """RunError unless the run exists and may change to this state. A run may stay in its state."""
     if run is None:
-        raise RunError(f"there is no run {run_id}")
+        raise no_run(run_id)
     if state != run.state and state not in _TRANSITIONS[run.state]:
         raise RunError(f"run {run_id} is {run.state}; it cannot become {state}")
 

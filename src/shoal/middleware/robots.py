@@ -69,6 +69,19 @@ class Robots:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
+        known = await self._rules_of(origin, fetch)
+        if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
+            raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
+        return await fetch(request)
+
+    async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
+        """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
+        or fails because its robots.txt can't be fetched."""
+        await self._rules_of(origin_of(request.url), fetch)
+        raise Postponed("robots.txt is known", contacted=False)
+
+    async def _rules_of(self, origin: str, fetch: Fetch) -> Rules:
+        """The rules of an origin. If they have to be fetched first, that takes the place of the page: Postponed."""
         known, now = self._rules.get(origin), time.monotonic()
         if known is None or known.expires <= now:
             known = await self._recall(origin)
@@ -77,14 +90,12 @@ class Robots:
             raise Postponed("robots.txt was fetched first", contacted=True)
         if known.error is not None:
             raise _unavailable(origin, known.error, known.expires - now, contacted=False)
-        if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
-            raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
-        return await fetch(request)
+        return known
 
     async def _recall(self, origin: str) -> Rules | None:
         """The rules that another worker or an earlier process fetched."""
         try:
-            text = await self._frontier.recall(f"robots {origin}")
+            text = await self._frontier.recall(fact_name(origin))
         except FrontierError:
             return None
         if text is None:
@@ -120,7 +131,7 @@ class Robots:
             if rules.crawl_delay != (before.crawl_delay if before is not None else None):
                 await self._frontier.update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
             seconds = max(_MIN_CACHE_SECONDS, self._config.cache_seconds)
-            await self._frontier.remember(f"robots {origin}", text.encode("utf-8", "replace"), seconds)
+            await self._frontier.remember(fact_name(origin), text.encode("utf-8", "replace"), seconds)
         except FrontierError as error:
             raise Postponed(f"can't store robots.txt: {error}", contacted=True) from error
 
@@ -145,6 +156,11 @@ class Robots:
         self._size += rules.size
         while self._size > _MAX_CACHED and len(self._rules) > 1:
             self._size -= self._rules.pop(next(iter(self._rules))).size
+
+
+def fact_name(origin: str) -> str:
+    """The name under which the frontier keeps the robots.txt of an origin."""
+    return f"robots {origin}"
 
 
 def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:

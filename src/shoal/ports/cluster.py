@@ -61,7 +61,7 @@ class ClusterEvent(Struct, frozen=True, kw_only=True):
 class Coordinator(Protocol):
     """The members of one cluster and their slots. Only the server's clock counts.
 
-    Any method may raise CoordinatorAwayError. Then it is unknown whether the call took effect. Every call can be
+    Every method may raise CoordinatorAwayError. Then it is unknown whether the call took effect. Every call can be
     repeated.
     """
 

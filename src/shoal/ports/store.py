@@ -37,7 +37,7 @@ class RunView(Hosts, Inspection, Protocol):
 class Frontier(Queue, Roles, ItemLog, Hosts, Inspection, Protocol):
     """All URLs of one run. Many tasks and processes may call every method at the same time.
 
-    Each call that changes something is one atomic step: after a crash it happened completely or not at all. Any call
+    Each call that changes something is one atomic step: after a crash it happened completely or not at all. Every call
     may raise FrontierError; then nothing was changed.
 
     A frontier on a server remembers the last completion that the server acknowledged. It presents this receipt with

@@ -1,5 +1,5 @@
-"""As many workers as the queue's depth asks for. The decision is `step`, a function of values; `Autoscaler` looks at
-the run, decides, and tells a pool."""
+"""Scales workers with the depth of the queue. `step` decides, as a function of values. `Autoscaler` polls the run and
+scales a pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any
 
 from msgspec import Struct
 
@@ -20,40 +19,40 @@ from shoal.runs.worker_pools import Pool
 
 log = logging.getLogger("shoal.autoscale")
 
-_PATIENCE = 3.0  # seconds that the frontier has to answer
+_TIMEOUT = 3.0  # seconds that the frontier has to answer
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What somebody has decided about a run's workers."""
+    """The limits for the number of workers."""
 
     per_worker: int = 1000
-    """Requests that one worker is enough for."""
+    """Requests per worker."""
     min: int = 1
     max: int = 50
     cool_down: float = 60.0
-    """Seconds for which fewer must be enough before there are fewer."""
+    """Seconds for which fewer workers must be enough before any is stopped."""
 
 
 class Scale(Struct, frozen=True):
-    """How many workers there are to be, and since when fewer would have been enough."""
+    """The number of workers, and since when fewer would be enough."""
 
     workers: int
     lower_since: float | None = None
     enough: int = 0
-    """The most that were needed since then."""
+    """The largest number that was needed since then."""
 
 
 def wanted(depth: int, limits: Limits) -> int:
-    """The number of workers for a queue, as if it had always been so deep."""
+    """The number of workers for a queue of this depth."""
     return min(limits.max, max(limits.min, -(-depth // limits.per_worker)))
 
 
 def step(scale: Scale, depth: int, limits: Limits, now: float) -> Scale:
-    """What follows from how deep the queue is now.
+    """The next scale for a queue of this depth.
 
-    More workers come at once: depth is what is there, not a rate that may be a moment's peak, so whatever it asks for
-    will be used. Fewer come only when fewer were enough all through the cool-down, and then as many as were needed at
-    its worst moment, so a queue that swings around a threshold moves nothing.
+    It grows at once: the depth is work that exists, not a peak of a rate. It shrinks only if fewer workers were enough
+    for the whole cool-down, and then to the largest number that was needed during it. So a queue that swings around a
+    threshold changes nothing.
     """
     want = wanted(depth, limits)
     workers = min(scale.workers, limits.max)
@@ -65,11 +64,10 @@ def step(scale: Scale, depth: int, limits: Limits, now: float) -> Scale:
 
 
 class Autoscaler:
-    """Keeps a pool at the size that a run asks for. ``await`` it once; it returns when the run is over or after
-    ``stop``."""
+    """Scales a pool with the queue of a run. ``await`` it once. It returns when the run is over, or after ``stop``."""
 
     def __init__(self, frontier: str, run_id: str, pool: Pool, limits: Limits, *, every: float) -> None:
-        """``frontier``: the URL of the store that has the run. ``every``: seconds between two looks at it."""
+        """``frontier``: the URL of the store. ``every``: seconds between polls."""
         self._url = frontier
         self._run_id = run_id
         self._pool = pool
@@ -81,22 +79,22 @@ class Autoscaler:
         self._over = False
 
     def stop(self) -> None:
-        """The run goes on without it: local workers leave in good order, those of others stay as they are."""
+        """Stop scaling. Local workers stop too; those that another program manages keep running."""
         self._asked.set()
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[object, None, None]:
         return self.run().__await__()
 
     async def run(self) -> None:
-        """Until the run is finished, cancelled or gone, and its workers too."""
+        """Scale until the run is finished, cancelled or removed, and its workers have stopped."""
         store = await open_store(self._url)
         try:
             frontier = await self._open(store)
             while not self._asked.is_set():
-                depth = await self._look(store, frontier)
+                depth = await self._depth(store, frontier)
                 if self._over:
                     break
-                await self._keep(depth)
+                await self._scale_pool(depth)
                 await self._wait()
             while self._over and not self._asked.is_set():
                 await self._pool.scale(0)
@@ -106,7 +104,7 @@ class Autoscaler:
         finally:
             await self._pool.close()
             with suppress(FrontierError, TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_TIMEOUT):
                     await store.close()
 
     async def _wait(self) -> None:
@@ -114,25 +112,24 @@ class Autoscaler:
             await asyncio.wait_for(self._asked.wait(), self._every)
 
     async def _open(self, store: Store) -> Inspection:
-        """A run that was finished may have more to do by now (`shoal retry-failed`): then it goes on, as with any
-        worker."""
+        """Open the frontier. A finished run that has new requests (`shoal retry-failed`) becomes running again."""
         run = await store.get_run(self._run_id)
         if run is None:
             raise RunError(f"there is no run {self._run_id}")
         frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
         if run.state == "finished" and not (await frontier.stats()).finished:
-            with suppress(RunError):  # somebody else was first
+            with suppress(RunError):  # another process was first
                 await store.transition(run.run_id, "running")
         return frontier
 
-    async def _look(self, store: Store, frontier: Inspection) -> int | None:
-        """How deep the queue is; None while nobody can say, and when the run is over.
+    async def _depth(self, store: Store, frontier: Inspection) -> int | None:
+        """The number of ready and leased requests. None if the frontier does not answer, or the run is over.
 
-        What is ready or leased counts. What waits for its next attempt does not: it waits for a host, and more
-        workers would only wait beside it. A paused run has nothing to do for now.
+        Requests that wait for their next attempt do not count: more workers would not make them due earlier. The depth
+        of a paused run is 0.
         """
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 state = await store.run_state(self._run_id)
                 if state in (None, "finished", "cancelled"):
                     log.info("run %s is %s", self._run_id, state or "removed")
@@ -141,8 +138,8 @@ class Autoscaler:
                 stats = await frontier.stats()
         except (FrontierError, TimeoutError) as exc:
             if not self._away:
-                why = str(exc) or f"no answer in {_PATIENCE:g} s"
-                log.warning("the number of workers stays as it is, as the frontier can't be asked: %s", why)
+                why = str(exc) or f"no answer in {_TIMEOUT:g} s"
+                log.warning("the number of workers stays the same: the frontier cannot be reached: %s", why)
             self._away = True
             return None
         if self._away:
@@ -150,8 +147,8 @@ class Autoscaler:
         self._away = False
         return 0 if state == "paused" else stats.ready + stats.leased
 
-    async def _keep(self, depth: int | None) -> None:
-        """Decide, and see that there are so many: also when nothing has changed, as workers die."""
+    async def _scale_pool(self, depth: int | None) -> None:
+        """Scale the pool, also if the number has not changed: workers may have died."""
         if self._scale is None:
             found = await self._pool.current()
             if found is None:

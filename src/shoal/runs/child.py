@@ -1,7 +1,10 @@
-"""`python -m shoal.runs.child ...` is `shoal ...` started by Shoal itself, without secrets on its command line.
+"""`python -m shoal.runs.child ...` runs `shoal ...` as a child process, without secrets on its command line.
 
-Every user of a machine can read the command lines of all processes, but only a process's own user its environment. So
-the words that may hold a password (URLs, settings, arguments) travel there, and `ps` shows ``***``.
+Every user of a machine can read the command lines of all processes. Only the owner of a process can read its
+environment. So words that may hold a password (URLs, settings, arguments) are passed there, and `ps` shows ``***``.
+
+A tethered child stops when its standard input ends. Its parent holds the other end of the pipe, so the child stops
+whenever the parent ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -10,18 +13,22 @@ import json
 import os
 import re
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 _WORDS = "_SHOAL_WORDS"
+_TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
 _BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator")
 
 
-def command(words: Sequence[str], module: str = "shoal.runs.child") -> tuple[list[str], dict[str, str]]:
-    """How to start `shoal` with these words: a command line that everybody may read, and the environment."""
+def command(words: Sequence[str], *, tethered: bool = False) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that run `shoal` with these words."""
     shown = [_shown(word, before) for before, word in zip(("", *words), words, strict=False)]
-    return [sys.executable, "-m", module, *shown], {**os.environ, _WORDS: json.dumps(list(words))}
+    environ = {**os.environ, _WORDS: json.dumps(list(words)), **({_TETHERED: "1"} if tethered else {})}
+    return [sys.executable, "-m", "shoal.runs.child", *shown], environ
 
 
 def _shown(word: str, before: str) -> str:
@@ -29,13 +36,21 @@ def _shown(word: str, before: str) -> str:
     return word if harmless else "***"
 
 
-def reveal() -> None:
-    """The command line as it was meant."""
+def _reveal() -> None:
+    """Put the hidden words back into ``sys.argv``."""
     words = os.environ.pop(_WORDS, None)
     if words is not None:
         sys.argv[1:] = json.loads(words)
 
 
+def _stop_at_end_of_input(main: int) -> None:
+    while os.read(0, 4096):
+        pass
+    signal.pthread_kill(main, signal.SIGTERM)
+
+
 if __name__ == "__main__":
-    reveal()
+    _reveal()
+    if os.environ.pop(_TETHERED, None):
+        threading.Thread(target=_stop_at_end_of_input, args=(threading.get_ident(),), daemon=True).start()
     runpy.run_module("shoal.cli.main", run_name="__main__")

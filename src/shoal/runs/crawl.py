@@ -10,10 +10,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from shoal.config import Config, find_config_file, load_config, mask
 from shoal.config.checks import frontier_kind
@@ -23,6 +23,7 @@ from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
+from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import Plan, RunLifecycle
@@ -40,18 +41,20 @@ _OUTPUT_TIMEOUT = 5.0
 
 def crawl(
     spider: type[Spider] | Spider,
-    config: Config | Mapping[str, Any] | None = None,
+    config: Config | Mapping[str, object] | None = None,
     *,
     outputs: Sequence[str] = (),
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
     new_run: bool = False,
 ) -> Crawl:
-    """Crawl with a spider.
+    """Crawl with a spider. ``arguments`` are those of the spider class.
 
     Without a running event loop, it crawls to the end and returns the finished `Crawl` (``.items``, ``.summary``).
     Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
     """
-    made = Crawl(spider, config, outputs=outputs, arguments=arguments, new_run=new_run)
+    if isinstance(spider, type):
+        spider = spider(**(arguments or {}))
+    made = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -64,13 +67,13 @@ class Stoppable(Protocol):
 
     def stop(self) -> None: ...
 
-    def __await__(self) -> Generator[Any, None, Any]: ...
+    def __await__(self) -> Generator[object, None, object]: ...
 
 
 C = TypeVar("C", bound=Stoppable)
 
 
-def run_blocking(made: C, during: Callable[[C], Any] | None = None) -> C:
+def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] | None = None) -> C:
     """Run a crawl on its own event loop. SIGINT and SIGTERM shut it down; a second one ends the process at once.
 
     ``during``: a coroutine function that runs at the same time, to show progress.
@@ -103,7 +106,7 @@ def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]
     def on_signal(number: int, frame: object) -> None:
         nonlocal asked
         if asked:
-            os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # a live panel hides the cursor
+            os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # the live panel hides the cursor
             os._exit(128 + number)
         asked = True
         loop.call_soon_threadsafe(made.stop)
@@ -122,10 +125,9 @@ class Crawl:
     def __init__(
         self,
         spider: type[Spider] | Spider,
-        config: Config | Mapping[str, Any] | None = None,
+        config: Config | Mapping[str, object] | None = None,
         *,
         outputs: Sequence[str] = (),
-        arguments: Mapping[str, Any] | None = None,
         new_run: bool = False,
         collect: bool = True,
         urls: Sequence[str] | None = None,
@@ -133,12 +135,12 @@ class Crawl:
         fetcher: Fetcher | None = None,
     ) -> None:
         """``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
-        crawl these instead of the spider's start requests. A process with several crawls gives all of them the same
-        ``store``, and may give a ``fetcher``; it closes both itself."""
+        crawl these instead of the spider's start requests. A process with several crawls passes the same ``store`` to
+        all of them, and may pass a ``fetcher``. It closes both itself."""
         self._urls = urls
         self._store = store
         self._fetcher = fetcher
-        self.spider = spider(**(arguments or {})) if isinstance(spider, type) else spider
+        self.spider = spider() if isinstance(spider, type) else spider
         if isinstance(config, Config):
             self.config = config
         else:
@@ -150,14 +152,14 @@ class Crawl:
                 code=config,
             ).config
         self.outputs = tuple(outputs)
-        self.items: list[dict[str, Any]] = []
+        self.items: list[Record] = []
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
         """Why the crawl ended early; also in the summary."""
         self.run: Run | None = None
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
-        self.begun = asyncio.Event()
-        """Set when the outputs are open and the crawl works."""
+        self.started = asyncio.Event()
+        """Set when the outputs are open and the crawl begins."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
         self._new_run = new_run
@@ -166,17 +168,17 @@ class Crawl:
         self._has_started = False
         self._stop_asked = False
 
-    def __await__(self) -> Generator[Any, None, Crawl]:
-        return self._to_the_end().__await__()
+    def __await__(self) -> Generator[object, None, Crawl]:
+        return self._run_to_end().__await__()
 
-    async def _to_the_end(self) -> Crawl:
+    async def _run_to_end(self) -> Crawl:
         sink = CollectSink(self.items) if self._collect else None
         self.summary = await self._execute(sink)
         return self
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[Record]:
         """The items as they arrive. Leaving the loop early stops the crawl. A failed crawl raises at the end."""
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
+        queue: asyncio.Queue[Record | None] = asyncio.Queue(1000)
         sink = CollectSink(queue)
 
         async def execute() -> None:
@@ -259,7 +261,7 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
-            on_begin=self.begun.set,
+            on_begin=self.started.set,
         )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
@@ -274,23 +276,23 @@ class Crawl:
             self._life.engine.poll_now()
 
     @property
-    def words(self) -> dict[str, Any]:
-        """What this crawl was started with; stored with a run that it creates."""
+    def start_settings(self) -> dict[str, object]:
+        """The start URLs and arguments. They are stored with a run that this crawl creates."""
         return {
             "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
             "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
         }
 
     async def choose_run(self, store: Store) -> Run:
-        """The run to continue, or a new one."""
-        name, start = self.spider.spider_name(), self.words
+        """Find the run to resume, or create one."""
+        name, start = self.spider.spider_name(), self.start_settings
         if not self._new_run:
             for run in await store.list_runs(name):
                 if run.state == "finished" and self._urls is not None:
-                    break  # it had other URLs, or they are done
-                if run.state != "cancelled" and "seeds" not in run.settings:  # only workers continue a fleet's run
+                    break  # it had other URLs, or all of them are done
+                if run.state != "cancelled" and "seeds" not in run.settings:  # runs of a fleet are for workers
                     if run.settings != start:
-                        log.warning("run %s resumes with the start URLs and arguments it began with", run.run_id)
+                        log.warning("run %s resumes with the start URLs and arguments that it has", run.run_id)
                     return run
         run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
         return await store.create_run(run)
@@ -323,4 +325,4 @@ class Crawl:
                 raise SinkError(f"the output {mask(spec)} is given twice")
             scheme, _, path = self.config.frontier.partition(":///")
             if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
-                raise SinkError(f"{spec} is the file of the frontier; write the items to another file")
+                raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")

@@ -25,7 +25,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, Stats, Store
+from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Stats, Store
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
@@ -225,9 +225,9 @@ class RunLifecycle:
         if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
             await self._move_to("running")
 
-    async def _move_to(self, state: str) -> None:
+    async def _move_to(self, state: RunState) -> None:
         with suppress(RunError):  # another process was first, or the run was cancelled
-            await self._store.transition(self.run_id, state)  # type: ignore[arg-type]
+            await self._store.transition(self.run_id, state)
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:

@@ -1,4 +1,4 @@
-"""Starts the spiders of a registry where they belong: here, or on a fleet."""
+"""Starts the spiders of a registry, in this process or on a fleet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
-    """A spider of the registry, made and configured, and where it is to run."""
+    """A spider of the registry, created and configured, with its execution mode."""
 
     name: str
     spider: Spider
@@ -34,17 +34,17 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
 
 class Orchestrator:
-    """Routes by ``execution_mode``. Each method has an async form, with an ``a`` before its name, for use in a loop."""
+    """Starts spiders according to ``execution_mode``. ``astart`` and ``aget_stats`` are for use in an event loop."""
 
     def __init__(
         self,
         file: str | os.PathLike[str] | None = None,
         *,
         frontier: str | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
-        """``file`` is the ``shoal.toml`` with the registry; by default the one of the working directory or above it.
-        ``frontier`` and ``settings`` are stronger than what the file, a spider and the environment say."""
+        """``file`` is the ``shoal.toml`` with the registry. Default: the one in the working directory or above it.
+        ``frontier`` and ``settings`` override the file, the spider and the environment."""
         self._file = Path(file) if file is not None else find_config_file(os.environ)
         self._frontier = frontier
         self._settings = {**(settings or {}), **({} if frontier is None else {"frontier": frontier})}
@@ -55,14 +55,14 @@ class Orchestrator:
         name: str,
         urls: Sequence[str] | None = None,
         *,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         mode: ExecutionMode | None = None,
         new_run: bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Start a spider of the registry, with these URLs or its own start requests.
 
-        A distributed one is queued: the answer has ``run_id``, ``enqueued`` and the ``worker_command`` for each node. A
-        single one runs here, to its end. ``mode`` overrides the registry's.
+        In distributed mode the run is queued; the result has ``run_id``, ``enqueued`` and the ``worker_command`` to run
+        on each node. In single mode the spider runs here until it ends. ``mode`` overrides the registry.
         """
         return _blocking(self.astart(name, urls, arguments=arguments, mode=mode, new_run=new_run))
 
@@ -71,10 +71,10 @@ class Orchestrator:
         return _blocking(self.aget_stats(name, run_id))
 
     def choose(
-        self, name: str, arguments: Mapping[str, Any] | None = None, mode: ExecutionMode | None = None
+        self, name: str, arguments: Mapping[str, object] | None = None, mode: ExecutionMode | None = None
     ) -> Chosen:
-        """The spider of that name as it is to run. SpiderError if there is none, or it can't be made with these
-        arguments; ConfigError if its settings are wrong, or a fleet can't share the frontier."""
+        """Create and configure a spider. SpiderError if it does not exist or does not accept these arguments;
+        ConfigError if its settings are wrong, or a fleet cannot share the frontier."""
         entry = self.registry[name]
         spider = _make(load_spider(self.registry.reference(name)), {**entry.arguments, **(arguments or {})})
         config = self._config(spider)
@@ -88,16 +88,16 @@ class Orchestrator:
         name: str,
         urls: Sequence[str] | None = None,
         *,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         mode: ExecutionMode | None = None,
         new_run: bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         chosen = self.choose(name, arguments, mode)
         if chosen.mode == "single":
             return await self._run_here(chosen, urls, new_run=new_run)
         return await self._queue(chosen, urls, new_run=new_run)
 
-    async def _run_here(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, Any]:
+    async def _run_here(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, object]:
         crawl = Crawl(chosen.spider, chosen.config, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls)
         await crawl
         assert crawl.summary is not None
@@ -110,7 +110,7 @@ class Orchestrator:
             "error": summary.error,
         }
 
-    async def _queue(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, Any]:
+    async def _queue(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, object]:
         store = await open_store(chosen.config.frontier)
         try:
             started = await start_run(
@@ -139,27 +139,27 @@ class Orchestrator:
         ).config
 
 
-def _make(kind: type[Spider], arguments: Mapping[str, Any]) -> Spider:
+def _make(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:
     try:
         return kind(**arguments)
     except ShoalError:
         raise
-    except Exception as exc:  # whatever the user's __init__ raises
-        raise SpiderError(f"{kind.__name__} can't be made: {type(exc).__name__}: {exc}") from exc
+    except Exception as exc:  # the user's __init__ may raise anything
+        raise SpiderError(f"{kind.__name__} cannot be created: {type(exc).__name__}: {exc}") from exc
 
 
 def check_fleet(config: Config) -> None:
-    """ConfigError when the frontier is one that a fleet can't share."""
+    """ConfigError if a fleet cannot share the frontier."""
     kind = config.frontier.partition(":")[0]
     if kind in ("memory", "sqlite"):
         raise ConfigError(
-            f'a fleet can\'t share the frontier "{config.frontier}"; name a server with --frontier redis://host or '
-            "postgresql://host/database, in shoal.toml, or as SHOAL_FRONTIER"
+            f'a fleet cannot share the frontier "{config.frontier}". Use a server: pass --frontier redis://host or '
+            "postgresql://host/database, or set it in shoal.toml or SHOAL_FRONTIER"
         )
 
 
-def queued(started: Started, chosen: Chosen, frontier: str | None) -> dict[str, Any]:
-    """A run that waits for workers, and how to start them; ``frontier`` if they would not find it by themselves."""
+def queued(started: Started, chosen: Chosen, frontier: str | None) -> dict[str, object]:
+    """Describe a queued run, with the command for its workers. ``frontier``: the option that the command needs."""
     flags = [] if frontier is None else ["--frontier", frontier]
     run = started.run
     return {
@@ -175,14 +175,14 @@ def queued(started: Started, chosen: Chosen, frontier: str | None) -> dict[str, 
 
 
 def worker_command(reference: str, run_id: str, flags: Sequence[str] = (), batch: int = 50) -> str:
-    """What to type on each node."""
+    """The command to run on each node."""
     return shlex.join(["shoal", "worker", reference, *flags, "--run-id", run_id, "--batch-size", str(batch)])
 
 
-def _blocking(work: Coroutine[Any, Any, T]) -> T:
+def _blocking(work: Coroutine[object, None, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
     work.close()
-    raise RuntimeError("inside an event loop use the async forms: await orchestrator.astart(...)")
+    raise RuntimeError("an event loop is running: use await orchestrator.astart(...) or aget_stats(...)")

@@ -1,4 +1,4 @@
-"""What people ask about runs and hosts, on the command line and over HTTP."""
+"""Questions about runs and hosts, for the command line and the HTTP API."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from shoal.urls.normalize import host_of, normalize_url
 
 
 def run_options(run: Run, config: Config) -> FrontierOptions:
-    """Those that the run was started with, if it keeps them."""
+    """The options stored with the run, or those of the configuration if it has none."""
     return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
 
 
 def host_name(text: str) -> str:
-    """A host as frontiers name it; ``*`` for all others. ConfigError or RequestError if it is none."""
+    """A host as frontiers name it; ``*`` for all others. ConfigError or RequestError if it is invalid."""
     if text == "*":
         return text
     if "/" in text or text.split() != [text]:
-        raise ConfigError(f"{text!r} is no host; write it as example.com or example.com:8080")
+        raise ConfigError(f"{text!r} is not a host; write it as example.com or example.com:8080")
     return host_of(normalize_url(f"http://{text}/"))
 
 
 async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int) -> list[HostState]:
-    """The busiest hosts of some runs: politeness is theirs together."""
+    """The busiest hosts of some runs, with the requests of all these runs."""
     found: dict[str, HostState] = {}
     for run in runs:
         for state in await (await store.frontier(run.run_id, run_options(run, config))).host_states(limit):

@@ -1,9 +1,9 @@
-"""The spiders of a project by name: where each one is, and whether it runs here or on a fleet.
+"""The spiders of a project by name: the file of each one, and whether it runs here or on a fleet.
 
 ::
 
     [spiders.India]                      # in shoal.toml
-    file = "spiders/india.py"            # from the folder of shoal.toml; or "spiders/many.py:India"
+    file = "spiders/india.py"            # relative to shoal.toml; or "spiders/many.py:India"
     execution_mode = "distributed"       # or "single", the default
     arguments = { state = "Goa" }
     outputs = ["postgresql://db.example/crawl"]
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -30,12 +30,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     file: str
     execution_mode: ExecutionMode = "single"
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     outputs: tuple[str, ...] = ()
 
 
 class Registry(Mapping[str, Entry]):
-    """The ``[spiders]`` table of a ``shoal.toml``; empty if there is none."""
+    """The ``[spiders]`` table of a ``shoal.toml``. Empty if there is none."""
 
     def __init__(self, entries: Mapping[str, Entry], file: Path | None = None) -> None:
         self._entries = dict(entries)
@@ -43,7 +43,7 @@ class Registry(Mapping[str, Entry]):
 
     @classmethod
     def load(cls, file: Path | None = None) -> Registry:
-        """From this file, or the one that `shoal config` reads too. ConfigError names what is wrong in it."""
+        """Read the registry from this file, or from the ``shoal.toml`` in use. ConfigError says what is wrong in it."""
         file = file or find_config_file(os.environ)
         if file is None:
             return cls({})
@@ -70,13 +70,13 @@ class Registry(Mapping[str, Entry]):
         return self[name].execution_mode
 
     def reference(self, name: str) -> str:
-        """The spider's ``file.py`` or ``file.py:Class``, from the working directory."""
+        """The ``file.py`` or ``file.py:Class`` of a spider, relative to the working directory."""
         entry, folder = self[name], self._file.parent if self._file is not None else Path()
         return os.path.relpath(folder / entry.file)
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._entries, 1)
-        known = f"did you mean {near[0]}?" if near else f"it has: {', '.join(self._entries) or 'none'}"
+        known = f"did you mean {near[0]}?" if near else f"its spiders are: {', '.join(self._entries) or 'none'}"
         return f"no spider {name!r} in {self._file or 'a shoal.toml'}; {known}"
 
 

@@ -1,4 +1,4 @@
-"""How a run begins: it is created, and its start requests are pushed, by a process that may die and start again."""
+"""Creates runs for a fleet and pushes their start requests. A start that was interrupted can be repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -30,14 +30,14 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.runs")
 
-_LONGEST_LINE = 64 * 1024
+_MAX_LINE = 64 * 1024
 
 Seeds: TypeAlias = Literal["spider", "urls", "file"]
-"""Where a run's start requests come from. Only the spider's own can be pushed by any worker."""
+"""Where the start requests of a run come from. Every worker can push those of the spider."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was begun, and what was pushed just now."""
+    """A run, and counts of the start requests that were pushed now."""
 
     run: Run
     enqueued: int
@@ -47,41 +47,43 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all workers of a run have to agree on; kept with the run.
+    """The settings that all workers of a run share. They are stored with the run.
 
-    Whoever reads it checks it: others may be able to write to the store. See `shoal.runs.trust`."""
+    `RunSettings.of` validates them, because others may be able to write to the store. See `shoal.runs.trust`."""
 
     seeds: Seeds = "spider"
     urls_file: str = ""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     outputs: tuple[str, ...] = ()
     code: str = ""
-    """A hash of the spider's file."""
+    """A hash of the file of the spider."""
     max_attempts: Count = 3
     delay: Seconds = 0.0
     concurrency_per_host: Count = 8
     max_queue_size: Count | None = None
     keep_items: bool = True
-    scope: dict[str, Any] = {}
-    """The section of the configuration."""
+    scope: dict[str, object] = {}
+    """The section ``scope`` of the configuration."""
     networks: tuple[str, ...] | None = None
-    """Of a run that a stranger may have begun: private addresses are not contacted, but for these networks."""
+    """For a run that a stranger may have started: the only private networks that workers may contact. None: no
+    limit."""
 
     @classmethod
     def of(cls, run: Run) -> RunSettings:
-        """RunError when the run was not begun by ``start``, or asks for what no worker does."""
+        """Read and check the settings of a run. RunError if it was not created by ``start``, or they are not
+        allowed."""
         if "seeds" not in run.settings:
-            raise RunError(f"run {run.run_id} was begun by `shoal run`; the same command goes on with it, not a worker")
+            raise RunError(f"run {run.run_id} was created by `shoal run`: repeat that command to resume it")
         try:
             settings = msgspec.convert(dict(run.settings), cls)
         except msgspec.ValidationError as exc:
-            raise RunError(f"run {run.run_id} has settings that can't be read: {exc}") from exc
+            raise RunError(f"run {run.run_id} has invalid settings: {exc}") from exc
         check_arguments(run.run_id, settings.arguments)
         check_networks(run.run_id, settings.networks or ())
         return settings
 
-    def shared_settings(self) -> dict[str, Any]:
-        """Settings that every worker takes from the run, whatever its own configuration says."""
+    def shared_settings(self) -> dict[str, object]:
+        """Settings that override the configuration of each worker."""
         return {
             "retry.max_attempts": self.max_attempts,
             **{f"scope.{name}": value for name, value in self.scope.items()},
@@ -89,7 +91,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def options(self) -> FrontierOptions:
-        """Politeness and attempts are the run's, not each worker's."""
+        """The options of the frontier of this run."""
         return FrontierOptions(
             max_attempts=self.max_attempts,
             delay=self.delay,
@@ -99,7 +101,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def code_hash(spider: Spider) -> str:
-    """The same as long as the spider's own file is; what it imports is not looked at."""
+    """A hash of the file that defines the spider, without its imports. Empty if there is no file."""
     with suppress(OSError, TypeError):
         return hashlib.blake2b(Path(inspect.getfile(type(spider))).read_bytes(), digest_size=8).hexdigest()
     return ""
@@ -117,7 +119,7 @@ def frontier_options(config: Config) -> FrontierOptions:
 
 
 def new_run_id() -> str:
-    """A name that sorts by time: ``20260215_120000_3fa9``."""
+    """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
     return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
 
 
@@ -134,11 +136,11 @@ async def start_run(
     networks: Sequence[str] | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Started:
-    """Create a run and push its start requests: of the spider, of a list, or of a file with a URL a line.
+    """Create a run and push its start requests: those of the spider, of a list, or of a file with one URL per line.
 
-    One that was not seeded to its end goes on, unless ``new_run``; ``run_id`` names it, or the new one. Nothing of the
-    file is held in memory, and a line that is no URL costs only itself. ``networks``: see `RunSettings`.
-    """
+    If an earlier call with the same arguments was interrupted, it resumes that run, unless ``new_run``. ``run_id``
+    names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
+    ``networks``: see `RunSettings`."""
     _check_outputs(outputs)
     source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
@@ -147,7 +149,7 @@ async def start_run(
         settings = msgspec.structs.replace(settings, networks=tuple(networks))
     check_arguments(run_id or "(new)", settings.arguments)
     persist = Persistence(shared=store.shared)
-    fresh_id = new_run_id()  # made here, so that a repeat after a lost answer finds the run that it has made
+    fresh_id = new_run_id()  # made here, so that a retry after a lost answer finds the run that it created
     run = await persist(lambda: _choose_run(store, spider, settings, run_id, fresh_id, new_run=new_run))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
@@ -197,7 +199,7 @@ def _settings(
 async def _choose_run(
     store: Store, spider: Spider, settings: RunSettings, run_id: str | None, fresh_id: str, *, new_run: bool
 ) -> Run:
-    """The run to continue with, or a new one, called ``run_id`` or ``fresh_id``."""
+    """Find the run to resume, or create one named ``run_id`` or ``fresh_id``."""
     name = spider.spider_name()
     if run_id is not None:
         run = await store.get_run(run_id)
@@ -218,75 +220,73 @@ async def _choose_run(
         made = await store.get_run(run.run_id)
         if made is None or made.settings != run.settings:
             raise
-        return made  # by this call before, whose answer was lost, or by another process in the same moment
+        return made  # the answer of an earlier attempt was lost, or another process was first
 
 
 async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> bool:
-    """Whether the run was begun with the same words, and its seeding never came to its end."""
+    """Whether the run was started with the same arguments, and its seeding is not complete."""
     with suppress(RunError):
-        begun = RunSettings.of(run)
-        same = begun.code == settings.code and (begun.seeds, begun.urls_file, begun.arguments) == (
-            settings.seeds,
-            settings.urls_file,
-            settings.arguments,
-        )
-        if same:
-            return (await (await store.frontier(run.run_id, begun.options)).stats()).seeding
+        stored = RunSettings.of(run)
+        if _start_key(stored) == _start_key(settings):
+            return (await (await store.frontier(run.run_id, stored.options)).stats()).seeding
     return False
 
 
+def _start_key(settings: RunSettings) -> tuple[object, ...]:
+    return settings.code, settings.seeds, settings.urls_file, settings.arguments
+
+
 def _name_of(urls: Sequence[str] | None, urls_file: str | None) -> str:
-    """What a source is known by when the same start is tried again."""
+    """Identifies the URLs, so that a repeated start finds its run."""
     if urls is not None:
         return hashlib.blake2b("\n".join(map(str, urls)).encode(errors="replace"), digest_size=8).hexdigest()
     return "" if urls_file is None else os.path.realpath(urls_file)
 
 
-def _stored(settings: RunSettings) -> Mapping[str, Any]:
+def _stored(settings: RunSettings) -> Mapping[str, object]:
     try:
-        plain: Mapping[str, Any] = msgspec.to_builtins(settings)
+        plain: Mapping[str, object] = msgspec.to_builtins(settings)
         msgspec.msgpack.encode(plain)
     except (TypeError, ValueError, OverflowError) as exc:
-        raise ConfigError(f"the spider's arguments can't be stored with the run: {exc}") from exc
+        raise ConfigError(f"the arguments of the spider cannot be stored with the run: {exc}") from exc
     return plain
 
 
 async def find_run(store: Store, run_id: str, spider: Spider, *, allow_changed: bool) -> tuple[Run, RunSettings]:
-    """A run that a worker may work on. RunError says why it may not."""
+    """Find a run for a worker. RunError if it does not exist, or the worker may not work on it."""
     run = await store.get_run(run_id)
     if run is None:
         known = ", ".join(each.run_id for each in (await store.list_runs())[:5]) or "none"
         raise RunError(f"there is no run {run_id}; the newest ones are: {known}")
     if run.state == "cancelled":
-        raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` lets it go on")
+        raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` resumes it")
     check_spider(run, spider)
     settings = RunSettings.of(run)
     if settings.code and settings.code != code_hash(spider) and not allow_changed:
         raise RunError(
             f"the file of {run.spider!r} has changed since run {run.run_id} began; start a new run, "
-            "or go on with the changed one by --allow-changed"
+            "or pass --allow-changed to continue with the changed file"
         )
     return run, settings
 
 
-async def begin_run(store: Store, spider: Spider, config: Config, run_id: str, outputs: Sequence[str] = ()) -> Run:
-    """The run of that name, made if nobody has made it yet. Whoever works on it first pushes the spider's start
-    requests."""
+async def ensure_run(store: Store, spider: Spider, config: Config, run_id: str, outputs: Sequence[str] = ()) -> Run:
+    """Return the run with this name. Create it if it does not exist; its first worker pushes the start requests."""
     _check_outputs(outputs)
     settings = _settings(spider, config, "spider", None, None, outputs)
     try:
         return await _choose_run(store, spider, settings, run_id, run_id, new_run=False)
     except RunError:
-        if (run := await store.get_run(run_id)) is not None:  # another was first, in the same moment
+        if (run := await store.get_run(run_id)) is not None:  # another process was first
             check_spider(run, spider)
             return run
         raise
 
 
 def check_spider(run: Run, spider: Spider) -> None:
-    """RunError when the run is another spider's."""
+    """RunError if the run belongs to another spider."""
     if run.spider != spider.spider_name():
-        raise RunError(f"run {run.run_id} is of the spider {run.spider!r}, not of {spider.spider_name()!r}")
+        raise RunError(f"run {run.run_id} belongs to the spider {run.spider!r}, not to {spider.spider_name()!r}")
 
 
 def _check_outputs(outputs: Sequence[str]) -> None:
@@ -294,8 +294,8 @@ def _check_outputs(outputs: Sequence[str]) -> None:
         sink_id(spec)
         if not is_shared(spec):
             raise SinkError(
-                f"{mask(spec)} is a file of one machine, which a fleet can't share; give it to one worker with -o, "
-                "write it at the end with `shoal export RUN -o FILE`, or name a database on a server"
+                f"{mask(spec)} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
+                "write it at the end with `shoal export RUN -o FILE`, or use a database on a server"
             )
 
 
@@ -304,20 +304,20 @@ def _source(spider: Spider, urls: Sequence[str] | None, urls_file: str | None) -
         return lambda: url_requests(urls)
     if urls_file is not None:
         if not os.path.isfile(urls_file):
-            raise ConfigError(f"there is no file {urls_file} with URLs")
+            raise ConfigError(f"URL file {urls_file} does not exist")
         return lambda: file_requests(urls_file)
     return lambda: start_requests(spider)
 
 
 async def file_requests(path: str) -> AsyncIterator[Request | RequestError]:
-    """A URL a line; empty lines and those that begin with # are passed over."""
+    """The start requests of a file with one URL per line. Empty lines and lines that begin with # are skipped."""
     for request in _read_urls(path):
         yield request
 
 
 def _read_urls(path: str) -> Iterator[Request | RequestError]:
     with open(path, "rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE), b""), 1):
             text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
             if not text or text.startswith("#"):
                 continue

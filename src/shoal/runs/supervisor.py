@@ -1,4 +1,4 @@
-"""Several workers of one machine under one command: those that are killed are started again."""
+"""Runs several worker processes on one machine, and restarts those that are killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.runs.child import command
 
 log = logging.getLogger("shoal.worker")
 
-_RESTART_AFTER = (0.5, 30.0)  # seconds before a worker that was killed is started again, first and at most
-_STEADY = 60.0  # seconds after which a worker's death has nothing to do with the one before
+_RESTART_AFTER = (0.5, 30.0)  # seconds until a killed worker is restarted: the first time, and at most
+_STEADY = 60.0  # a worker that lived longer is restarted with the shortest pause again
 _KILL_AFTER = 15.0
 
 
 class Processes:
-    """Runs the same command several times. A worker that ends by itself is left alone, whatever its exit code; one
-    that is killed (by the system for its memory, by a page that crashes a library) gets a successor."""
+    """Runs the same command several times. A worker that is killed (out of memory, a crash in a library) is restarted
+    with backoff. A worker that exits is not, whatever its exit code."""
 
     def __init__(self, command: Sequence[str], count: int, environ: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
@@ -28,11 +28,11 @@ class Processes:
         self._running: dict[subprocess.Popen[bytes], float] = {}
         self._due: list[float] = []
         self._pause = _RESTART_AFTER[0]
-        self._told: set[subprocess.Popen[bytes]] = set()
+        self._signalled: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
 
     def run(self) -> int:
-        """Until all have ended by themselves, or were asked to. The highest exit code."""
+        """Run until all workers have exited. Returns the highest exit code. SIGINT and SIGTERM stop the workers."""
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         worst = 0
         try:
@@ -40,7 +40,7 @@ class Processes:
                 self._start()
             while self._running or (self._due and not self._stopping):
                 time.sleep(0.05)
-                worst = max(worst, self._look())
+                worst = max(worst, self._check())
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -51,21 +51,19 @@ class Processes:
         process = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
         self._running[process] = time.monotonic()
 
-    def _look(self) -> int:
-        """Notice who has ended, and start whose time has come. The highest exit code of those who ended in order."""
+    def _check(self) -> int:
+        """Restart killed workers when they are due. Returns the highest exit code of the workers that exited."""
         now, worst = time.monotonic(), 0
-        if self._stopping:  # also those that were being started when the signal came
-            for process in self._running.keys() - self._told:
-                self._tell(process)
+        if self._stopping:  # also a worker that was starting when the signal came
+            for process in self._running.keys() - self._signalled:
+                self._terminate(process)
         for process in [process for process in self._running if process.poll() is not None]:
             lived = now - self._running.pop(process)
             if process.returncode >= 0 or self._stopping:
                 worst = max(worst, process.returncode)
                 continue
             self._pause = _RESTART_AFTER[0] if lived > _STEADY else min(_RESTART_AFTER[1], 2 * self._pause)
-            log.warning(
-                "worker process %d was killed by signal %d; another one follows", process.pid, -process.returncode
-            )
+            log.warning("worker process %d was killed by signal %d; restarting it", process.pid, -process.returncode)
             self._due.append(now + self._pause)
         for moment in [moment for moment in self._due if moment <= now and not self._stopping]:
             self._due.remove(moment)
@@ -75,10 +73,10 @@ class Processes:
     def _on_signal(self, number: int, frame: object) -> None:
         self._stopping = True
         for process in self._running:
-            self._tell(process)
+            self._terminate(process)
 
-    def _tell(self, process: subprocess.Popen[bytes]) -> None:
-        self._told.add(process)
+    def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+        self._signalled.add(process)
         process.send_signal(signal.SIGTERM)
 
     def _end(self) -> None:
@@ -93,6 +91,6 @@ class Processes:
 
 
 def worker_processes(arguments: Sequence[str], count: int) -> int:
-    """``shoal worker`` with these arguments, so many times."""
+    """Run ``shoal worker`` with these arguments in ``count`` processes."""
     words, environ = command(["worker", *arguments])
     return Processes(words, count, environ).run()

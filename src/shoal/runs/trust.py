@@ -1,16 +1,15 @@
-"""What a run may ask of a worker.
+"""Limits on what a run may ask of a worker.
 
-A worker reads the settings of a run, and its requests, from a store. Whoever can write there could otherwise have it
-write any file, send pages through any proxy, or configure its spider anew. So a worker takes as little from the store
-as the HTTP API takes from a stranger, and does the rest only if it was told so itself: by its own command line, file
-or environment. See ``docs/security.md``.
+A worker reads the settings and requests of a run from a store. Without these limits, anyone who can write to the store
+could make the worker write any file, use any proxy, or change its spider. So a worker trusts the store as little as the
+HTTP API trusts a stranger. Everything else must come from the worker's own command line, file or environment. See
+``docs/security.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_network
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -22,64 +21,63 @@ from shoal.ports import Fetch
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
 
-MOST_OUTPUTS = 20
-_MOST_ARGUMENTS = 100
-_LONGEST_NAME = 200
-_LARGEST_ARGUMENTS = 256 * 1024  # bytes of all of them, as they are stored
+MAX_OUTPUTS = 20
+_MAX_ARGUMENTS = 100
+_MAX_NAME = 200
+_MAX_ARGUMENT_BYTES = 256 * 1024  # of all arguments together
 _WHERE_TO_CRAWL = frozenset({"start_urls", "allowed_domains", "handle_statuses"})
 _FILE_OPTIONS = frozenset({"sslrootcert", "sslcert", "sslkey", "ssl_ca", "ssl_cert", "ssl_key"})
 
 
-def check_arguments(run_id: str, arguments: Mapping[str, Any]) -> None:
-    """RunError for arguments that would change what the spider is: they become its attributes."""
-    if len(arguments) > _MOST_ARGUMENTS or len(msgspec.msgpack.encode(arguments)) > _LARGEST_ARGUMENTS:
+def check_arguments(run_id: str, arguments: Mapping[str, object]) -> None:
+    """RunError for arguments that would replace attributes of the spider, or that are too large."""
+    if len(arguments) > _MAX_ARGUMENTS or len(msgspec.msgpack.encode(arguments)) > _MAX_ARGUMENT_BYTES:
         raise RunError(
-            f"run {run_id} has more arguments for its spider than a worker takes: at most {_MOST_ARGUMENTS}, and "
-            f"{_LARGEST_ARGUMENTS} bytes"
+            f"run {run_id} has too many arguments for its spider: the limit is {_MAX_ARGUMENTS} arguments and "
+            f"{_MAX_ARGUMENT_BYTES} bytes"
         )
     for name in arguments:
         own = name.startswith("_") or (hasattr(Spider, name) and name not in _WHERE_TO_CRAWL)
-        if own or not name.isidentifier() or len(name) > _LONGEST_NAME:
+        if own or not name.isidentifier() or len(name) > _MAX_NAME:
             raise RunError(
-                f"run {run_id} has the argument {name!r:.80} for its spider, which is the spider's own. A worker does "
-                "not take it from a run: set it in the spider's file, or as a setting of the worker"
+                f"run {run_id} has the argument {name!r:.80}, which would replace an attribute of the spider. A worker "
+                "does not accept it from a run: set it in the spider's file, or in the settings of the worker"
             )
 
 
 def check_networks(run_id: str, networks: Iterable[str]) -> None:
-    """RunError for what is no network."""
+    """RunError for an invalid network."""
     for network in networks:
         try:
             ip_network(network)
         except ValueError as exc:
-            raise RunError(f"run {run_id} has settings that can't be read: {network!r:.80} is no network") from exc
+            raise RunError(f"run {run_id} has invalid settings: {network!r:.80} is not a network") from exc
 
 
 def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config: Config) -> None:
-    """RunError for outputs that a run may not have a worker write. Those that the worker was given itself are ``own``.
+    """RunError for outputs that a run may not ask for. ``own``: outputs of the worker's own command line.
 
-    A run may ask for databases on servers: any, or those that ``worker.outputs`` lists. It may never ask for a file,
-    nor have a file of this machine read as a certificate.
-    """
-    if len(asked) > MOST_OUTPUTS:
-        raise RunError(f"run {run_id} asks for {len(asked)} outputs; a worker writes {MOST_OUTPUTS} at most")
+    A run may ask for databases on servers: any, or only those in ``worker.outputs`` if that is set. It may never ask
+    for a file, or use a file of this machine as a certificate."""
+    if len(asked) > MAX_OUTPUTS:
+        raise RunError(f"run {run_id} asks for {len(asked)} outputs; the limit is {MAX_OUTPUTS}")
     given = {sink_id(spec) for spec in own}
     for spec in asked:
         try:
             identity, shared = sink_id(spec), is_shared(spec)
         except SinkError as exc:
-            raise RunError(f"run {run_id} asks for an output that there is not: {exc}") from exc
+            raise RunError(f"run {run_id} asks for an invalid output: {exc}") from exc
         if identity in given:
             continue
         if not shared:
             raise RunError(
-                f"run {run_id} asks this worker to write {identity!r:.200}. A worker writes only files that it is "
-                "given itself: if you want this one, pass it with -o"
+                f"run {run_id} asks this worker to write {identity!r:.200}. A worker writes only files that you "
+                "pass to it: if you want this one, pass it with -o"
             )
         if _FILE_OPTIONS & dict(parse_qsl(urlsplit(spec).query, keep_blank_values=True)).keys():
             raise RunError(
                 f"run {run_id} asks for the output {mask(spec)} with files of this machine as certificates. If you "
-                "want this, pass it to the worker with -o"
+                "want this, pass it with -o"
             )
         if config.worker.outputs and not any(_is_within(spec, allowed) for allowed in config.worker.outputs):
             raise RunError(
@@ -89,14 +87,14 @@ def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config:
 
 
 def _is_within(spec: str, allowed: str) -> bool:
-    """Whether an output is on the server, and in the database if one is named, that is allowed."""
+    """Whether an output is on the allowed server, and in the allowed database if the rule names one."""
     asked, rule = urlsplit(spec), urlsplit(allowed)
     same = (asked.scheme, asked.hostname, asked.port) == (rule.scheme, rule.hostname, rule.port)
     return same and rule.path.strip("/") in ("", asked.path.strip("/"))
 
 
 class ProxyCheck:
-    """A layer around the fetcher: requests from a store use only proxies that this worker was told of."""
+    """A layer around the fetcher. Requests from a store may use only proxies of the worker's own configuration."""
 
     def __init__(self, config: Config) -> None:
         known = (config.http.proxy, *config.worker.proxies)
@@ -105,7 +103,7 @@ class ProxyCheck:
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         if request.proxy is not None and _place(request.proxy) not in self._known:
             raise FetchError(
-                f"the request asks for the proxy {mask(request.proxy)}, which this worker was not told of: add it to "
+                f"the request asks for the proxy {mask(request.proxy)}, which the worker does not allow: add it to "
                 "worker.proxies (or SHOAL_WORKER__PROXIES)",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
@@ -113,7 +111,7 @@ class ProxyCheck:
 
 
 def _place(proxy: str) -> tuple[str, str | None, int | None]:
-    """Where a proxy is, whatever user and password it is asked with."""
+    """The address of a proxy, without user and password."""
     try:
         url = urlsplit(proxy)
         return url.scheme, url.hostname, url.port
@@ -121,8 +119,7 @@ def _place(proxy: str) -> tuple[str, str | None, int | None]:
         return proxy, None, None
 
 
-def guarded_spider(spider: Spider, config: Config) -> Spider:
-    """The spider with the check in front of its own layers: those may choose a proxy, as they are this machine's."""
+def check_proxies(spider: Spider, config: Config) -> None:
+    """Put the proxy check before the layers of the spider. Those are trusted, and may choose any proxy."""
     own = tuple(layer for layer in spider.middlewares if not isinstance(layer, ProxyCheck))
-    spider.middlewares = (ProxyCheck(config), *own)  # type: ignore[misc]
-    return spider
+    spider.middlewares = (ProxyCheck(config), *own)

@@ -1,11 +1,11 @@
-"""The queue without a spider: for scripts that fetch for themselves, on the same store and under the same laws.
+"""A queue of URLs without a spider, for scripts that fetch pages themselves. It uses the same stores as a crawl.
 
 ::
 
     queue = UrlWorkQueue("postgresql://db.example/crawl", name="products")
     await queue.enqueue_urls(urls)
     while (await queue.get_queue_stats())["remaining"]:
-        for claim in await queue.claim_batch(10):  # none while all hosts must wait: sleep a little then
+        for claim in await queue.claim_batch(10):  # empty while all hosts must wait: sleep a little then
             ...
             await queue.complete_url(claim)
 """
@@ -37,7 +37,7 @@ _DEFAULTS = {"max_attempts": 3, "delay": 0.0, "concurrency_per_host": 1000}
 
 
 class UrlClaim(msgspec.Struct, frozen=True):
-    """A URL that is this worker's until its lease ends."""
+    """A URL that this worker holds until its lease ends."""
 
     url: str
     attempt: int
@@ -46,7 +46,7 @@ class UrlClaim(msgspec.Struct, frozen=True):
 
 
 class Enqueued(msgspec.Struct, frozen=True):
-    """What became of URLs that were offered."""
+    """The outcome of ``enqueue_urls``."""
 
     added: int
     duplicates: int
@@ -56,8 +56,9 @@ class Enqueued(msgspec.Struct, frozen=True):
 class UrlWorkQueue:
     """A queue of URLs that any number of processes share.
 
-    ``dsn`` is the URL of a store: ``postgresql://``, ``redis://``, or ``sqlite:///file`` for one process. A URL is
-    claimed by one worker at a time; one whose worker dies comes back when its lease ends, up to ``max_attempts``.
+    ``dsn`` is the URL of a store: ``postgresql://``, ``redis://``, or ``sqlite:///file`` for one process. Each URL is
+    claimed by one worker at a time. If the worker dies, the URL can be claimed again when its lease ends, up to
+    ``max_attempts`` times.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class UrlWorkQueue:
         delay: float | None = None,
         concurrency_per_host: int | None = None,
     ) -> None:
-        """``name`` tells queues on one store apart. Attempts (3), ``delay`` (0 s) and ``concurrency_per_host`` (1000)
-        are the queue's: whoever opens it first says what holds for all, and another value is refused later."""
+        """``name`` identifies the queue in its store. ``max_attempts`` (default 3), ``delay`` (0 s) and
+        ``concurrency_per_host`` (1000) are stored by the first process that opens the queue. Other values are refused
+        later."""
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
@@ -119,9 +121,10 @@ class UrlWorkQueue:
         return await store.frontier(self._name, FrontierOptions(**run.settings))
 
     async def enqueue_urls(
-        self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, Any] | None = None
+        self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, object] | None = None
     ) -> Enqueued:
-        """Add those that the queue has never had; the same call again adds nothing. What is no URL is told."""
+        """Add the URLs that are new to the queue. Repeating the call adds nothing. Invalid URLs are returned as
+        errors."""
         frontier = await self._open()
         added = duplicates = 0
         invalid: list[str] = []
@@ -140,10 +143,10 @@ class UrlWorkQueue:
         return Enqueued(added, duplicates, tuple(invalid))
 
     async def claim_batch(self, size: int = 10) -> list[UrlClaim]:
-        """Up to ``size`` URLs whose host may be fetched from now. Those of dead workers come back by themselves.
+        """Claim up to ``size`` URLs whose host is due. URLs of dead workers are claimed again when their lease ends.
 
-        StoreRewoundError: the store went back in time, and may have lost what was enqueued or claimed last. It is
-        raised once; enqueue those URLs again, and claim on. What was claimed before has to be claimed again."""
+        StoreRewoundError: the store went back in time and may have lost the last URLs and claims. It is raised once.
+        Enqueue those URLs again, and claim again."""
         frontier = await self._open()
         try:
             leased = await frontier.lease(size, self._ttl)
@@ -157,8 +160,9 @@ class UrlWorkQueue:
         renewed = await (await self._open()).renew([claim.lease for claim in claims], self._ttl)
         return [lease is not None for lease in renewed]
 
-    async def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[Any] = ()) -> None:
-        """Done, with its items in the same step. LeaseLostError: it came too late, and nothing was changed."""
+    async def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[object] = ()) -> None:
+        """Complete a URL and store its items in one step. LeaseLostError: the lease had ended, and nothing was
+        changed."""
         completion = Completion(lease=claim.lease, status=status, items=[encode_item(item) for item in items])
         if (await (await self._open()).complete([completion]))[0] is None:
             raise _lost(claim)
@@ -166,7 +170,8 @@ class UrlWorkQueue:
     async def fail_url(
         self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0
     ) -> str:
-        """Try again after ``retry_in`` seconds, or never if that is None or its attempts are used up. Its state now."""
+        """Record a failed attempt. The URL is ready again after ``retry_in`` seconds; it is dead if that is None or no
+        attempt is left. Returns its state."""
         failure = Failure(lease=claim.lease, kind=kind, reason=reason, retry_in=retry_in)
         state = (await (await self._open()).fail([failure]))[0]
         if state is None:
@@ -174,16 +179,16 @@ class UrlWorkQueue:
         return state
 
     async def release_url(self, claim: UrlClaim) -> None:
-        """Give it back unused: the attempt does not count."""
+        """Release a URL. The attempt does not count."""
         if not (await (await self._open()).release([claim.lease]))[0]:
             raise _lost(claim)
 
     async def release_expired_leases(self) -> int:
-        """How many URLs came back just now. Claiming does it too, so nobody has to call this. While other workers end
-        theirs at the same moment, those are counted too."""
+        """Release expired leases now, and return how many there were. Claiming does this too. The number includes
+        leases that other workers ended at the same moment."""
         frontier = await self._open()
         before = (await frontier.stats()).leased
-        while (await frontier.lease(0, self._ttl)).wait == 0:  # a server takes them in portions
+        while (await frontier.lease(0, self._ttl)).wait == 0:  # a server releases them in portions
             pass
         return max(0, before - (await frontier.stats()).leased)
 
@@ -192,14 +197,14 @@ class UrlWorkQueue:
         return counts(await (await self._open()).stats())
 
     async def close(self) -> None:
-        """What is claimed stays so until its lease ends."""
+        """Close the store. Claimed URLs stay claimed until their leases end."""
         store, self._store, self._frontier = self._store, None, None
         if store is not None:
             await store.close()
 
 
 class SyncUrlWorkQueue:
-    """The same for programs without an event loop: a thread of its own runs one."""
+    """A `UrlWorkQueue` for programs without an event loop. It runs one in its own thread."""
 
     def __init__(self, dsn: str, name: str = "default", **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -207,7 +212,7 @@ class SyncUrlWorkQueue:
         self._thread.start()
         self._queue = UrlWorkQueue(dsn, name, **options)
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, work: Coroutine[object, None, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def __enter__(self) -> Self:
@@ -219,7 +224,7 @@ class SyncUrlWorkQueue:
         self.close()
 
     def enqueue_urls(
-        self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, Any] | None = None
+        self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, object] | None = None
     ) -> Enqueued:
         return self._wait(self._queue.enqueue_urls(urls, priority=priority, meta=meta))
 
@@ -229,7 +234,7 @@ class SyncUrlWorkQueue:
     def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:
         return self._wait(self._queue.renew(claims))
 
-    def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[Any] = ()) -> None:
+    def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[object] = ()) -> None:
         self._wait(self._queue.complete_url(claim, status=status, items=items))
 
     def fail_url(self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0) -> str:
@@ -245,7 +250,7 @@ class SyncUrlWorkQueue:
         return self._wait(self._queue.get_queue_stats())
 
     def close(self) -> None:
-        """Also ends the thread."""
+        """Close the store, and end the thread."""
         if not self._loop.is_closed():
             self._wait(self._queue.close())
             self._loop.call_soon_threadsafe(self._loop.stop)

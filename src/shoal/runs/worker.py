@@ -1,4 +1,4 @@
-"""A worker of a fleet: leases, fetches, parses and completes pages of a run, beside any number of other workers."""
+"""A worker of a fleet: one of any number of processes that crawl the same run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any
 
 from msgspec import Struct
 
@@ -25,7 +24,7 @@ from shoal.frontier import open_store
 from shoal.ports import Frontier, Holder, Store
 from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
 from shoal.runs.start import RunSettings, find_run
-from shoal.runs.trust import check_outputs, guarded_spider
+from shoal.runs.trust import check_outputs, check_proxies
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.takeover import StandbyDrainer
 from shoal.spider import Spider
@@ -112,7 +111,7 @@ class Worker:
         spider = self.spider.spider_name()
         return Vitals(worker=self.worker_id, run_id=self.run_id, spider=spider, counters=Counters())
 
-    def __await__(self) -> Generator[Any, None, Summary]:
+    def __await__(self) -> Generator[object, None, Summary]:
         return self.run().__await__()
 
     async def run(self) -> Summary:
@@ -125,7 +124,7 @@ class Worker:
             run, settings = await persist(partial(find_run, store, self.run_id, self.spider, allow_changed=changed))
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
-            guarded_spider(self.spider, self.config)
+            check_proxies(self.spider, self.config)
             self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))
             if self._stop_asked:
                 self._life.stop()

@@ -1,4 +1,4 @@
-"""Workers whose number can be changed: processes of this machine, services of Compose, a deployment of Kubernetes."""
+"""Pools of workers that can be scaled: local processes, a Compose service, a Kubernetes deployment."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from shoal.runs.child import command
 
 log = logging.getLogger("shoal.autoscale")
 
-_START_AFTER = (1.0, 30.0)  # seconds after the end of a worker that nobody asked to leave, first and at most
-_STEADY = 60.0  # seconds after which a worker's end has nothing to do with the one before
-_KILL_AFTER = 15.0  # seconds that a worker has to leave
-_COMMAND_TIMEOUT = 60.0  # seconds that another program has for what it is asked
+_RESTART_AFTER = (1.0, 30.0)  # seconds until a worker that ended is replaced: the first time, and at most
+_STEADY = 60.0  # a worker that lived longer is replaced with the shortest pause again
+_KILL_AFTER = 15.0  # seconds that a worker has to stop
+_COMMAND_TIMEOUT = 60.0  # seconds that docker or kubectl may take
 
 
 class Pool(Protocol):
-    """Workers, however they are started. What could not be done is logged, and done when it is asked for again."""
+    """A group of workers. A step that fails is logged, and tried again with the next call."""
 
     async def current(self) -> int | None:
-        """How many there are; None when that can't be said now."""
+        """The number of workers. None if it is not known now."""
         ...
 
     async def scale(self, count: int) -> None:
-        """Let there be so many. Those who are too many give back what they have leased; the dead are replaced."""
+        """Start or stop workers until there are ``count``. Stopped workers release their leases; dead ones are
+        replaced."""
         ...
 
     async def close(self) -> None:
-        """Nobody looks after them any more."""
+        """Stop managing the workers."""
         ...
 
 
@@ -47,40 +48,40 @@ class _Child(NamedTuple):
 
 
 class LocalPool:
-    """Processes of this machine. They leave with whoever made the pool, also when that one is killed."""
+    """Processes on this machine. They stop when the process that made the pool ends, even if it is killed."""
 
     def __init__(self, arguments: Sequence[str], logs: Path | None = None) -> None:
-        """``arguments`` are those of `shoal worker`. What workers print goes to files in the folder ``logs``, or
-        nowhere: then only the last line of one that fails is told."""
-        self._command, self._environ = command(["worker", *arguments], "shoal.runs.tethered")
+        """``arguments`` are those of `shoal worker`. The output of workers goes to files in the folder ``logs``.
+        Without it, only the last line of a worker that fails is logged."""
+        self._command, self._environ = command(["worker", *arguments], tethered=True)
         self._logs = logs
         self._count = 0
         self._working: list[_Child] = []
-        self._leaving: list[tuple[_Child, float]] = []
-        self._pause = _START_AFTER[0]
+        self._stopping: list[tuple[_Child, float]] = []
+        self._pause = _RESTART_AFTER[0]
         self._not_before = 0.0
 
     async def current(self) -> int:
-        self._look()
+        self._check()
         return len(self._working)
 
     async def scale(self, count: int) -> None:
-        self._look()
+        self._check()
         while len(self._working) > count:
             self._drain(self._working.pop())
         while len(self._working) < count and time.monotonic() >= self._not_before:
             try:
                 self._working.append(self._start())
-            except OSError as exc:  # of the machine: no memory, no processes, no room on the disk
+            except OSError as exc:  # no memory, too many processes, disk full
                 log.warning("a worker could not be started: %s; trying again", exc)
-                self._not_before = time.monotonic() + _START_AFTER[1]
+                self._not_before = time.monotonic() + _RESTART_AFTER[1]
 
     async def close(self) -> None:
-        """All leave in good order; those who do not are killed."""
+        """Stop all workers. Those that do not stop in time are killed."""
         await self.scale(0)
-        while self._leaving:
+        while self._stopping:
             await asyncio.sleep(0.05)
-            self._look()
+            self._check()
 
     def _start(self) -> _Child:
         output = self._open_output()
@@ -102,33 +103,33 @@ class LocalPool:
         return open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
 
     def _drain(self, child: _Child) -> None:
-        """The end of its standard input is what a worker leaves at."""
+        """Close the standard input of a worker. That stops it."""
         assert child.process.stdin is not None
         child.process.stdin.close()
-        self._leaving.append((child, time.monotonic() + _KILL_AFTER))
+        self._stopping.append((child, time.monotonic() + _KILL_AFTER))
 
-    def _look(self) -> None:
-        """Notice who has ended."""
+    def _check(self) -> None:
+        """Handle workers that have ended."""
         now = time.monotonic()
         for child in [child for child in self._working if child.process.poll() is not None]:
             self._working.remove(child)
-            self._mourn(child, now)
-        for child, until in list(self._leaving):
+            self._ended(child, now)
+        for child, until in list(self._stopping):
             if child.process.poll() is not None:
-                self._leaving.remove((child, until))
+                self._stopping.remove((child, until))
                 child.output.close()
             elif now > until:
                 child.process.kill()
 
-    def _mourn(self, child: _Child, now: float) -> None:
-        """One that nobody asked to leave gets a successor, but not at once: it may not fare better."""
+    def _ended(self, child: _Child, now: float) -> None:
+        """Log why a worker ended. It is replaced with backoff, because the next one may fail too."""
         code = child.process.returncode
         if code < 0:
-            log.warning("worker process %d was killed by signal %d; another one follows", child.process.pid, -code)
+            log.warning("worker process %d was killed by signal %d; restarting it", child.process.pid, -code)
         elif code > 0:
-            said = _last_line(child.output)
-            log.warning("worker process %d failed with exit code %d: %s", child.process.pid, code, said)
-        self._pause = _START_AFTER[0] if now - child.started > _STEADY else min(_START_AFTER[1], 2 * self._pause)
+            last = _last_line(child.output)
+            log.warning("worker process %d failed with exit code %d: %s", child.process.pid, code, last)
+        self._pause = _RESTART_AFTER[0] if now - child.started > _STEADY else min(_RESTART_AFTER[1], 2 * self._pause)
         self._not_before = now + self._pause
         child.output.close()
         assert child.process.stdin is not None
@@ -138,64 +139,66 @@ class LocalPool:
 def _last_line(file: IO[bytes]) -> str:
     file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
     lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 class CommandPool:
-    """Workers that another program looks after; they are drained by the SIGTERM that it sends, and stay when the pool
-    is closed."""
+    """Workers that another program manages. It stops them with SIGTERM, and they keep running when the pool is
+    closed."""
 
-    def __init__(self, scale: Callable[[int], Sequence[str]], look: Sequence[str], count: Callable[[str], int]) -> None:
-        """``scale`` makes the command for so many workers; ``count`` reads the answer of the command ``look``.
-        ConfigError if there is no such program."""
-        if shutil.which(look[0]) is None:
-            raise ConfigError(f"there is no command {look[0]!r} on this machine's PATH; it is what starts the workers")
+    def __init__(
+        self, scale: Callable[[int], Sequence[str]], query: Sequence[str], count: Callable[[str], int]
+    ) -> None:
+        """``scale`` returns the command for a number of workers. ``query`` is the command whose output ``count`` turns
+        into the number of workers. ConfigError if the program is not installed."""
+        if shutil.which(query[0]) is None:
+            raise ConfigError(f"command {query[0]!r} is not on the PATH; it is needed to start workers")
         self._scale = scale
-        self._look = look
+        self._query = query
         self._read = count
-        self._done: int | None = None
-        self._trouble = ""
+        self._scaled_to: int | None = None
+        self._problem = ""
 
     async def current(self) -> int | None:
-        answer = await self._run(self._look)
+        answer = await self._run(self._query)
         try:
             return None if answer is None else self._read(answer)
         except ValueError:
-            self._tell(f"{' '.join(self._look)} answered {answer!r:.200}")
+            self._warn(f"{' '.join(self._query)} answered {answer!r:.200}")
             return None
 
     async def scale(self, count: int) -> None:
-        if count != self._done:
-            self._done = None
+        if count != self._scaled_to:
+            self._scaled_to = None
             if await self._run(self._scale(count)) is not None:
-                self._done = count
+                self._scaled_to = count
 
     async def close(self) -> None:
         pass
 
     async def _run(self, command: Sequence[str]) -> str | None:
-        """What it printed; None if it failed."""
+        """The output of a command. None if it failed."""
         try:
             async with asyncio.timeout(_COMMAND_TIMEOUT):
                 code, answer, errors = await _outcome(command)
-        except OSError as exc:  # also when it took too long
-            self._tell(f"{' '.join(command)} could not be run: {exc.strerror or 'no answer'}")
+        except OSError as exc:  # TimeoutError is an OSError
+            self._warn(f"{' '.join(command)} could not be run: {exc.strerror or 'no answer'}")
             return None
         if code:
-            self._tell(f"{' '.join(command)} failed: {errors.strip() or f'exit code {code}'}")
+            self._warn(f"{' '.join(command)} failed: {errors.strip() or f'exit code {code}'}")
             return None
-        self._trouble = ""
+        self._problem = ""
         return answer
 
-    def _tell(self, trouble: str) -> None:
-        """Once, until it is another one or over."""
-        if trouble != self._trouble:
-            log.warning("%s; trying again", trouble)
-        self._trouble = trouble
+    def _warn(self, problem: str) -> None:
+        """Log a problem once, until it changes or is over."""
+        if problem != self._problem:
+            log.warning("%s; trying again", problem)
+        self._problem = problem
 
 
 async def _outcome(command: Sequence[str]) -> tuple[int, str, str]:
-    """The exit code of a command, and what it printed and complained of. One that is not waited for is killed."""
+    """The exit code, output and errors of a command. It is killed if this call is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -208,7 +211,7 @@ async def _outcome(command: Sequence[str]) -> tuple[int, str, str]:
 
 
 def compose_pool(file: str, service: str = "worker") -> CommandPool:
-    """The containers of one service of a Compose file."""
+    """The containers of one service in a Compose file."""
     compose = ["docker", "compose", "-f", file]
     return CommandPool(
         lambda count: [*compose, "up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={count}", service],
@@ -218,7 +221,7 @@ def compose_pool(file: str, service: str = "worker") -> CommandPool:
 
 
 def kubernetes_pool(deployment: str, namespace: str = "") -> CommandPool:
-    """The replicas of a deployment; in the namespace that kubectl has by itself, unless another is named."""
+    """The replicas of a deployment, in the given namespace or in the default of kubectl."""
     kubectl = ["kubectl", *(["--namespace", namespace] if namespace else [])]
     return CommandPool(
         lambda count: [*kubectl, "scale", f"deployment/{deployment}", f"--replicas={count}"],

@@ -27,9 +27,21 @@ class _Part(NamedTuple):
     """The selector for nodes below an element. It has a limit, because its first compound could match above it."""
     step: str
     """The XPath from the elements to their strings; empty for the elements themselves."""
+    contains: tuple[str, ...] = ()
+    """Texts that the elements must contain."""
+    outer: _Part | None = None
+    """The selector of the elements below which this one selects."""
 
     def elements(self, node: Node) -> list[Element]:
         """Return the matching elements at or below the node."""
+        if self.outer is None:
+            found = self._selected(node)
+        else:
+            below = [element for outer in self.outer.elements(node) for element in outer.select(self.selector)]
+            found = cast("list[Element]", _in_order(node, found=below))
+        return [each for each in found if all(text in each.text for text in self.contains)] if self.contains else found
+
+    def _selected(self, node: Node) -> list[Element]:
         if not self.selector:
             return [cast("Element", node)]
         if type(node) is Document:
@@ -39,6 +51,9 @@ class _Part(NamedTuple):
         if self.below == self.selector and node.matches(self.selector):
             found.insert(0, cast("Element", node))
         return found
+
+
+_in_order = XPath("$found | $found")
 
 
 class _CssQuery(NamedTuple):
@@ -78,6 +93,10 @@ _QUOTED = re.compile(r"""\\. | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' """, re.VER
 _BRACKETS = re.compile(r"\([^()\[\]]*\) | \[[^()\[\]]*\]", re.VERBOSE)
 _PSEUDO = re.compile(r"(.*?) (?: ::([\w-]+) (\0*) )? \s*", re.VERBOSE | re.DOTALL)
 _ATTRIBUTE = re.compile(r"""\( \s* (["']?) ([^"'()]+?) \1 \s* \)""", re.VERBOSE)
+_CONTAINS_CALL = re.compile(r"(?<!:):contains\0+")
+_CONTAINS = re.compile(
+    r""":contains\( \s* (?: "((?:\\.|[^"\\])*)" | '((?:\\.|[^'\\])*)' | ([\w-]+) ) \s* \)""", re.VERBOSE
+)
 _COMBINATOR = re.compile(r"\s*[>+~]\s*|\s+")
 
 
@@ -111,6 +130,11 @@ def _step(pseudo: str, argument: str) -> str:
 
 
 def _part(selector: str, bare: str, step: str) -> _Part:
+    if re.search(r"(?<!\*)\|", bare):
+        raise ValueError("CSS queries cannot name a namespace; use xpath() with namespaces=")
+    call = next(reversed(list(_CONTAINS_CALL.finditer(bare))), None)
+    if call is not None:
+        return _part_with_contains(selector, bare, step, call)
     combinators = [found.span() for found in _COMBINATOR.finditer(bare)]
     start, end = combinators[-1] if combinators else (0, 0)
     # Nothing (or a star) before the pseudo-element means any element. If it only has to be below another element,
@@ -127,3 +151,28 @@ def _part(selector: str, bare: str, step: str) -> _Part:
         return _Part(selector, selector, step)
     head = combinators[0][0]
     return _Part(selector, f"{selector[:head]}:is(:scope, :scope *){selector[head:]}", step)
+
+
+def _part_with_contains(selector: str, bare: str, step: str, call: re.Match[str]) -> _Part:
+    """A selector whose last ``:contains(...)`` is ``call``. turbohtml does not have it: compare the texts here."""
+    match = _CONTAINS.fullmatch(selector, *call.span())
+    if match is None:
+        raise ValueError(':contains() needs a text: :contains("text")')
+    combinator = _COMBINATOR.search(bare, call.end())
+    if combinator is None:
+        text = re.sub(r"\\(.)", r"\1", next(group for group in match.groups() if group is not None))
+        before, after = slice(call.start()), slice(call.end(), None)
+        if not bare[before] or _COMBINATOR.fullmatch(bare[before][-1:]):
+            selector, bare = f"{selector[before]}*{selector[after]}", f"{bare[before]}*{bare[after]}"
+        else:
+            selector, bare = selector[before] + selector[after], bare[before] + bare[after]
+        part = _part(selector, bare, "")
+        return part._replace(step=step, contains=(*part.contains, text))
+    outer = _part(selector[: combinator.start()], bare[: combinator.start()], "")
+    sign, rest = combinator[0].strip(), slice(combinator.end(), None)
+    if sign in ("+", "~"):
+        raise ValueError(f':contains("text") cannot stand before {sign}; use xpath()')
+    if bare[rest] in ("", "*") and not sign:
+        return outer._replace(step="/" + step)
+    inner = _part(selector[rest] or "*", bare[rest] or "*", "")
+    return inner._replace(selector=f":scope {sign} {inner.selector}", step=step, outer=outer)

@@ -18,6 +18,8 @@ Root: TypeAlias = Node | str | Json
 """What a query finds: a node, a string (of a text, an attribute or a number), or a JSON value."""
 
 _MINIMAL = turbohtml.Html(formatter=turbohtml.Formatter.MINIMAL)
+_XML = turbohtml.Html(xml=True)
+_top_element = turbohtml.XPath("/*")
 _XML_DECLARATION = re.compile(r"\ufeff?\s*<\?xml\s")
 _JSON_CONTAINER = re.compile(r"\s*[\[{]")
 _ENTITY = re.compile(r"&(?!(?:amp|lt);)(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
@@ -98,11 +100,19 @@ def top(root: Root) -> Root:
     return root
 
 
+def is_xml(node: Node) -> bool:
+    """Whether the node belongs to an XML document. XHTML counts as HTML: the top of both is ``html``."""
+    found = cast("list[Element]", _top_element(node))
+    return bool(found) and found[0].tag != "html" and isinstance(found[0].parent, Document)
+
+
 def content(root: Root) -> object:
     """Return the markup of a node, a plain string, or the JSON value."""
     if not isinstance(root, Node):
         return str(root) if isinstance(root, JsonText) else root
     node = cast("Node", top(root))
+    if is_xml(node):
+        return node.serialize(_XML)
     markup = node.html
     # A no-break space stays a character, which \s in a regex matches. The minimal format for all nodes is slower.
     return node.serialize(_MINIMAL) if "&nbsp;" in markup else markup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from re import Pattern
 from typing import Any, Literal, cast, overload
@@ -10,14 +11,47 @@ from typing import Any, Literal, cast, overload
 from turbohtml import Element, Node
 
 from shoal.selector.css import find_css
-from shoal.selector.documents import Root, content, drop, parse_text, remove_namespaces, replace_entities, top
+from shoal.selector.documents import Root, content, drop, is_xml, parse_text, remove_namespaces, replace_entities, top
 from shoal.selector.json_queries import find_jmespath
 from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 _NOT_SET = cast("Root", object())
 
 
-class Selector:
+class _Searchable(ABC):
+    """Regular expressions on results of queries."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _contents(self) -> Sequence[Root]: ...
+
+    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
+        """Return all matches in each result: the groups if there are any, or else the whole match.
+
+        If there is a group named ``extract``, only that group of the first match is returned. ``replace_entities``
+        decodes character references, except ``&amp;`` and ``&lt;``.
+        """
+        return list(self._matches(regex, replace_entities))
+
+    @overload
+    def re_first(
+        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
+    ) -> str | None: ...
+    @overload
+    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
+    def re_first(
+        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
+    ) -> str | None:
+        """Return the first match of ``re``, or the default."""
+        return next(self._matches(regex, replace_entities), default)
+
+    def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
+        pattern = re.compile(regex)
+        return (match for root in self._contents() for match in _matches(root, pattern, replace))
+
+
+class Selector(_Searchable):
     """One node of a page, one string found in it, or one JSON value.
 
     CSS and XPath search the node itself and its descendants. Only an XPath that begins with ``/`` starts at the top
@@ -52,7 +86,8 @@ class Selector:
     def css(self, query: str) -> SelectorList:
         """Return what matches, in document order: elements, or strings with a final ``::text`` or ``::attr(name)``.
 
-        The whole selector must match at or below this node. ``p::text`` returns the texts directly in each ``p``, and
+        ``:contains("text")`` is available, as in parsel. The whole selector must match at or below this node.
+        ``p::text`` returns the texts directly in each ``p``, and
         ``p ::text`` also those below it.
         """
         return SelectorList.of(find_css(self.root, query), self.namespaces)
@@ -85,24 +120,8 @@ class Selector:
     def getall(self) -> list[Any]:
         return [self.get()]
 
-    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
-        """Return all matches in ``get()``: the groups if there are any, or else the whole match.
-
-        If there is a group named ``extract``, only that group of the first match is returned. ``replace_entities``
-        decodes character references, except ``&amp;`` and ``&lt;``.
-        """
-        return list(_matches(self.root, re.compile(regex), replace_entities))
-
-    @overload
-    def re_first(
-        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
-    ) -> str | None: ...
-    @overload
-    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
-    def re_first(
-        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
-    ) -> str | None:
-        return next(_matches(self.root, re.compile(regex), replace_entities), default)
+    def _contents(self) -> Sequence[Root]:
+        return (self.root,)
 
     def register_namespace(self, prefix: str, uri: str) -> None:
         """Let ``prefix`` mean this namespace in the XPath queries of this selector and of all it finds afterwards."""
@@ -118,11 +137,15 @@ class Selector:
 
     @property
     def attrib(self) -> dict[str, str]:
-        """A copy of the element's attributes; empty if this is not an element."""
+        """A copy of the element's attributes; empty if this is not an element. Namespace declarations of XML are left
+        out."""
         node = top(self.root)
         if not isinstance(node, Element):
             return {}
-        return {name: node.attr(name) or "" for name in node.attrs}
+        found = {name: node.attr(name) or "" for name in node.attrs}
+        if any(name.startswith("xmlns") for name in found) and is_xml(node):
+            return {name: value for name, value in found.items() if name.partition(":")[0] != "xmlns"}
+        return found
 
     def text_content(self) -> str:
         """Return all text at and below the node, with its whitespace."""
@@ -146,7 +169,7 @@ class Selector:
         return f"<Selector {text if len(text) <= 40 else text[:37] + '...'!r}>"
 
 
-class SelectorList(Sequence[Selector]):
+class SelectorList(_Searchable, Sequence[Selector]):
     """All results of a query, in document order. A query on the list queries each member and returns one flat list.
 
     The list stores the results and creates a Selector only when you ask for a member: most lists are read with ``get``
@@ -215,23 +238,8 @@ class SelectorList(Sequence[Selector]):
 
     extract = getall
 
-    def re(self, regex: str | Pattern[str], replace_entities: bool = True) -> list[str]:
-        return list(self._matches(regex, replace_entities))
-
-    @overload
-    def re_first(
-        self, regex: str | Pattern[str], default: None = None, replace_entities: bool = True
-    ) -> str | None: ...
-    @overload
-    def re_first(self, regex: str | Pattern[str], default: str, replace_entities: bool = True) -> str: ...
-    def re_first(
-        self, regex: str | Pattern[str], default: str | None = None, replace_entities: bool = True
-    ) -> str | None:
-        return next(self._matches(regex, replace_entities), default)
-
-    def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
-        pattern = re.compile(regex)
-        return (match for root in self._roots for match in _matches(root, pattern, replace))
+    def _contents(self) -> Sequence[Root]:
+        return self._roots
 
     def drop(self) -> None:
         """Remove each node from its document. SelectorError for a node that cannot be dropped."""

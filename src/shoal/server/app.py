@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from importlib.resources import files
 
 from fastapi import Depends, FastAPI, Security
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.staticfiles import StaticFiles
-from swagger_ui_bundle import swagger_ui_path
 
 from shoal import __version__
 from shoal.config import Config
@@ -59,7 +58,7 @@ def create_app(config: Config) -> FastAPI:
 
 def _serve_docs(app: FastAPI) -> None:
     """Serve `/docs` with bundled scripts and styles, so that it works without internet access."""
-    app.mount("/docs/assets", StaticFiles(directory=Path(swagger_ui_path)))
+    app.mount("/docs/assets", StaticFiles(directory=str(files("fastapi_swagger") / "resources")))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -74,7 +74,7 @@ class Jobs:
             run = interrupted or await crawl.choose_run(self._store)
             job = self._add(run, crawl, fetcher, job_request)
         try:
-            await _wait_until_begun(job)
+            await _wait_until_started(job)
         except BaseException:
             if interrupted is None:
                 with suppress(FrontierError, RunError):
@@ -93,7 +93,7 @@ class Jobs:
         await self._wait_for_ended()
         job_request = self._requests.get(run.run_id)
         if job_request is not None and run.run_id not in self._jobs:
-            await _wait_until_begun(self._add(run, *self._make_crawl(job_request), job_request))
+            await _wait_until_started(self._add(run, *self._make_crawl(job_request), job_request))
 
     async def _wait_for_ended(self) -> None:
         """Wait for crawls whose run is already over. The state of a run is visible shortly before its crawl has
@@ -118,7 +118,11 @@ class Jobs:
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name()):
-            if run.state in ("running", "paused") and run.settings == crawl.words and run.run_id not in self._jobs:
+            if (
+                run.state in ("running", "paused")
+                and run.settings == crawl.start_settings
+                and run.run_id not in self._jobs
+            ):
                 return run
         return None
 
@@ -174,10 +178,10 @@ class Jobs:
         await asyncio.gather(*(job.task for job in jobs), return_exceptions=True)
 
 
-async def _wait_until_begun(job: _Job) -> None:
+async def _wait_until_started(job: _Job) -> None:
     """Wait until the crawl has opened its outputs. Raise the error of a crawl that cannot start."""
-    begun = asyncio.create_task(job.crawl.begun.wait())
-    await asyncio.wait({job.task, begun}, return_when=asyncio.FIRST_COMPLETED)
-    begun.cancel()
-    if not job.crawl.begun.is_set() and (failure := await job.task) is not None:
+    started = asyncio.create_task(job.crawl.started.wait())
+    await asyncio.wait({job.task, started}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    if not job.crawl.started.is_set() and (failure := await job.task) is not None:
         raise failure

@@ -41,7 +41,6 @@ class Server:
         self.config = config
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
-        self.started = time.time()
         self.fetcher = HttpFetcher(config.http, config.user_agent, AddressGuard(config.serve.allow))
         self.store: Store
         self.jobs: Jobs

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from shoal.item import as_text, decode_item
+from shoal.item import as_text
 from shoal.ports import LoggedItem
 from shoal.sinks.files import LARGE, Saved, encode_saved, load_saved
 from shoal.sinks.keys import TableOptions
-from shoal.sinks.rejects import Reject, Rejects
+from shoal.sinks.rejects import Rejects
 from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
-from shoal.sinks.tables import too_many_columns
+from shoal.sinks.tables import rows_within
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -97,7 +97,9 @@ class CsvSink:
         items = unwritten(items, self._seq)
         if not items:
             return
-        fields, rows, rejects = self._fit(items)
+        columns = dict.fromkeys(self._fields)
+        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else _escape_name)
+        fields = list(columns)
         if rows and fields:  # without any field there is no header to write
             escape = None if self._formulas else _escape
             lines = _lines(_cells(row, fields, escape) for row in rows)
@@ -107,23 +109,6 @@ class CsvSink:
                 await in_thread(self._append, fields, lines, len(rows), items[-1].seq)
         self._seq = items[-1].seq
         self._rejects.add(rejects)
-
-    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[str], list[dict[str, Any]], list[Reject]]:
-        """The header with the new fields, the rows, and the items that need too many columns."""
-        fields = dict.fromkeys(self._fields)
-        rows: list[dict[str, Any]] = []
-        rejects: list[Reject] = []
-        for item in items:
-            row = decode_item(item.payload)[1]
-            if not self._formulas:
-                row = {_escape_name(name): value for name, value in row.items()}
-            if not row.keys() <= fields.keys():
-                if len(row) > self._max_columns or len(fields | row) > self._max_columns:
-                    rejects.append(Reject(item, too_many_columns(self._max_columns)))
-                    continue
-                fields.update(dict.fromkeys(row))
-            rows.append(row)
-        return list(fields), rows, rejects
 
     def _append(self, fields: list[str], lines: bytes, count: int, seq: int) -> None:
         if not self._rows:
@@ -169,7 +154,7 @@ class CsvSink:
 _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
-def _cells(row: dict[str, Any], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[Any]:
+def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[object]:
     values = map(row.get, fields)
     cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]
@@ -193,7 +178,7 @@ def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
         yield line, quotes % 2 == 0
 
 
-def _lines(rows: Iterable[Sequence[Any]]) -> bytes:
+def _lines(rows: Iterable[Sequence[object]]) -> bytes:
     r"""Rows as CSV. The writer keeps its default ``\r\n``, because then it quotes values that contain either."""
     lines = _Lines()
     csv.writer(lines).writerows(rows)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -82,7 +82,7 @@ class Drainer:
         self._state = b""
         self._written = 0
         self._last: LoggedItem | None = None
-        """The last item that was read. With it the store can tell whether its log was rewound."""
+        """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
         """The cursor of a move whose answer was lost."""
         self._failures = 0
@@ -340,7 +340,7 @@ class Drainer:
                 return
             await self._persist(self._save)  # this may reopen the sink, so read the log again
 
-    async def _while_held(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_held(self, work: Coroutine[object, None, None]) -> None:
         """Renew the role while ``work`` runs."""
         task = asyncio.create_task(work)
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
@@ -51,7 +50,7 @@ class TableOptions(msgspec.Struct, frozen=True):
             return self.run_id
         return f"{_UNFIT_RUN.sub('_', self.run_id)[:150]}_{_digest(self.run_id)}"
 
-    def row_key(self, item: LoggedItem, data: dict[str, Any]) -> str:
+    def row_key(self, item: LoggedItem, data: dict[str, object]) -> str:
         """The value of ``_key``. ItemError if a field of the key has no value."""
         if not self.key:
             return _short(f"{self.run_id}-{item.key}" if self.run_id else item.key)
@@ -64,7 +63,7 @@ class TableOptions(msgspec.Struct, frozen=True):
         return _short(_encode_sorted(values).decode())
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Equal for values that are equal in a column: 1, 1.0 and "1"."""
     if isinstance(value, dict | list):
         return _encode_sorted(value).decode()

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shoal.errors import SinkError
 from shoal.sinks.keys import KEY, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions
@@ -31,6 +31,7 @@ from shoal.sinks.tables import (
 
 try:
     import pymysql
+    import pymysql.cursors
     from pymysql.constants import CR, ER
 except ImportError as exc:
     raise SinkError("MySQL output needs PyMySQL: pip install 'shoal[mysql]'") from exc
@@ -52,7 +53,8 @@ from shoal.sinks.mysql_sql import (
 )
 
 T = TypeVar("T")
-Rows = list[tuple[Any, ...]]
+Rows: TypeAlias = list[tuple[Any, ...]]
+Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
 _READ_TIMEOUT = "_read_timeout"
 """PyMySQL has no other way to change the timeout of a connection."""
@@ -78,7 +80,7 @@ class MySQLSink(ServerSink[Columns]):
 
     def __init__(self, server: Server, options: TableOptions | None = None) -> None:
         super().__init__(server, options)
-        self._database: pymysql.Connection[Any] | None = None
+        self._database: Connection | None = None
         self._described: dict[str, tuple[str, Columns]] = {}
         """By table: how the server describes it, and its columns."""
         self._max_packet = 1 << 20
@@ -90,7 +92,7 @@ class MySQLSink(ServerSink[Columns]):
         return self._database is not None
 
     @property
-    def _connected(self) -> pymysql.Connection[Any]:
+    def _connected(self) -> Connection:
         assert self._database is not None, "not open"
         return self._database
 
@@ -127,7 +129,7 @@ class MySQLSink(ServerSink[Columns]):
         self._shut_socket()  # so that closing cannot block
         self._disconnect_now()
 
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run it in a thread. A cancellation shuts the socket, so the thread ends soon even if the server is frozen."""
         task = asyncio.ensure_future(asyncio.to_thread(work, *args))
         try:

@@ -77,7 +77,7 @@ def alteration(change: Change) -> str:
     return f"{verb} {quote(change.column)} {type_of(change.new)} NULL"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return string(value if type(value) is str else text_of(value))
 
 

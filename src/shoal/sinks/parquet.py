@@ -13,12 +13,12 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from shoal.errors import SinkError
-from shoal.item import as_text, decode_item
+from shoal.item import as_text
 from shoal.ports import LoggedItem
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.rejects import Reject, Rejects
@@ -33,7 +33,7 @@ from shoal.sinks.storage import (
     storage_errors,
     unwritten,
 )
-from shoal.sinks.tables import too_many_columns
+from shoal.sinks.tables import rows_within
 
 try:
     import pyarrow as pa
@@ -87,7 +87,7 @@ class ParquetSink:
         self._seq = 0
         self._items: list[LoggedItem] = []
         self._size = 0
-        self._fields: set[str] = set()
+        self._fields: dict[str, None] = {}
         self._rejects = Rejects(self._path, self._options.on_reject)
 
     # -- open
@@ -122,7 +122,8 @@ class ParquetSink:
                 self._keep_parts(saved)
                 if len(mark.rows) > saved.parts:
                     os.close(replace_file(self._path, self._merge))
-                self._fields = {name for source in self._sources(saved) for name in pq.read_schema(source).names}
+                names = (name for source in self._sources(saved) for name in pq.read_schema(source).names)
+                self._fields = dict.fromkeys(names)
         except BaseException:
             self._close()
             raise
@@ -177,7 +178,8 @@ class ParquetSink:
             self._rejects.add(await in_thread(self._write_part, [*self._items, *fresh]))
 
     def _write_part(self, items: list[LoggedItem]) -> list[Reject]:
-        rows, fields, rejects = self._fit(items)
+        fields = dict.fromkeys(self._fields)
+        rows, rejects = rows_within(items, fields, self._options.max_columns)
         if rows:
             with self._errors():
                 table = _table(rows)
@@ -187,21 +189,6 @@ class ParquetSink:
             self._saved = _Saved(self._saved.run, self._saved.parts + 1, self._options.run_id, check)
         self._items, self._size, self._seq, self._fields = [], 0, items[-1].seq, fields
         return rejects
-
-    def _fit(self, items: Sequence[LoggedItem]) -> tuple[list[dict[str, Any]], set[str], list[Reject]]:
-        """Return the rows, all fields of the output including theirs, and the items that need too many columns."""
-        fields, limit = set(self._fields), self._options.max_columns
-        rows: list[dict[str, Any]] = []
-        rejects: list[Reject] = []
-        for item in items:
-            row = decode_item(item.payload)[1]
-            if not row.keys() <= fields:
-                if len(fields | row.keys()) > limit:
-                    rejects.append(Reject(item, too_many_columns(limit)))
-                    continue
-                fields |= row.keys()
-            rows.append(row)
-        return rows, fields, rejects
 
     async def flush(self) -> bytes:
         if self._items:
@@ -286,12 +273,12 @@ def _tail(path: str) -> bytes:
 # -- items to Arrow
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+def _table(rows: Sequence[dict[str, object]]) -> pa.Table:
     fields = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: _array([row.get(name) for row in rows]) for name in fields})
 
 
-def _array(values: list[Any]) -> pa.Array:
+def _array(values: list[object]) -> pa.Array:
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
@@ -300,7 +287,7 @@ def _array(values: list[Any]) -> pa.Array:
     return array if _is_storable(array.type) and not mixed else _text_array(values)
 
 
-def _text_array(values: Sequence[Any]) -> pa.Array:
+def _text_array(values: Sequence[object]) -> pa.Array:
     return pa.array([None if value is None else as_text(value) for value in values], pa.string())
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from shoal.errors import SinkError
@@ -140,7 +140,7 @@ class PostgresSink(ServerSink[PostgresColumns]):
 
     async def _insert(self, name: str, columns: PostgresColumns, group: Group) -> None:
         names, sources = [KEY, RUN, SEQ], ["$1::text[]", "$2::text[]", "$3::bigint[]"]
-        values: list[list[Any]] = [group.keys, [self._options.run] * len(group.keys), group.seqs]
+        values: list[Sequence[object]] = [group.keys, [self._options.run] * len(group.keys), group.seqs]
         outer, inner = ["c1", "c2", "c3"], ["c1", "c2", "c3"]
         for field, given in zip(group.fields, group.columns, strict=True):
             column = columns.column_for(field)

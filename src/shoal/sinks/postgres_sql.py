@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from shoal.sinks.tables import Change, Columns, Kind, Naming, json_of, text_of
 
@@ -78,7 +77,7 @@ def update_clause(columns: Sequence[str], *, comparable: bool) -> str:
     return f"UPDATE SET {updates}" + (f" WHERE ROW({old}) IS DISTINCT FROM ROW({new})" if comparable else "")
 
 
-def cells(kind: Kind | None, values: Sequence[Any]) -> list[Any]:
+def cells(kind: Kind | None, values: Sequence[object]) -> list[object]:
     """Values as asyncpg takes them for a column of this kind. NUL becomes U+FFFD."""
     match kind:
         case Kind.TEXT | None:
@@ -89,10 +88,10 @@ def cells(kind: Kind | None, values: Sequence[Any]) -> list[Any]:
             return list(values)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return None if value is None else text_of(value).replace("\0", "\ufffd")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     text = json_of(value)
     return text if "\\u0000" not in text else _NUL_IN_JSON.sub("\\1\ufffd", text)

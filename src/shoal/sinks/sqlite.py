@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any
+from typing import TypeVar
 
 from shoal.errors import SinkError
 from shoal.item import as_text
@@ -17,6 +17,8 @@ from shoal.sinks.rejects import Reject
 from shoal.sinks.storage import in_thread, storage_errors
 from shoal.sinks.tables import Columns, Naming, Row, foreign_table
 from shoal.sinks.tablesink import TableSink
+
+T = TypeVar("T")
 
 _BUSY_TIMEOUT = 5.0  # seconds to wait for another process's transaction
 _NAMING = Naming(fold=str.lower, forbidden=re.compile("\0"))
@@ -64,28 +66,28 @@ class SQLiteSink(TableSink):
         except sqlite3.Error as exc:
             raise SinkError(f"can't write {self._path}: {_explain(exc)}") from exc
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    async def _transact(self, step: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``step`` in a thread, as one transaction."""
+        return await in_thread(self._transact_now, step)
+
+    def _transact_now(self, step: Callable[[sqlite3.Connection], T]) -> T:
         database = self._database
         assert database is not None, "not open"
         database.execute("BEGIN IMMEDIATE")
         try:
-            yield database
+            result = step(database)
             database.execute("COMMIT")
         except BaseException:
             self._tables.clear()  # the rollback removes their new columns
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+        return result
 
     # -- tables
 
     async def _prepare_table(self, name: str) -> None:
-        await in_thread(self._prepare_now, name)
-
-    def _prepare_now(self, name: str) -> None:
-        with self._transaction() as database:
-            self._table(database, name)
+        await self._transact(lambda database: self._table(database, name))
 
     def _table(self, database: sqlite3.Connection, name: str) -> _Table:
         if name not in self._tables:
@@ -93,33 +95,29 @@ class SQLiteSink(TableSink):
         return self._tables[name]
 
     async def _write_tables(self, tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
-        return await in_thread(self._write_now, tables)
-
-    def _write_now(self, tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
-        with self._transaction() as database:
-            return [reject for name, rows in tables.items() for reject in self._table(database, name).write(rows)]
+        return await self._transact(
+            lambda database: [
+                reject for name, rows in tables.items() for reject in self._table(database, name).write(rows)
+            ]
+        )
 
     async def _complete_tables(self) -> None:
         """Nothing to do: each field got its column when it was first written."""
 
     async def _registered(self) -> list[str]:
-        return await in_thread(self._registered_now)
-
-    def _registered_now(self) -> list[str]:
-        with self._transaction() as database:
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (REGISTRY,)).fetchone():
-                return []
-            found = database.execute(
-                f"SELECT name FROM {REGISTRY} WHERE name IN (SELECT name FROM sqlite_master WHERE type = 'table')"
-            )
-            return [name for (name,) in found]
+        return await self._transact(_registered)
 
     async def _remove_rows_after(self, name: str, seq: int) -> int:
-        return await in_thread(self._remove_rows_now, name, seq)
+        return await self._transact(lambda database: self._table(database, name).remove_rows_after(seq))
 
-    def _remove_rows_now(self, name: str, seq: int) -> int:
-        with self._transaction() as database:
-            return self._table(database, name).remove_rows_after(seq)
+
+def _registered(database: sqlite3.Connection) -> list[str]:
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (REGISTRY,)).fetchone():
+        return []
+    found = database.execute(
+        f"SELECT name FROM {REGISTRY} WHERE name IN (SELECT name FROM sqlite_master WHERE type = 'table')"
+    )
+    return [name for (name,) in found]
 
 
 def _explain(exc: sqlite3.Error) -> str:
@@ -205,7 +203,7 @@ def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     if type(value) in _NATIVE_TYPES or (type(value) is int and value < 1 << 63):
         return value
     return as_text(value)

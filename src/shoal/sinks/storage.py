@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from shoal.errors import SinkError
 from shoal.ports import LoggedItem
@@ -24,7 +24,7 @@ _OWNER = "user.shoal.run"
 """The extended attribute that names the run that wrote a file. Not every file system supports it."""
 
 
-async def in_thread(work: Callable[..., T], *args: Any) -> T:
+async def in_thread(work: Callable[..., T], *args: object) -> T:
     """Run blocking work in a thread. A cancelled caller still waits for it: nothing else may use the file meanwhile."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:

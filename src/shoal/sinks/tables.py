@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum, auto
 from functools import reduce
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     """An item as a row of a table."""
 
     key: str
-    data: dict[str, Any]
+    data: dict[str, object]
     item: LoggedItem
 
 
@@ -112,7 +112,7 @@ _WIDER = {
 }
 
 
-def kind_of(values: Iterable[Any], max_depth: int | None = None) -> Kind | None:
+def kind_of(values: Iterable[object], max_depth: int | None = None) -> Kind | None:
     """The narrowest kind that holds all values; None if all of them are None.
 
     Lists and dicts nested deeper than ``max_depth`` are text.
@@ -134,7 +134,7 @@ def _int_kind(values: Sequence[int]) -> Kind:
     return Kind.LONG if high < 1 << 63 else Kind.BIG
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def _is_deeper(value: object, levels: int) -> bool:
     if type(value) is dict:
         value = value.values()
     elif type(value) is not list:
@@ -152,7 +152,7 @@ def large_integers(table: str, column: str) -> str:
     return f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {column} NOT BETWEEN -{_MAX_EXACT} AND {_MAX_EXACT})"
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """A value as text. Numbers look as they do when a server converts a column to text."""
     if type(value) is float:
         if not math.isfinite(value):
@@ -161,7 +161,7 @@ def text_of(value: Any) -> str:
     return as_text(value)
 
 
-def json_of(value: Any) -> str:
+def json_of(value: object) -> str:
     return _encode_json(value).decode()
 
 
@@ -287,7 +287,7 @@ class Group(NamedTuple):
     fields: tuple[str, ...]
     keys: list[str]
     seqs: list[int]
-    columns: list[tuple[Any, ...]]
+    columns: list[tuple[object, ...]]
 
 
 class Batch:
@@ -331,6 +331,28 @@ def halves(group: Group) -> tuple[Group, Group]:
         for part in (slice(middle), slice(middle, None))
     )
     return one, other
+
+
+def rows_within(
+    items: Iterable[LoggedItem], fields: dict[str, None], limit: int, rename: Callable[[str], str] | None = None
+) -> tuple[list[dict[str, object]], list[Reject]]:
+    """The data of items for an output with columns, and the items that need more than ``limit`` columns.
+
+    Adds new fields to ``fields``.
+    """
+    rows: list[dict[str, object]] = []
+    rejects: list[Reject] = []
+    for item in items:
+        row = decode_item(item.payload)[1]
+        if rename is not None:
+            row = {rename(name): value for name, value in row.items()}
+        if not row.keys() <= fields.keys():
+            if len(row) > limit or len(fields | row) > limit:
+                rejects.append(Reject(item, too_many_columns(limit)))
+                continue
+            fields.update(dict.fromkeys(row))
+        rows.append(row)
+    return rows, rejects
 
 
 def too_many_columns(limit: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from celery import Celery, Task
+from celery.exceptions import Retry
 from celery.signals import (
     after_setup_logger,
     after_setup_task_logger,
@@ -18,8 +19,8 @@ from celery.utils.dispatch import Signal
 
 from shoal.crawling.garbage import collect_rarely
 from shoal.printable import LogFilter
-from shoal.tasks.settings import QUEUE, TASK, celery_settings
-from shoal.tasks.worker import PageWorker
+from shoal.tasks.settings import QUEUE, ROBOTS_TASK, TASK, celery_settings
+from shoal.tasks.worker import PageFailedError, PageWorker
 
 _RESULT_TTL = 3600
 _VISIBILITY_TIMEOUT = 900
@@ -84,10 +85,31 @@ def _keep_logs_printable(logger: logging.Logger, **_: object) -> None:
         handler.addFilter(LogFilter())
 
 
-@_task(name=TASK, bind=True, rate_limit=settings.rate_limit)
+@_task(name=TASK, bind=True, rate_limit=settings.rate_limit, throws=(PageFailedError,))
 def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, object]:
-    """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower."""
-    return _page_worker().work(session_id, lease, store, worker_id=str(self.request.hostname or "celery"))
+    """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower.
+
+    A page that failed is a failed task, and a page that is tried again a task with a retry. The next attempt is a task
+    of its own: until then the page waits in the frontier.
+    """
+    return _work(self, session_id, lease, store)
+
+
+@_task(name=ROBOTS_TASK, bind=True, throws=(PageFailedError,))
+def robots(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, object]:
+    """Fetch the robots.txt that a page needs. The page itself follows as a task of its own."""
+    return _work(self, session_id, lease, store, robots_only=True)
+
+
+def _work(task: Task, session_id: str, lease: str, store: str, *, robots_only: bool = False) -> dict[str, object]:
+    worker_id = str(task.request.hostname or "celery")
+    outcome = _page_worker().work(session_id, lease, store, worker_id=worker_id, robots_only=robots_only)
+    error = PageFailedError(outcome.get("reason"))
+    if outcome["state"] == "dead":
+        raise error
+    if outcome["state"] == "waiting":
+        raise Retry(str(error), exc=error, when=outcome["retry_in"])
+    return outcome
 
 
 def _page_worker() -> PageWorker:

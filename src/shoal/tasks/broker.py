@@ -24,10 +24,10 @@ _denial = denied_join_result()
 _denial.__enter__()
 
 
-async def publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
+async def publish(session_id: str, store: str, leases: Sequence[Lease], task: str = TASK) -> int:
     """Send a task for each lease. Returns how many the broker accepted. ``store`` is the name of the session's
     store."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, _publish, session_id, store, leases)
+    return await asyncio.get_running_loop().run_in_executor(_threads, _publish, task, session_id, store, leases)
 
 
 async def queue_is_empty() -> bool:
@@ -35,7 +35,7 @@ async def queue_is_empty() -> bool:
     return await asyncio.get_running_loop().run_in_executor(_threads, _queue_is_empty)
 
 
-def _publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
+def _publish(task: str, session_id: str, store: str, leases: Sequence[Lease]) -> int:
     from shoal.tasks.app import app
 
     count = 0
@@ -44,7 +44,7 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease]) -> int:
             for lease in leases:
                 url = lease.request.url
                 app.send_task(
-                    TASK, (session_id, url, pack(lease), store), producer=producer,
+                    task, (session_id, url, pack(lease), store), producer=producer,
                     argsrepr=repr((session_id, url)),  # the lease may contain cookies
                 )  # fmt: skip
                 count += 1

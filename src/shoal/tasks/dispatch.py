@@ -12,7 +12,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -21,11 +22,13 @@ from shoal.config import Config
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
 from shoal.errors import FrontierError, RunError, StoreRewoundError
+from shoal.middleware.robots import fact_name
 from shoal.ports import Lease, Stats
 from shoal.tasks.broker import publish, queue_is_empty
-from shoal.tasks.settings import distributed_frontier, store_name
+from shoal.tasks.settings import ROBOTS_TASK, TASK, distributed_frontier, store_name
 from shoal.tasks.watch import CeleryWatch
 from shoal.tasks.worker import lease_ttl
+from shoal.urls.normalize import origin_of
 
 log = logging.getLogger("shoal.tasks")
 
@@ -38,6 +41,8 @@ _LOST_AFTER = 15.0
 """Seconds after which a task that no worker started and that is not in the queue counts as lost: a worker may have
 dropped it when its connection broke. Doubled with each resend, as it may also wait for the rate limit."""
 _BROKER_RETRY_EVERY = 1.0
+_ROBOTS_KNOWN = 30.0  # seconds for which the frontier is not asked again whether it has a robots.txt
+_MAX_ORIGINS = 10_000
 _STATE_EVERY = 1.0  # seconds between checks whether the session was cancelled
 
 
@@ -46,6 +51,7 @@ class _SentTask(Struct):
 
     lease: Lease
     sent_at: float
+    task: str
     late_after: float = _LOST_AFTER
 
     def is_late(self) -> bool:
@@ -117,6 +123,9 @@ class _Dispatch:
         self._pace = Pace()
         self._pause = _POLL_EVERY[0]
         self._outstanding = 0
+        self._obeys_robots = config.robots.obey
+        self._robots_known: dict[str, float] = {}
+        """Until when the frontier has the robots.txt of an origin."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -202,15 +211,48 @@ class _Dispatch:
 
     async def _send(self, leases: Sequence[Lease]) -> None:
         """Send leases as tasks. Those that the broker does not accept are released without counting an attempt."""
-        sent = await publish(self._session.id, self._store, leases)
-        now = time.monotonic()
-        for lease in leases[:sent]:
-            self._sent[lease.fingerprint] = _SentTask(lease, now)
-        rest = leases[sent:]
+        first, pages = await self._robots_first(leases)
+        rest = [*await self._publish(first, ROBOTS_TASK), *await self._publish(pages, TASK)]
         if rest:
             log.warning("the broker does not accept tasks; retrying")
             await self._persist(lambda: self._frontier.release(rest))
             await asyncio.sleep(_BROKER_RETRY_EVERY)
+
+    async def _publish(self, leases: Sequence[Lease], task: str) -> Sequence[Lease]:
+        """Send leases as tasks of this type. Returns those that the broker does not accept."""
+        sent = await publish(self._session.id, self._store, leases, task) if leases else 0
+        now = time.monotonic()
+        for lease in leases[:sent]:
+            self._sent[lease.fingerprint] = _SentTask(lease, now, task)
+        return leases[sent:]
+
+    async def _robots_first(self, leases: Sequence[Lease]) -> tuple[list[Lease], list[Lease]]:
+        """Split leases into those whose robots.txt has to be fetched first, one per origin, and those that can be
+        fetched now. The others of an unknown origin are released: they wait in the frontier."""
+        if not self._obeys_robots:
+            return [], list(leases)
+        unknown = await self._unknown_origins({origin_of(lease.request.url) for lease in leases})
+        first: dict[str, Lease] = {}
+        pages, waiting = [], []
+        for lease in leases:
+            origin = origin_of(lease.request.url)
+            if origin not in unknown:
+                pages.append(lease)
+            elif first.setdefault(origin, lease) is not lease:
+                waiting.append(lease)
+        if waiting:
+            await self._persist(lambda: self._frontier.release(waiting))
+        return list(first.values()), pages
+
+    async def _unknown_origins(self, origins: Iterable[str]) -> set[str]:
+        now = time.monotonic()
+        asked = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
+        found = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in asked))
+        known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(asked, found, strict=True) if text is not None}
+        if len(self._robots_known) > _MAX_ORIGINS:
+            self._robots_known.clear()
+        self._robots_known |= known
+        return set(asked) - known.keys()
 
     async def _renew(self) -> None:
         """Renew the leases in the broker, and resend tasks that may be lost. A lease that cannot be renewed was
@@ -239,10 +281,15 @@ class _Dispatch:
         if late and await queue_is_empty():
             lost += late
         if lost:
-            count = await publish(self._session.id, self._store, [each.lease for each in lost])
+            for task in (ROBOTS_TASK, TASK):
+                await self._resend([each for each in lost if each.task == task], task)
+
+    async def _resend(self, lost: list[_SentTask], task: str) -> None:
+        count = await publish(self._session.id, self._store, [each.lease for each in lost], task) if lost else 0
+        if count:
             log.warning("resent %d tasks that no worker had started", count)
-            for each in lost[:count]:
-                each.sent_at, each.late_after = time.monotonic(), 2 * each.late_after
+        for each in lost[:count]:
+            each.sent_at, each.late_after = time.monotonic(), 2 * each.late_after
 
     async def _release_all(self) -> None:
         """Release the leases that no worker has started. A worker that receives such a task later is refused."""

@@ -12,6 +12,8 @@ from shoal.config import Config
 from shoal.errors import ConfigError
 
 TASK = "shoal.crawl"
+ROBOTS_TASK = "shoal.robots"
+"""Fetches a robots.txt that a page needs. It has no rate limit, so that a page takes one turn of the rate limit."""
 QUEUE = "shoal"
 
 

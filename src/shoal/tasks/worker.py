@@ -16,6 +16,7 @@ from typing import TypeVar
 import uvloop
 
 from shoal.batch.quota import Quota
+from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper, Settler
@@ -29,7 +30,7 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
-from shoal.ports import Lease, Store
+from shoal.ports import Failure, Lease, Store
 from shoal.tasks.messages import check_belongs, read_task
 from shoal.tasks.settings import distributed_frontier, store_name
 
@@ -49,6 +50,10 @@ def lease_ttl(config: Config) -> float:
     return min(LEASE_TTL, config.lease.ttl)
 
 
+class PageFailedError(Exception):
+    """Why a page failed, for Celery and Flower. Celery copies it between processes."""
+
+
 class PageWorker:
     """Runs tasks on an event loop. ``in_background``: the loop has its own thread, and several tasks run at once.
     Otherwise the loop runs in the thread of the only task, which saves two thread switches per page."""
@@ -63,9 +68,12 @@ class PageWorker:
         if in_background:
             threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
 
-    def work(self, session_id: str, lease: str, store: str, *, worker_id: str) -> dict[str, object]:
+    def work(
+        self, session_id: str, lease: str, store: str, *, worker_id: str, robots_only: bool = False
+    ) -> dict[str, object]:
         """Handle a task and return its outcome. RequestError if its arguments are invalid. ConfigError if the session
-        is in another ``store`` than this worker's."""
+        is in another ``store`` than this worker's. ``robots_only``: fetch the robots.txt that the page needs, not the
+        page."""
         sent = read_task(session_id, lease, store)
         if self._store_name != store:
             message = (
@@ -74,12 +82,12 @@ class PageWorker:
             )
             log.error("%s", message)
             raise ConfigError(message)
-        return self._run(self._work(session_id, sent, worker_id))
+        return self._run(self._work(session_id, sent, worker_id, robots_only))
 
-    async def _work(self, session_id: str, sent: Lease, worker_id: str) -> dict[str, object]:
+    async def _work(self, session_id: str, sent: Lease, worker_id: str, robots_only: bool) -> dict[str, object]:
         if self._runner is None:
             self._runner = _TaskRunner(self._config, worker_id)
-        return await self._runner.work(session_id, sent)
+        return await self._runner.work(session_id, sent, robots_only)
 
     def _run(self, coroutine: Coroutine[object, object, T]) -> T:
         if self._in_background:
@@ -112,6 +120,7 @@ class _OpenSession:
         self.on_lease, self._forget = onion.on_lease, onion.forget
         counters = Counters()
         self.handler = Handler(spider, own, scheduler, onion.fetch, counters)
+        self.robots_handler = Handler(spider, own, scheduler, onion.fetch_robots or onion.fetch, counters)
         # Pages are settled at the same time, so none of them may teach the scheduler: see Settler.
         self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
         self.tasks: dict[int, asyncio.Task[Settlement]] = {}
@@ -149,14 +158,14 @@ class _TaskRunner:
         """Byte counts of sessions, including sessions that are no longer open."""
         self._opening = asyncio.Lock()
 
-    async def work(self, session_id: str, sent: Lease) -> dict[str, object]:
+    async def work(self, session_id: str, sent: Lease, robots_only: bool) -> dict[str, object]:
         outcome: dict[str, object] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
         opened = await self._open_session(session_id)
         if opened is None:
             return {**outcome, "state": "gone"}  # the session was deleted
         try:
             check_belongs(sent, opened.session)
-            return {**outcome, "state": await self._handle(opened, sent)}
+            return {**outcome, **await self._handle(opened, sent, robots_only)}
         except StoreRewoundError as error:  # the page will be leased again: the store has lost this attempt
             log.error("%s", error)
             await self._persist(opened.start_over)
@@ -174,24 +183,25 @@ class _TaskRunner:
             opened.reissued.pop(sent.fingerprint, None)
             opened.users -= 1
 
-    async def _handle(self, opened: _OpenSession, sent: Lease) -> str:
+    async def _handle(self, opened: _OpenSession, sent: Lease, robots_only: bool) -> dict[str, object]:
         frontier = opened.frontier
         nonce = os.urandom(16)  # the same for all retries of this delivery
         (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
         opened.reissued[sent.fingerprint] = [lease] if lease else []
         if lease is None:
             log.info("ignored a late or duplicate task url=%s", sent.request.url)
-            return "stale"
+            return {"state": "stale"}
         if await self._is_over(opened):
             await self._persist(lambda: frontier.release([lease]))
-            return "cancelled"
+            return {"state": "cancelled"}
         opened.on_lease(lease)
         opened.leases.add(lease)
-        task = opened.tasks[lease.token] = asyncio.create_task(opened.handler.handle(lease))
+        handler = opened.robots_handler if robots_only else opened.handler
+        task = opened.tasks[lease.token] = asyncio.create_task(handler.handle(lease))
         try:
             settlement = await task
         except asyncio.CancelledError:
-            return "lost"  # the lease was lost: another worker has it, or will get it
+            return {"state": "lost"}  # the lease was lost: another worker has it, or will get it
         finally:
             opened.leases.remove(lease)
             del opened.tasks[lease.token]
@@ -204,9 +214,12 @@ class _TaskRunner:
             opened.check_state_at = time.monotonic() + _STATE_EVERY
         return opened.is_over
 
-    async def _settle(self, opened: _OpenSession, settlement: Settlement) -> str:
-        (outcome,) = await opened.settler.settle([settlement])
-        return "postponed" if outcome == "released" else outcome
+    async def _settle(self, opened: _OpenSession, settlement: Settlement) -> dict[str, object]:
+        (state,) = await opened.settler.settle([settlement])
+        if isinstance(settlement, Failure):
+            reason = redacted(f"{settlement.kind}: {settlement.reason}")
+            return {"state": state, "reason": reason, "retry_in": settlement.retry_in}
+        return {"state": "postponed" if state == "released" else state}
 
     async def _open_session(self, session_id: str) -> _OpenSession | None:
         async with self._opening:

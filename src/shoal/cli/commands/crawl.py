@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         summary: Summary | None
 
 
-During: TypeAlias = "Callable[[Executed], Awaitable[None]]"
+During: TypeAlias = "Callable[[Executed], Coroutine[object, None, None]]"
 
 app = Commands()
 

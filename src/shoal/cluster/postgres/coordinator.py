@@ -15,8 +15,8 @@ from hashlib import sha256
 import asyncpg
 import msgspec
 
-from shoal.cluster import call_timeout, coordinator_errors
-from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
+from shoal.cluster import call_timeout, coordinator_errors, membership_lost, name_taken, unknown_cluster
+from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Counts, Member, Slot
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
@@ -69,7 +69,7 @@ class PostgresCoordinator:
             "join", self.ttl, counts.runner, counts.backup, again, storable_text(where), self._channel
         )
         if not rows[0][0]:
-            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
+            raise name_taken(self._cluster, name)
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
         rows = await self._call_as_member("beat", self.ttl, storable_text(doing), fit)
@@ -83,7 +83,7 @@ class PostgresCoordinator:
         await self._call_as_member("leave")
 
     def _lost(self) -> SessionLostError:
-        return SessionLostError(f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more")
+        return membership_lost(self._cluster, self._name, self.ttl)
 
     # -- slots
 
@@ -112,7 +112,7 @@ class PostgresCoordinator:
         return _view(rows[0])
 
     def _unknown(self) -> CoordinatorError:
-        return CoordinatorError(f"{self._database.address.place} knows no cluster {self._cluster}")
+        return unknown_cluster(self._database.address.place, self._cluster)
 
     async def events(self, limit: int = 20) -> list[ClusterEvent]:
         rows = await self._call("events", limit)

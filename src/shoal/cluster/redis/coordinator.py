@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import msgspec
 
-from shoal.cluster import call_timeout, coordinator_errors
-from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
+from shoal.cluster import call_timeout, coordinator_errors, membership_lost, name_taken, unknown_cluster
+from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient, ScriptFolder, storable_bytes
+from shoal.stores.redis.client import RedisClient, ScriptFolder, Word, storable_bytes
 
 _SCRIPTS = ScriptFolder("shoal.cluster.redis", ("base",))
 _STREAM_START = "0-0"
@@ -73,11 +73,11 @@ class RedisCoordinator:
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
             return cls(await RedisClient.open(address, warn=False), cluster, ttl)
 
-    async def _run(self, step: str, *arguments: object) -> Any:
+    async def _run(self, step: str, *arguments: Word) -> Any:
         with coordinator_errors():
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
-    async def _run_as_member(self, step: str, *arguments: object) -> Any:
+    async def _run_as_member(self, step: str, *arguments: Word) -> Any:
         """None if this is not a member any more."""
         if not self._session:
             return None
@@ -93,7 +93,7 @@ class RedisCoordinator:
         )
         if not joined:
             self._session = ""
-            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
+            raise name_taken(self._cluster, name)
 
     async def beat(self, doing: str = "", *, fit: bool = True) -> ClusterView:
         answer = await self._run_as_member("beat", storable_bytes(doing), int(fit))
@@ -107,7 +107,7 @@ class RedisCoordinator:
 
     def _lost(self) -> SessionLostError:
         self._session = ""
-        return SessionLostError(f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more")
+        return membership_lost(self._cluster, self._name, self.ttl)
 
     # -- slots
 
@@ -156,7 +156,7 @@ class RedisCoordinator:
         )
 
     def _unknown(self) -> CoordinatorError:
-        return CoordinatorError(f"{self._server.address.shown} knows no cluster {self._cluster}")
+        return unknown_cluster(self._server.address.shown, self._cluster)
 
     async def events(self, limit: int = 20) -> list[ClusterEvent]:
         rows = await self._run("events", max(0, limit))

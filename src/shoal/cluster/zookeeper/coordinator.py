@@ -16,11 +16,12 @@ from kazoo.client import TransactionRequest
 from kazoo.protocol.states import ZnodeStat
 from msgspec import json
 
+from shoal.cluster import membership_lost, name_taken, unknown_cluster
 from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.cluster.zookeeper.reads import children_of, data_of
 from shoal.cluster.zookeeper.session import BadVersionError, NodeExistsError, NoNodeError, ZookeeperSession
 from shoal.cluster.zookeeper.znodes import EventRecord, LastRecord, MemberRecord, Paths, SlotRecord, as_name
-from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
+from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 
 _MIN_EVENTS = 100
@@ -128,7 +129,7 @@ class ZookeeperCoordinator:
         if member is not None:
             if member[1].ephemeralOwner == self._session.id:
                 return True  # an earlier attempt, whose answer was lost
-            raise NameTakenError(f"the cluster {self._cluster} already has a member named {name}; choose another name")
+            raise name_taken(self._cluster, name)
         if enrolled is not None:
             await self._record_loss(name)
         step = client.transaction()
@@ -165,10 +166,7 @@ class ZookeeperCoordinator:
             raise self._lost()
 
     def _lost(self) -> SessionLostError:
-        return SessionLostError(
-            f"{self._name or 'this node'} is not a member of the cluster {self._cluster} any more: it has left, or "
-            f"sent no heartbeat for {self.ttl:g} seconds"
-        )
+        return membership_lost(self._cluster, self._name, self.ttl)
 
     # -- views
 
@@ -269,7 +267,7 @@ class ZookeeperCoordinator:
             await self._commit(step, EventRecord("lost", name, had, epoch))
 
     def _no_cluster(self) -> CoordinatorError:
-        return CoordinatorError(f"{self._session.address.shown} knows no cluster {self._cluster}")
+        return unknown_cluster(self._session.address.shown, self._cluster)
 
     async def wait(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import TypeVar
 
 import msgspec
 
@@ -50,6 +51,8 @@ from shoal.ports import (
 
 _MAX_REPEATED = 10_000
 """Completions that are recognized when they are repeated."""
+E = TypeVar("E", Completion, Failure)
+T = TypeVar("T")
 
 
 class _Held(msgspec.Struct):
@@ -223,33 +226,12 @@ class MemoryQueue:
         return None if held is None or held.token != lease.token else (number, held)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        encoded = await encode_children(completions, encode_request)
-        now = self._clock()
-        new = [self._requests.select_children(completion, encoded) for completion in completions]
-        repeated = {each.lease.token for each in completions} & self._completed.keys()
-        done = [self._complete(*each, now) for each in zip(completions, new, strict=True)]
+        repeated = {page.lease.token for page in completions} & self._completed.keys()
+        results = await self._end(completions, self._complete)
         return [
-            Pushed(0, 0) if pushed is None and each.lease.token in repeated else pushed
-            for each, pushed in zip(completions, done, strict=True)
+            Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
+            for page, pushed in zip(completions, results, strict=True)
         ]
-
-    def _complete(self, completion: Completion, new: NewRequests, now: float) -> Pushed | None:
-        current = self._current(completion.lease)
-        if current is None:
-            return None
-        number, held = current
-        del self._held[number]
-        self._remember_completion(held.token)
-        requests = self._requests
-        record = requests.read(number)
-        head = head_of(record)
-        items = self._items.append(completion.lease.fingerprint, completion.items, head.items)
-        requests.update(number, head._replace(state=DONE, status=completion.status, items=items, at=now), record)
-        if completion.note:
-            requests.add_event(number, now, NOTE_EVENT, completion.note)
-        pushed = requests.add_children(completion, new, completion.duplicates, now)
-        held.lane.host.end_lease(now, contacted=completion.contacted)
-        return pushed
 
     def _remember_completion(self, token: int) -> None:
         """A client whose answer was lost repeats the completion."""
@@ -258,20 +240,37 @@ class MemoryQueue:
             del self._completed[next(iter(self._completed))]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        encoded = await encode_children(failures, encode_request)
-        now = self._clock()
-        new = [self._requests.select_children(failure, encoded) for failure in failures]
-        return [self._fail(*each, now) for each in zip(failures, new, strict=True)]
+        return await self._end(failures, self._fail)
 
-    def _fail(self, failure: Failure, new: NewRequests, now: float) -> RequestState | None:
-        current = self._current(failure.lease)
-        if current is None:
-            return None
-        number, held = current
-        del self._held[number]
-        requests = self._requests
-        record = requests.read(number)
-        head = head_of(record)._replace(status=failure.status, at=now)
+    async def _end(self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]) -> list[T | None]:
+        """End the leases of pages. None for a lease that was lost. RequestError, and nothing is changed, if a child
+        cannot be encoded."""
+        encoded = await encode_children(pages, encode_request)
+        now = self._clock()
+        new = [self._requests.select_children(page, encoded) for page in pages]
+        results: list[T | None] = []
+        for page, children in zip(pages, new, strict=True):
+            current = self._current(page.lease)
+            if current is None:
+                results.append(None)
+                continue
+            number, held = current
+            del self._held[number]
+            results.append(end(page, children, number, self._requests.read(number), now))
+            held.lane.host.end_lease(now, contacted=page.contacted)
+        return results
+
+    def _complete(self, page: Completion, new: NewRequests, number: int, record: bytes, now: float) -> Pushed:
+        self._remember_completion(page.lease.token)
+        requests, head = self._requests, head_of(record)
+        items = self._items.append(page.lease.fingerprint, page.items, head.items)
+        requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)
+        if page.note:
+            requests.add_event(number, now, NOTE_EVENT, page.note)
+        return requests.add_children(page, new, page.duplicates, now)
+
+    def _fail(self, failure: Failure, new: NewRequests, number: int, record: bytes, now: float) -> RequestState:
+        requests, head = self._requests, head_of(record)._replace(status=failure.status, at=now)
         waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
         requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits))
         if waits:
@@ -283,7 +282,6 @@ class MemoryQueue:
             requests.add_children(failure, new, 0, now)
         state = WAITING if waits else DEAD
         requests.update(number, head._replace(state=state), record)
-        held.lane.host.end_lease(now, contacted=failure.contacted)
         return STATE_NAMES[state]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:

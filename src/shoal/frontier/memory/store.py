@@ -8,12 +8,11 @@ from typing import ClassVar
 import msgspec
 
 from shoal.clock import steady_time
-from shoal.errors import RunError
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.frontier.rules import HALTED, check_transition
+from shoal.frontier.rules import HALTED, check_transition, no_run, run_exists
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
@@ -31,7 +30,7 @@ class MemoryStore:
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
-            raise RunError(f"there is a run {run.run_id} already")
+            raise run_exists(run.run_id)
         self._runs[run.run_id] = run
         return run
 
@@ -58,14 +57,14 @@ class MemoryStore:
 
     async def delete_run(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is None:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         frontier = self._frontiers.pop(run_id, None)
         if frontier is not None:
             frontier.discard()
 
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
         if run_id not in self._runs:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         if run_id not in self._frontiers:
             frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._facts)
             frontier.halt(self._runs[run_id].state in HALTED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -45,10 +44,10 @@ class RequestColumns:
             self._rank.append(rank)
             self._payload.append(payload)
 
-    def as_push(self) -> tuple[Any, ...]:
+    def as_push(self) -> tuple[object, ...]:
         return list(self._hosts), self._fingerprint, self._host, self._rank, self._payload
 
-    def as_children(self) -> tuple[Any, ...]:
+    def as_children(self) -> tuple[object, ...]:
         return list(self._hosts), self._owner, self._fingerprint, self._host, self._rank, self._payload
 
 
@@ -59,7 +58,8 @@ class EndingColumns:
         self.places: list[int] = []
         """The position of each in the batch."""
         self._seen: set[tuple[int, bytes]] = set()
-        self._rows: list[tuple[Any, ...]] = []
+        self.tokens: list[int] = []
+        self._rows: list[tuple[object, ...]] = []
         self._item_of: list[int] = []
         self._item_at: list[int] = []
         self._item: list[bytes] = []
@@ -76,6 +76,7 @@ class EndingColumns:
         self.places.append(place)
         nth = len(self.places)
         stages = len(self._children) + len(ended.children) > MAX_LINKS
+        self.tokens.append(lease.token)
         self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
             self._item_of.append(nth)
@@ -89,7 +90,7 @@ class EndingColumns:
             self._children.add(nth, named)
 
     @staticmethod
-    def _row(ended: Completion | Failure, stages: bool) -> tuple[Any, ...]:
+    def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
         """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, its text in the event, number of
         items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
@@ -107,15 +108,11 @@ class EndingColumns:
             storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 
-    @property
-    def tokens(self) -> list[int]:
-        return [row[0] for row in self._rows]
-
     def bury(self, lease: Lease, kind: str, reason: str) -> None:
         """Add a lease whose request cannot be used. Nothing was fetched for it."""
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
-    def as_arguments(self) -> tuple[Any, ...]:
+    def as_arguments(self) -> tuple[object, ...]:
         return (
             *map(list, zip(*self._rows, strict=True)), bool(self.staged), self._item_of, self._item_at, self._item,
             *self._children.as_children(),

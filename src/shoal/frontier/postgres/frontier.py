@@ -1,7 +1,7 @@
 """The frontier of a run in a PostgreSQL database.
 
-Each call is one function in the database (``functions/*.sql``) for a whole batch: one round trip, one transaction. Any
-number of workers may call them at the same time. The process keeps only receipts, to notice a store that went back in
+Each call is one function in the database (``functions/*.sql``) for a whole batch: one round trip, one transaction. Many
+workers may call them at the same time. The process keeps only receipts, to notice a store that went back in
 time.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -429,7 +428,7 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 def _history(row: asyncpg.Record) -> History:
     state, attempts, status, items, at, reason, payload, above, *columns = row
     request, parent = _read(payload), _read(above)
-    events: list[Any] = list(zip(*(column or () for column in columns), strict=True))
+    events = zip(*(column or () for column in columns), strict=True)
     return History(
         url=request.url if request else "(unreadable)", state=STATE_NAMES[state],
         depth=request.depth if request else 0, priority=request.priority if request else 0.0, attempts=attempts,

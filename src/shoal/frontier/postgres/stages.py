@@ -32,7 +32,7 @@ class Stages:
             offered = RequestColumns()
             offered.add(1, islice(named, CHUNK))
             kept = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
-            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion will tell
+            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion reports it
                 return
 
     async def move(self, token: int) -> int:

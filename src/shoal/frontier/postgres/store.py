@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import asyncpg
 import msgspec
 
-from shoal.errors import RunError
 from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.frontier import PostgresFrontier
-from shoal.frontier.rules import check_transition
+from shoal.frontier.rules import check_transition, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 _DELETE_BATCH = 2_000
 
 
@@ -57,7 +56,7 @@ class PostgresStore:
             _encode(run.settings),
         )
         if not made:
-            raise RunError(f"run {run.run_id} already exists")
+            raise run_exists(run.run_id)
         return run
 
     async def transition(self, run_id: str, state: RunState) -> Run:
@@ -92,7 +91,7 @@ class PostgresStore:
         """In short steps. If it is interrupted, the run is hidden; delete it again to remove the rest."""
         number = await self._database.value("begin_delete", storable_text(run_id), patient=True)
         if number is None:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         fingerprint: bytes | None = b""
         while fingerprint is not None:
             fingerprint = await self._database.value(
@@ -108,7 +107,7 @@ class PostgresStore:
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> PostgresFrontier:
         found = await self._find(run_id)
         if found is None:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         return PostgresFrontier(self._database, found[0], options, self._offset, holder)
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
@@ -18,8 +18,11 @@ from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
 from shoal.frontier.rules import CHUNK, DEAD, DONE, MAX_LINKS, READY, STATE_NAMES, WAITING, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
+from shoal.stores.redis.client import Answer
 
 _MAX_TRIES = 3
+
+E = TypeVar("E", Completion, Failure)
 
 
 class _Settled(NamedTuple):
@@ -39,7 +42,7 @@ class _Stage(NamedTuple):
 class Endings:
     """Ends leases of a run. ``run`` runs a script that presents the newest receipt."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], receipts: Receipts[bytes]) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Answer]], receipts: Receipts[bytes]) -> None:
         self._run = run
         self._receipts = receipts
 
@@ -73,7 +76,7 @@ class Endings:
             parcel.add_ending(lease, READY, contacted=contacted)
         return [each.state >= 0 for each in await self._settle(parcel, leases)]
 
-    async def _end(self, endings: Sequence[Any], add: Callable[[Parcel, Any, _Stage | None], None]) -> list[_Settled]:
+    async def _end(self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None]) -> list[_Settled]:
         """End all in one script, after the links of the largest pages were staged."""
         if not endings:
             return []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -19,17 +18,18 @@ from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.endings import Endings
-from shoal.frontier.redis.grants import read_leases, tokens_of
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
 from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import (
     Parcel,
+    call_tokens,
     known_item,
     pack_leases,
     pack_options,
     pack_token,
     read_learned,
+    read_leases,
     read_rewind,
 )
 from shoal.frontier.redis.scripts import FrontierScripts
@@ -55,7 +55,7 @@ from shoal.ports import (
     Rewind,
     RoleState,
 )
-from shoal.stores.redis.client import storable_bytes
+from shoal.stores.redis.client import Answer, Word, storable_bytes
 
 
 class RedisFrontier:
@@ -87,21 +87,21 @@ class RedisFrontier:
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
 
-    async def _run(self, script: str, *arguments: Any, proof: bytes = b"") -> Any:
+    async def _run(self, script: str, *arguments: Word, proof: bytes = b"") -> Answer:
         try:
             return await self._scripts.run(script, self._run_key, self._options + proof, *arguments)
         except RunError as exc:
             raise RunError(f"run {self._run_id}: {exc}") from exc
 
-    async def _run_proven(self, script: str, *arguments: Any, continues: str = "") -> Any:
+    async def _run_proven(self, script: str, *arguments: Word, continues: str = "") -> Answer:
         """Run a script that presents the newest receipt."""
         return await self._run_watched(script, arguments, self._receipts.proof or b"", continues)
 
-    async def _run_continued(self, continues: str, script: str, *arguments: Any) -> Any:
+    async def _run_continued(self, continues: str, script: str, *arguments: Word) -> Answer:
         """Run a script that continues an earlier call: on a role, or on the item log."""
         return await self._run_watched(script, arguments, b"", continues)
 
-    async def _run_watched(self, script: str, arguments: Sequence[Any], proof: bytes, continues: str) -> Any:
+    async def _run_watched(self, script: str, arguments: Sequence[Word], proof: bytes, continues: str) -> Answer:
         with self._receipts.watch(continues, proven=bool(proof)) as call:
             answer = await self._run(script, *arguments, proof=proof)
         if continues and answer:
@@ -144,7 +144,7 @@ class RedisFrontier:
         limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
-            call = tokens_of(nonce or new_nonce(), part)
+            call = call_tokens(nonce or new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"

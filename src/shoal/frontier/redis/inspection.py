@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from shoal.frontier.redis.records import (
 from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
-from shoal.stores.redis.client import storable_bytes
+from shoal.stores.redis.client import Answer, storable_bytes
 
 AUDIT_LIMIT = 200_000
 """Requests that one call counts, so that the count is exact while others work. It takes about a tenth of a second."""
@@ -43,7 +42,7 @@ _ITEMS = "item log"
 class RunInspection:
     """Reads a run. ``run`` runs one of its scripts, ``run_continued`` one that continues reading the item log."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], run_continued: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Answer]], run_continued: Callable[..., Awaitable[Answer]]) -> None:
         self._run = run
         self._run_continued = run_continued
 
@@ -122,7 +121,7 @@ class RunInspection:
                 return min(found)[1] if found else None
 
     async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
-        answer = await self._run("look", *fingerprints)
+        answer = await self._run("histories", *fingerprints)
         return [
             _history(fingerprint, *parts) if parts else None
             for fingerprint, parts in zip(fingerprints, answer, strict=True)

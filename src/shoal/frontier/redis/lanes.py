@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from shoal.errors import RunError
 from shoal.frontier.redis.records import pack_update
 from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.ports import HostUpdate
-from shoal.stores.redis.client import storable_bytes
+from shoal.stores.redis.client import Answer, storable_bytes
 
 _RUNS_PER_CALL = 200
 
@@ -21,7 +20,7 @@ class Lanes:
     ``run`` runs a script on the frontier's own run.
     """
 
-    def __init__(self, run: Callable[..., Awaitable[Any]], scripts: FrontierScripts, options: bytes) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Answer]], scripts: FrontierScripts, options: bytes) -> None:
         self._run = run
         self._scripts = scripts
         self._options = options

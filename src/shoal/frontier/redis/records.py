@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from struct import error as LayoutError
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ from shoal.frontier.redis.layouts import (
     UPDATE,
     read_text,
 )
-from shoal.frontier.rules import ENCODING_ERRORS, cannot_store
+from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
@@ -164,6 +165,36 @@ def pack_leases(leases: Iterable[Lease]) -> bytes:
 def read_learned(blob: bytes) -> dict[int, float]:
     """Learned delays by host number."""
     return dict(LEARNED.iter_unpack(blob))
+
+
+# -- leases
+
+
+def call_tokens(nonce: bytes, part: int) -> bytes:
+    """The common part of the tokens of one part of a call: all but their first two bytes."""
+    if part:
+        nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
+    return pack_token(token_base(nonce))[2:]
+
+
+def read_leases(
+    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
+) -> tuple[list[Lease], Parcel]:
+    """The leases, and the endings of those whose requests cannot be read."""
+    leases, unreadable = [], Parcel()
+    for index, record in enumerate(records):
+        fingerprint = fingerprints[16 * index : 16 * index + 16]
+        try:
+            head, request = read_record(record)
+        except UnreadableError as exc:
+            head = read_head(record)
+            lost = Lease(Request("http://unreadable/"), fingerprint, head.token, head.attempts, "", deadline)
+            unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
+        else:
+            learned = delays.get(head.host, 0.0)
+            host = host_of(request.url)
+            leases.append(Lease(request, fingerprint, head.token, head.attempts, host, deadline, learned))
+    return leases, unreadable
 
 
 # -- hosts

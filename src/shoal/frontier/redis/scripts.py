@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from shoal.frontier.redis.layouts import lua_constants
-from shoal.stores.redis.client import RedisClient, ScriptFolder
+from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word
 
 SCRIPTS = ScriptFolder(
     "shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"), tuple(lua_constants().items())
@@ -20,7 +19,7 @@ class FrontierScripts:
         self.client = client
         self._offset = offset
 
-    async def run(self, name: str, run: bytes, options: bytes, *arguments: Any) -> Any:
+    async def run(self, name: str, run: bytes, options: bytes, *arguments: Word) -> Answer:
         """Run a script. ``run``: the number of a run, perhaps with its name, or nothing."""
         words = (repr(self._offset()), run, options, *arguments)
         if name != "lease":

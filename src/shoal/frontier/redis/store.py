@@ -24,18 +24,18 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import msgspec
 
-from shoal.errors import RunError, StoreError
+from shoal.errors import StoreError
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
-from shoal.frontier.rules import check_transition
+from shoal.frontier.rules import check_transition, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient, storable_bytes
+from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
 FORMAT = 2
 """Version of the stored data. Data of another version is not touched."""
@@ -43,7 +43,7 @@ FORMAT = 2
 _FIELDS = ("run_id", "spider", "state", "created_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 class RedisStore:
@@ -80,7 +80,7 @@ class RedisStore:
                 f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
             )
 
-    async def _run(self, step: str, *arguments: Any, run: int | None = None) -> Any:
+    async def _run(self, step: str, *arguments: Word, run: int | None = None) -> Answer:
         return await self._scripts.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
 
     async def create_run(self, run: Run) -> Run:
@@ -89,7 +89,7 @@ class RedisStore:
             "created_at", repr(run.created_at), "settings", _encode(run.settings),
         )  # fmt: skip
         if not made:
-            raise RunError(f"run {run.run_id} already exists")
+            raise run_exists(run.run_id)
         return run
 
     async def transition(self, run_id: str, state: RunState) -> Run:
@@ -129,7 +129,7 @@ class RedisStore:
             await self._run("delete", run=found[0])
         left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
         if found is None and storable_bytes(run_id) not in left[1::2]:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         for number in left[::2]:
             cursor: bytes | None = b"0"
             while cursor is not None:
@@ -138,7 +138,7 @@ class RedisStore:
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
         found = await self._find(run_id)
         if found is None:
-            raise RunError(f"there is no run {run_id}")
+            raise no_run(run_id)
         return RedisFrontier(self._scripts, run_id, found[0], options, holder)
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class RedisStore:
         await self._scripts.client.close()
 
 
-def _run_of(row: list[Any]) -> tuple[int, Run]:
+def _run_of(row: list[Answer]) -> tuple[int, Run]:
     number, run_id, *texts, settings = row
     try:
         spider, state, created_at = (text.decode() for text in texts)

@@ -16,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
 
 T = TypeVar("T")
+StoredRow: TypeAlias = tuple[Any, ...]
+"""A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
 VERSION = 5

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from shoal.frontier.rules import DEAD, LEASED, STATE_NAMES
+from shoal.frontier.sqlite.file import StoredRow
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
 from shoal.ports import Event, History
@@ -46,7 +45,7 @@ class Histories:
         """The history of a request."""
         return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
 
-    def _history(self, row: tuple[Any, ...]) -> History:
+    def _history(self, row: StoredRow) -> History:
         number, state, attempts, status, items, at, parent, reason, payload = row
         request = _decode(payload)
         above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()

@@ -10,16 +10,15 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from shoal.clock import steady_time
-from shoal.errors import RunError
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import HALTED, check_transition
-from shoal.frontier.sqlite.file import SQLiteFile
+from shoal.frontier.rules import HALTED, check_transition, no_run, run_exists
+from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
@@ -32,7 +31,7 @@ _DELETE_RUN = (
     "DELETE FROM run WHERE number = ?",
 )
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
@@ -103,7 +102,7 @@ class SQLiteStore:
     async def create_run(self, run: Run) -> Run:
         def create() -> Run:
             if self._run(run.run_id) is not None:
-                raise RunError(f"there is a run {run.run_id} already")
+                raise run_exists(run.run_id)
             self._file.db.execute(
                 "INSERT INTO run (run_id, spider, state, created_at, settings) VALUES (?, ?, ?, ?, ?)",
                 (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings)),
@@ -129,7 +128,7 @@ class SQLiteStore:
         def delete() -> None:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
-                raise RunError(f"there is no run {run_id}")
+                raise no_run(run_id)
             for statement in _DELETE_RUN:
                 self._file.db.execute(statement, row)
             self._frontiers.pop(run_id, None)
@@ -169,7 +168,7 @@ class SQLiteStore:
         def load() -> SQLiteFrontier:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
-                raise RunError(f"there is no run {run_id}")
+                raise no_run(run_id)
             frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
             if not self._file.readonly:
                 frontier.load()
@@ -189,6 +188,6 @@ class SQLiteStore:
         await self._file.close()
 
 
-def _run_of(row: tuple[Any, ...]) -> Run:
+def _run_of(row: StoredRow) -> Run:
     run_id, spider, state, created_at, settings = row
     return Run(run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings))

@@ -91,7 +91,7 @@ async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_ru
         raise ProblemError(503, "not started", message) from None
     invalid = 0 if urls is None else len(urls.invalid)
     answer = queued(started, chosen, server.frontier_for_workers())
-    return {**answer, "unreadable": answer["unreadable"] + invalid}
+    return {**answer, "unreadable": started.unreadable + invalid}
 
 
 def _valid_urls(urls: UrlList | None) -> list[str] | None:

@@ -79,12 +79,7 @@ class RunStarted(BaseModel):
     worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
 
 
-class RunStats(BaseModel):
-    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
-    `failed` are the same counts under the names of a work queue."""
-
-    model_config = with_examples(_STATS)
-
+class _Counts(BaseModel):
     pushed: int
     ready: int
     waiting: int
@@ -94,6 +89,14 @@ class RunStats(BaseModel):
     duplicates: int
     items: int
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
+
+
+class RunStats(_Counts):
+    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
+    `failed` are the same counts under the names of a work queue."""
+
+    model_config = with_examples(_STATS)
+
     pending: int
     claimed: int
     completed: int
@@ -182,7 +185,7 @@ class ItemPage(BaseModel):
     next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
 
 
-class Ledger(BaseModel):
+class Ledger(_Counts):
     """Request counts, recounted from the requests themselves."""
 
     model_config = with_examples(
@@ -194,15 +197,6 @@ class Ledger(BaseModel):
     )  # fmt: skip
 
     run_id: str
-    pushed: int
-    ready: int
-    waiting: int
-    leased: int
-    done: int
-    dead: int
-    duplicates: int
-    items: int
-    seeding: bool
     dead_kinds: dict[str, int]
     balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + leased + done + dead.")]
 

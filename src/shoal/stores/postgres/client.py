@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -18,6 +18,7 @@ from shoal.errors import ShoalError, StoreAwayError, StoreError
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.errors import explain, is_refusal, is_retryable, timed_out
 
+T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 MIN_VERSION = 13
@@ -67,7 +68,7 @@ class PostgresClient:
 
     # -- calls
 
-    async def call(self, function: str, *arguments: Any, patient: bool = False) -> list[asyncpg.Record]:
+    async def call(self, function: str, *arguments: object, patient: bool = False) -> list[asyncpg.Record]:
         """The rows that a function of the schema returns. After a StoreAwayError the call may have succeeded or not.
 
         If the caller is cancelled, the call still runs to its end: cancelling a statement would cost its connection.
@@ -84,11 +85,11 @@ class PostgresClient:
         if not call.cancelled():
             call.exception()  # marks it as retrieved, as the caller may be gone
 
-    async def value(self, function: str, *arguments: Any, patient: bool = False) -> Any:
+    async def value(self, function: str, *arguments: object, patient: bool = False) -> Any:
         """The single value that a function returns."""
         return (await self.call(function, *arguments, patient=patient))[0][0]
 
-    async def _call(self, function: str, arguments: tuple[Any, ...], patient: bool) -> list[asyncpg.Record]:
+    async def _call(self, function: str, arguments: tuple[object, ...], patient: bool) -> list[asyncpg.Record]:
         statement = self._statements.get(function)
         if statement is None:
             marks = ", ".join(f"${number + 1}" for number in range(len(arguments)))
@@ -97,8 +98,7 @@ class PostgresClient:
         restored = False
         for attempt in range(1, _MAX_TRIES + 1):
             try:
-                rows: list[asyncpg.Record] = await self._run(partial(self._fetch, statement, arguments), timeout)
-                return rows
+                return await self._run(partial(self._fetch, statement, arguments), timeout)
             except asyncpg.InvalidSchemaNameError as exc:
                 if restored or self._install is None:
                     raise explain(exc, self.address) from exc
@@ -112,13 +112,13 @@ class PostgresClient:
                 raise explain(exc, self.address) from exc
         raise AssertionError  # the last attempt returned or raised
 
-    async def _fetch(self, statement: str, arguments: tuple[Any, ...], link: Connection) -> list[asyncpg.Record]:
+    async def _fetch(self, statement: str, arguments: tuple[object, ...], link: Connection) -> list[asyncpg.Record]:
         if not self._pooled:
             return await link.fetch(statement, *arguments)
         async with link.transaction():  # else a pooler could prepare it on one connection and execute it on another
             return await link.fetch(statement, *arguments)
 
-    async def _run(self, step: Callable[[Connection], Any], timeout: float) -> Any:
+    async def _run(self, step: Callable[[Connection], Awaitable[T]], timeout: float) -> T:
         """Run ``step`` on a connection. A connection on which it failed is not used again."""
         try:
             async with asyncio.timeout(timeout):

@@ -21,7 +21,7 @@ from shoal.stores.postgres.address import PostgresAddress
 NO_RUN, QUEUE_FULL, FENCED, REWOUND = "SH001", "SH002", "SH003", "SH004"
 """Error codes that Shoal's functions in the database raise."""
 CONFLICT = "40001"
-"""The code of PostgreSQL for a call that was in the way of another. It is retried."""
+"""PostgreSQL's code for a call that conflicts with another one. It is retried."""
 
 _AWAY = ("08", "57P", "53300", "25P03", "57014")
 """The connection failed, the server starts or shuts down, it has too many clients, or an administrator cancelled."""
@@ -41,7 +41,7 @@ _TROUBLE = {
 
 
 def is_retryable(exc: BaseException) -> bool:
-    """Whether two calls were in each other's way and this one was rolled back."""
+    """Whether the call conflicted with another one and was rolled back."""
     return isinstance(exc, asyncpg.DeadlockDetectedError | asyncpg.SerializationError)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from shoal.config import mask
@@ -20,6 +20,8 @@ _EXAMPLES = (
 )
 
 Kind = Literal["server", "sentinel", "cluster"]
+Arguments: TypeAlias = dict[str, Any]
+"""Keyword arguments for redis-py."""
 
 
 class RedisAddress(NamedTuple):
@@ -36,7 +38,7 @@ class RedisAddress(NamedTuple):
     prefix: str
     timeout: float
     """Seconds that a connection or a call may take."""
-    tls: dict[str, Any]
+    tls: Arguments
     """Empty without TLS."""
     sentinel: dict[str, str]
     """The login for the sentinels."""
@@ -81,7 +83,7 @@ def _scheme(scheme: str) -> tuple[bool, Kind]:
     base, plus, kind = scheme.partition("+")
     if base not in ("redis", "rediss") or (plus and kind not in ("sentinel", "cluster")):
         raise ValueError(f"unknown scheme {scheme}://")
-    return base == "rediss", kind or "server"  # type: ignore[return-value]
+    return base == "rediss", cast("Kind", kind or "server")
 
 
 def _path(path: str, kind: Kind) -> tuple[str, int]:
@@ -120,8 +122,8 @@ def _seconds(text: str | None) -> float:
     return float(text)
 
 
-def _tls_options(query: dict[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {name: query[name] for name in _TLS & query.keys()}
+def _tls_options(query: dict[str, str]) -> Arguments:
+    options: Arguments = {name: query[name] for name in _TLS & query.keys()}
     if "ssl_check_hostname" in options:
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() in ("1", "true", "yes")
     return {"ssl": True, **options}

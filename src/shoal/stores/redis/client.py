@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
@@ -22,7 +22,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisClusterExcep
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shoal.errors import ShoalError, StoreError
-from shoal.stores.redis.address import RedisAddress
+from shoal.stores.redis.address import Arguments, RedisAddress
 from shoal.stores.redis.errors import explain
 
 log = logging.getLogger("shoal.frontier")
@@ -33,6 +33,12 @@ _HEALTH_CHECK_SECONDS = 30.0
 _MISSING_KEY = "never"
 """A key that never exists. While a cluster moves a slot, it refuses a script with several keys if one of them is on
 another node. So no script sees, or leaves, half of a store that is being moved."""
+
+Word: TypeAlias = bytes | str | int | float
+"""An argument of a command."""
+Answer: TypeAlias = Any
+"""What a command or a script returns."""
+Info: TypeAlias = dict[str, Answer]
 
 _warned: set[str] = set()
 
@@ -102,11 +108,11 @@ class RedisClient:
         """redis-py must not retry: a call that timed out may have been executed."""
         at = self.address
         never = Retry(NoBackoff(), 0)
-        sockets: dict[str, Any] = {
+        sockets: Arguments = {
             "socket_timeout": at.timeout, "socket_connect_timeout": at.timeout, "socket_keepalive": True,
             "health_check_interval": _HEALTH_CHECK_SECONDS, "retry": never, "protocol": 2,
         }  # fmt: skip
-        login: dict[str, Any] = {"username": at.username, "password": at.password}
+        login: Arguments = {"username": at.username, "password": at.password}
         if at.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in at.nodes]
             return RedisCluster(startup_nodes=nodes, **sockets, **login, **at.tls)
@@ -126,7 +132,7 @@ class RedisClient:
 
     # -- checks when it is opened
 
-    async def _check(self) -> dict[str, Any]:
+    async def _check(self) -> Info:
         """The answer to INFO; empty if the user may not ask for it."""
         try:
             info = await self._client.execute_command("INFO")
@@ -139,7 +145,7 @@ class RedisClient:
         self._check_version(known)
         return known
 
-    def _check_version(self, known: dict[str, Any]) -> None:
+    def _check_version(self, known: Info) -> None:
         where = self.address.shown
         version = str(known.get("redis_version", ""))
         if known.get("redis_mode") == "sentinel":
@@ -150,7 +156,7 @@ class RedisClient:
         if (int(found[1]), int(found[2])) < MIN_VERSION:
             raise StoreError(f"{where} is Redis {version}; Shoal needs 6.2 or later: upgrade it")
 
-    def _warn(self, info: dict[str, Any]) -> None:
+    def _warn(self, info: Info) -> None:
         """Warn about settings with which the server may lose data. Once per process."""
         if self.address.shown in _warned:
             return
@@ -196,10 +202,10 @@ class RedisClient:
         self,
         folder: ScriptFolder,
         name: str,
-        *arguments: Any,
+        *arguments: Word,
         store: str = "",
-        before_loading: Callable[[], Awaitable[Any]] | None = None,
-    ) -> Any:
+        before_loading: Callable[[], Awaitable[object]] | None = None,
+    ) -> Answer:
         """Run a script atomically. It gets the prefix of the keys, then the arguments.
 
         ``before_loading`` is called first if the server does not know the script.
@@ -222,7 +228,7 @@ class RedisClient:
         found = await self._call("XREAD", "BLOCK", milliseconds, "STREAMS", f"{self.address.prefix}{stream}", after)
         return found[0][1][-1][0].decode() if found else after
 
-    async def _call(self, *words: Any) -> Any:
+    async def _call(self, *words: Word) -> Answer:
         """The server's answer. Errors are Shoal's, except NoScriptError, which `run_script` handles."""
         if self._closed:
             raise StoreError(f"the connection to {self.address.shown} is closed")

@@ -158,10 +158,8 @@ BEGIN
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
         INTO _may_lease, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
-    IF NOT FOUND THEN
-        PERFORM refuse({NO_RUN}, 'the run was deleted');
-    END IF;
-    IF NOT _knows THEN
+    IF _knows IS NOT TRUE THEN                -- null: there is no such run
+        PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
     END IF;
     IF _restarted AND current_setting('transaction_read_only') = 'off' THEN

@@ -33,10 +33,8 @@ BEGIN
     SELECT r.max_attempts, _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
         INTO _most, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
-    IF NOT FOUND THEN
-        PERFORM refuse({NO_RUN}, 'the run was deleted');
-    END IF;
-    IF NOT _knows THEN
+    IF _knows IS NOT TRUE THEN                -- null: there is no such run
+        PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
     END IF;
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
@@ -165,7 +163,7 @@ BEGIN
             SELECT q.rank, q.id, _at, q.lane, 0, g.status, g.items FROM gone g
             CROSS JOIN LATERAL (SELECT * FROM request q WHERE q.id = g.id LIMIT 1) q
             RETURNING ready.lane, ready.rank, ready.id
-    ), told AS (
+    ), noted AS (
         INSERT INTO event (request, at, what, detail)
             SELECT g.id, _at, {RETRIED_EVENT}, {RETRIED_DETAIL} FROM gone g
     )

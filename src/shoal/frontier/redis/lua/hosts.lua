@@ -106,13 +106,13 @@ local function save_queues(run)
   for number, count in pairs(run.taken) do call('ZREMRANGEBYRANK', queue_key(run, number), 0, count - 1) end
 end
 
--- Rank and sequence number of a lane's best request, or nothing. `stood` is the old place of the lane, or false.
-local function best_of(run, number, stood)
+-- Rank and sequence number of a lane's best request, or nothing. `stored` is the old place of the lane, or false.
+local function best_of(run, number, stored)
   local queue, next_one = run.queues[number], run.next_ones[number]
   if next_one then return next_one.rank, next_one.sequence end
-  if queue and not stood then return queue.rank, queue.sequence end -- the lane is new
-  if queue and not run.taken[number] and sub(stood, 1, 1) == 'o' then
-    local sequence, rank = read(BEST, stood, 2)
+  if queue and not stored then return queue.rank, queue.sequence end -- the lane is new
+  if queue and not run.taken[number] and sub(stored, 1, 1) == 'o' then
+    local sequence, rank = read(BEST, stored, 2)
     if rank < queue.rank or (rank == queue.rank and sequence < queue.sequence) then return rank, sequence end
     return queue.rank, queue.sequence
   end
@@ -125,11 +125,11 @@ local function freed_by_others(run) return state.freed - run.freed end
 
 -- The place of a lane: '' for empty, 'f' full, 'l' later, 'o' open with its best request; and its score there. Its queue
 -- is up to date.
-local function belongs(run, host, stood)
+local function place_of(run, host, stored)
   local delay, limit = policy(host, hosts[0], run)
   local due = due_at(host, hosts[0], delay)
   if host.in_flight < limit and due <= now then
-    local rank, sequence = best_of(run, host.number, stood)
+    local rank, sequence = best_of(run, host.number, stored)
     if not rank then return '' end
     return 'o' .. pack(BEST, sequence, rank), rank
   end
@@ -157,18 +157,18 @@ local function place(run)
   for i, number in ipairs(missing) do run.lanes[number] = found[i] end
   local added, removed, lanes = {o = {}, l = {}, f = {}}, {o = {}, l = {}, f = {}}, {}
   for _, number in ipairs(run.touched_list) do
-    local stood = run.lanes[number]
-    local was = stood or ''
+    local stored = run.lanes[number]
+    local was = stored or ''
     local may_move = was == '' or was == 'f' or run.queues[number] or run.taken[number]
     if may_move or run.touched[number] == 'stale' then
-      local is, score = belongs(run, hosts[number], stood)
+      local is, score = place_of(run, hosts[number], stored)
       local from, to = removed[sub(was, 1, 1)], added[sub(is, 1, 1)]
       if from and is ~= was then from[#from + 1] = member_at(was, number) end
       if to and (is ~= was or to ~= added.o) then
         to[#to + 1] = score
         to[#to + 1] = member_at(is, number)
       end
-      if is ~= stood and (stood or is ~= '') then
+      if is ~= stored and (stored or is ~= '') then
         run.lanes[number] = is
         lanes[#lanes + 1] = number
         lanes[#lanes + 1] = is

@@ -5,7 +5,7 @@ $$;
 
 -- A clock that never goes back, also when the server's clock is set back. Once a second a caller notes the time. A caller
 -- that sees an earlier time than the noted one adds the difference to the skew. A step back of less than a second may pass
--- unnoticed. Nobody waits for the row: until the new skew is committed, the clock stands still for all others.
+-- unnoticed. Nobody waits for the row: until the new skew is committed, the clock does not advance for all others.
 CREATE FUNCTION clock(_offset double precision) RETURNS double precision LANGUAGE plpgsql AS $$
 DECLARE
     _state record;

@@ -26,7 +26,7 @@ BEGIN
             SELECT j.id, j.token, _at, j.run, j.status, j.items, least(j.attempts, 32767), {DEAD}, {LOST_KIND},
                 j.reason
             FROM judged j WHERE j.dies
-    ), told AS (
+    ), noted AS (
         INSERT INTO event (request, at, what, detail)
             SELECT j.id, _at, {LOST_EVENT}, j.reason FROM judged j WHERE j.state = {LEASED} AND NOT j.unused
     )

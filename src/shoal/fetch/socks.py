@@ -1,0 +1,89 @@
+"""SOCKS5 proxies. The proxy resolves the host names, so no name leaves this machine by another way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from types import ModuleType
+
+import aiohttp
+
+from shoal.errors import FetchError
+
+SCHEMES = ("socks5://", "socks5h://")
+"""They mean the same here: the proxy resolves the names."""
+Connect = Callable[..., aiohttp.TCPConnector]
+"""Makes a connector whose connections go through a proxy. It takes the arguments of `aiohttp.TCPConnector`."""
+_MAX_SESSIONS = 256
+_NOT_ALLOWED = 2  # reply codes of RFC 1928
+_HOST_REPLIES = (3, 4, 5, 6)  # network or host unreachable, connection refused, TTL expired
+
+
+class SocksError(aiohttp.ClientError):
+    """The proxy could not be reached, or it did not connect to the host."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retryable = retryable
+
+
+class SocksSessions:
+    """Keeps connections open through any number of proxies.
+
+    Each proxy URL, with its user and password, has connections of its own. So requests with different credentials never
+    share one. The sessions that were not used for longest are closed when there are too many.
+    """
+
+    def __init__(self, open_session: Callable[[Connect], aiohttp.ClientSession]) -> None:
+        self._open_session = open_session
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._in_use: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def use(self, proxy: str) -> AsyncIterator[aiohttp.ClientSession]:
+        """The session of this proxy. SocksError if the proxy does not connect."""
+        library = _library()
+        connect = partial(library.ProxyConnector.from_url, proxy.replace("socks5h:", "socks5:", 1), rdns=True)
+        session = self._sessions.pop(proxy, None) or self._open_session(connect)
+        self._sessions[proxy] = session  # the one that was used last is the last one
+        self._in_use[proxy] += 1
+        try:
+            yield session
+        except library.ProxyConnectionError as exc:
+            raise SocksError(f"no connection to the proxy: {exc}", retryable=True) from exc
+        except library.ProxyTimeoutError as exc:
+            raise SocksError(f"the proxy did not answer in time: {exc}", retryable=True) from exc
+        except library.ProxyError as exc:
+            # Without a reply code, the proxy refused the password or does not speak SOCKS5.
+            retryable = exc.error_code is not None and exc.error_code != _NOT_ALLOWED
+            who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
+            raise SocksError(f"{who}: {exc}", retryable=retryable) from exc
+        finally:
+            self._in_use[proxy] -= 1
+            if len(self._sessions) > _MAX_SESSIONS:
+                await self._close_oldest()
+
+    async def _close_oldest(self) -> None:
+        unused = [proxy for proxy in self._sessions if not self._in_use[proxy]]
+        for proxy in unused[: len(self._sessions) - _MAX_SESSIONS]:
+            del self._in_use[proxy]
+            await self._sessions.pop(proxy).close()
+
+    async def close(self) -> None:
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            await session.close()
+
+
+def _library() -> ModuleType:
+    try:
+        import aiohttp_socks
+    except ImportError:
+        raise FetchError(
+            "SOCKS proxies need aiohttp-socks: pip install 'shoal[socks]'",
+            kind="proxy", retryable=False, contacted=False,
+        ) from None  # fmt: skip
+    return aiohttp_socks
