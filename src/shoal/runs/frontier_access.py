@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from shoal.errors import StoreError
+from shoal.errors import StoreBusyError, StoreError
 from shoal.frontier import file_of
 from shoal.frontier.local.owner import open_owned, serving
 from shoal.frontier.local.processes import ProcessWatch
 from shoal.ports import Store
 
 log = logging.getLogger("shoal.frontier")
+
+_PATIENCE = 1.5
+_BETWEEN_TRIES = 0.05
 
 
 async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None]) -> Store:
@@ -21,7 +26,7 @@ async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Cal
 
     ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
     file, watch = file_of(url), ProcessWatch()
-    store = await open_owned(file, watch)
+    store = await _open_in_time(file, watch)
     stack.push_async_callback(store.close)
     try:
         server = await stack.enter_async_context(serving(store, watch, file, name))
@@ -29,3 +34,15 @@ async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Cal
     except StoreError as exc:
         log.warning("other commands cannot use this crawl while it runs: %s", exc)
     return store
+
+
+async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
+    """Open a store. A process that owned the file for others may need a moment to end after the last of them."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await open_owned(file, watch)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)

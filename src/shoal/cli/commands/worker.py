@@ -112,10 +112,10 @@ def prepare(
 
 async def _run_arguments(config: Config, run_id: str) -> dict[str, object]:
     """The arguments that the run's spider started with."""
-    from shoal.frontier import open_store
+    from shoal.frontier import join_store
     from shoal.runs.start import RunSettings
 
-    store = await open_store(config.frontier, readonly=True)
+    store = await join_store(config.frontier, readonly=True)
     try:
         run = await store.get_run(run_id)
         return {} if run is None else RunSettings.of(run).arguments

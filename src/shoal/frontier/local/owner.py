@@ -29,7 +29,7 @@ from shoal.ports import FrontierOptions, Holder, Store
 
 log = logging.getLogger("shoal.frontier")
 
-_IDLE = 2.0
+_IDLE = 0.5
 """Seconds without a client after which an owner exits."""
 _FIRST = 10.0
 """Seconds that the first client has to connect."""
