@@ -115,6 +115,8 @@ class OwnerConnection:
 
     async def _open_socket(self, path: str) -> _Link:
         try:
+            if os.getuid() not in (0, os.stat(path).st_uid):  # ask nobody else what to fetch
+                raise StoreError(f"the socket {path} belongs to another user")
             async with asyncio.timeout(self._timeout):
                 return _Link(*await asyncio.open_unix_connection(path))
         except (OSError, TimeoutError) as exc:
