@@ -18,6 +18,7 @@
     │   └── SinkBusyError            another process has locked this output (shoal.sinks)
     ├── RunError                     a run that does not exist or has the wrong state
     ├── TooManySessionsError         the server runs as many sessions as it may (shoal.batch)
+    ├── PageFailedError              a page of a Celery task failed: its reason, for Flower (shoal.tasks)
     ├── BrokerAwayError              the Celery broker cannot be reached (shoal.tasks)
     ├── CoordinatorError             a cluster's coordinator failed
     │   ├── NameTakenError           a live member of the cluster has this name

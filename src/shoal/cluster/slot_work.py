@@ -77,7 +77,7 @@ class NodeSlot:
             return self.running.doing
         if self._ending is not None:
             return "stopping"
-        return "stands by" if self._watch.fit else "cannot reach the frontier"
+        return "standing by" if self._watch.fit else "cannot reach the frontier"
 
     @property
     def worker(self) -> Worker | None:

@@ -17,7 +17,7 @@ from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.socks import SCHEMES, Connect, SocksError, SocksSessions
+from shoal.fetch.socks import SCHEMES, Connect, SocksSessions
 from shoal.http import Request, Response
 from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of
@@ -94,7 +94,7 @@ class HttpFetcher:
             if proxy is None or proxy.startswith(("http://", "https://")):
                 return await self._exchange(self._session or self._open(), request, proxy, timeout, limit)
             if proxy.startswith(SCHEMES):
-                async with self._socks.use(proxy) as session:
+                async with self._socks.use(proxy, host_of(request.url)) as session:
                     return await self._exchange(session, request, None, timeout, limit)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise _explain(exc, request, timeout, proxy) from exc
@@ -239,9 +239,6 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
         case aiohttp.ClientProxyConnectionError():
             kind, retryable, contacted = "proxy", True, False
             message = f"no connection to the proxy {exc.host}:{exc.port}: {_system(exc.os_error)}"
-        case SocksError():
-            kind, retryable, contacted = "proxy", exc.retryable, False
-            message = f"no connection to {host} through the proxy: {exc.message}"
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", exc.status != 407, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"

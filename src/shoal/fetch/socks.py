@@ -21,15 +21,6 @@ _NOT_ALLOWED = 2  # reply codes of RFC 1928
 _HOST_REPLIES = (3, 4, 5, 6)  # network or host unreachable, connection refused, TTL expired
 
 
-class SocksError(aiohttp.ClientError):
-    """The proxy could not be reached, or it did not connect to the host."""
-
-    def __init__(self, message: str, *, retryable: bool) -> None:
-        super().__init__(message)
-        self.message = message
-        self.retryable = retryable
-
-
 class SocksSessions:
     """Keeps connections open through any number of proxies.
 
@@ -43,8 +34,8 @@ class SocksSessions:
         self._in_use: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def use(self, proxy: str) -> AsyncIterator[aiohttp.ClientSession]:
-        """The session of this proxy. SocksError if the proxy does not connect."""
+    async def use(self, proxy: str, host: str) -> AsyncIterator[aiohttp.ClientSession]:
+        """The session of this proxy. FetchError if the proxy does not connect to the host."""
         library = _library()
         connect = partial(library.ProxyConnector.from_url, proxy.replace("socks5h:", "socks5:", 1), rdns=True)
         session = self._sessions.pop(proxy, None) or self._open_session(connect)
@@ -53,14 +44,14 @@ class SocksSessions:
         try:
             yield session
         except library.ProxyConnectionError as exc:
-            raise SocksError(f"no connection to the proxy: {exc}", retryable=True) from exc
+            raise _failed(host, f"no connection to the proxy: {exc}", retryable=True) from exc
         except library.ProxyTimeoutError as exc:
-            raise SocksError(f"the proxy did not answer in time: {exc}", retryable=True) from exc
+            raise _failed(host, f"the proxy did not answer in time: {exc}", retryable=True) from exc
         except library.ProxyError as exc:
             # Without a reply code, the proxy refused the password or does not speak SOCKS5.
             retryable = exc.error_code is not None and exc.error_code != _NOT_ALLOWED
             who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
-            raise SocksError(f"{who}: {exc}", retryable=retryable) from exc
+            raise _failed(host, f"{who}: {exc}", retryable=retryable) from exc
         finally:
             self._in_use[proxy] -= 1
             if len(self._sessions) > _MAX_SESSIONS:
@@ -76,6 +67,11 @@ class SocksSessions:
         while self._sessions:
             _, session = self._sessions.popitem()
             await session.close()
+
+
+def _failed(host: str, reason: str, *, retryable: bool) -> FetchError:
+    message = f"no connection to {host} through the proxy: {reason}"
+    return FetchError(message, kind="proxy", retryable=retryable, contacted=False)
 
 
 def _library() -> ModuleType:

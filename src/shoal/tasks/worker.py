@@ -25,7 +25,7 @@ from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import ConfigError, RequestError, RunError, StoreRewoundError
+from shoal.errors import ConfigError, RequestError, RunError, ShoalError, StoreRewoundError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.resolving import allow_many_lookups
@@ -50,7 +50,7 @@ def lease_ttl(config: Config) -> float:
     return min(LEASE_TTL, config.lease.ttl)
 
 
-class PageFailedError(Exception):
+class PageFailedError(ShoalError):
     """Why a page failed, for Celery and Flower. Celery copies it between processes."""
 
 
