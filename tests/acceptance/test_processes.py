@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.fleets import site, visits
+from tests.acceptance.fleets import frontier_url, site, visits
 from tests.acceptance.machine import Machine, machine
 
 PAGES = 600
@@ -93,6 +93,16 @@ def test_every_page_once_and_nobody_stays(here: Machine, url: str, frontier: tup
     assert "finished: every page found is accounted for" in said
     here.wait_until(lambda: not here.processes(), "all processes ended", 20)
     assert list((here.runtime / "shoal").iterdir()) == []
+
+
+def test_a_frontier_on_a_server_needs_no_owner(here: Machine, url: str) -> None:
+    crawl = here.start(*run(url, "--frontier", frontier_url("redis")))
+    here.wait_until(lambda: len(here.workers()) == 2, "all processes started")
+    assert here.owners() == []
+    said = ended(here, crawl)
+    assert written(here) == visited(url) == pages_of(url)
+    assert f"fetched              {PAGES + 1} pages" in said, said
+    here.wait_until(lambda: not here.processes(), "all processes ended", 20)
 
 
 @pytest.mark.parametrize("frontier", FRONTIERS.values(), ids=FRONTIERS)
