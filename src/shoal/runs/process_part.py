@@ -6,6 +6,7 @@ good order. The end of the connection, however that came, stops it at once: no w
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -13,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 import msgspec
 
@@ -148,15 +148,13 @@ class _Tether:
         self._ended = threading.Event()
         self._reporting = threading.Thread(target=self._report, daemon=True)
 
-    async def run(self, crawl: Any) -> None:
+    async def run(self, crawl: CrawlPart) -> None:
         """Beside the crawl, on its event loop."""
-        import asyncio
-
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._obey, args=(loop,), daemon=True).start()
         self._reporting.start()
 
-    def _obey(self, loop: Any) -> None:
+    def _obey(self, loop: asyncio.AbstractEventLoop) -> None:
         while words := self._receive():
             if b"stop" in words:
                 loop.call_soon_threadsafe(self._crawl.stop)
