@@ -250,3 +250,11 @@ def test_without_a_running_crawl_there_is_nothing_to_show(here: Machine) -> None
     assert "no crawl runs on this machine" in refused.stderr
     refused = here.shoal("stats", "--frontier", "local:pages", check=False)
     assert "no crawl named 'pages' runs on this machine; running now: none" in refused.stderr
+
+
+def test_a_crawl_that_cannot_begin_says_so_once(here: Machine) -> None:
+    for words in (["nosuch.py"], ["pages.py", "-o", "missing/folder.jsonl"]):
+        refused = here.shoal("run", *words, "--processes", "3", check=False)
+        assert refused.returncode == 2
+        assert refused.stderr.count("shoal: ") == len(refused.stderr.splitlines()) == 1
+    here.wait_until(lambda: not here.processes(), "all processes ended", 20)

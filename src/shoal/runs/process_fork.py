@@ -1,8 +1,8 @@
 """Forks the processes of a crawl ahead, when Shoal is imported and the spider is not.
 
 So a crawl on several processes starts as fast as on one, and each process loads the spider itself: what a spider opens
-when it is imported or made is never shared. Each process waits for a line that says what it does. If its connection
-ends before that, it exits.
+when it is imported or made is never shared. Each process first waits for a line that says what it does. If its
+connection ends before that, it exits: the crawl could not begin, and one error message is enough.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ import msgspec
 from shoal.crawling.onion import preload
 from shoal.frontier.local.owner import PendingOwner, run_owner
 
-_inherited: socket.socket | None = None
-"""In a worker process: the connection to the process that forked it."""
+
+class Inherited(NamedTuple):
+    """What a worker process has from the process that forked it."""
+
+    connection: socket.socket
+    line: bytes
+    """Its part of the crawl."""
+
+
+_inherited: Inherited | None = None
 
 
 class WorkerProcess(NamedTuple):
@@ -88,11 +96,8 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
         near.close()
         _detach()
         os.dup2(0, 1)
-        with far.makefile("rb") as lines:
-            line = lines.readline()
-        if line:
-            asked = msgspec.json.decode(line, type=Ownership)
-            run_owner(asked.name, asked.file, far.detach())
+        asked = msgspec.json.decode(_wait_for_line(far), type=Ownership)
+        run_owner(asked.name, asked.file, far.detach())
         os._exit(0)
     far.close()
     connections.append(near)
@@ -111,7 +116,7 @@ def _fork_worker(connections: list[socket.socket], *, relays: bool) -> WorkerPro
         _detach()
         if errors is not None:
             os.dup2(errors, 2)
-        _inherited = far
+        _inherited = Inherited(far, _wait_for_line(far))
         return None
     far.close()
     if errors is not None:
@@ -126,6 +131,16 @@ def _detach() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+
+
+def _wait_for_line(connection: socket.socket) -> bytes:
+    """The first line from the process that forked this one. This process exits if there is none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (more := connection.recv(1)):  # no more than the line: what follows is for others
+            os._exit(0)
+        line += more
+    return line
 
 
 def _exit_code(pid: int) -> int | None:
@@ -144,6 +159,6 @@ def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: 
     return WorkerProcess(process.pid, process.poll, near, output)
 
 
-def inherited_connection() -> socket.socket | None:
-    """In a forked worker process: the connection to the process that forked it. None in other processes."""
+def inherited() -> Inherited | None:
+    """In a forked worker process: what it has from the process that forked it. None in other processes."""
     return _inherited

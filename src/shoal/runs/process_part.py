@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from shoal.frontier.local.processes import name_process
 from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
 from shoal.runs.lifecycle import Plan
-from shoal.runs.process_fork import inherited_connection
+from shoal.runs.process_fork import inherited
 from shoal.spider import Spider
 
 _VARIABLE = "_SHOAL_PART"
@@ -54,8 +53,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls) -> tuple[Part, socket.socket] | None:
-        """The part of this process and its connection. None if it is not a worker process of a crawl. A process that
-        was forked and is not needed exits."""
+        """The part of this process and its connection. None if it is not a worker process of a crawl."""
         text = os.environ.pop(_VARIABLE, None)
         if text is not None:
             connection = socket.socket(fileno=os.dup(0))
@@ -63,15 +61,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
             os.dup2(nothing, 0)  # programs that the spider starts must not hold the connection
             os.close(nothing)
             return msgspec.json.decode(text, type=cls), connection
-        forked = inherited_connection()
-        if forked is None:
-            return None
-        line = b""
-        while not line.endswith(b"\n"):
-            if not (more := forked.recv(1)):
-                sys.exit(0)
-            line += more
-        return msgspec.json.decode(line, type=cls), forked
+        forked = inherited()
+        return None if forked is None else (msgspec.json.decode(forked.line, type=cls), forked.connection)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
