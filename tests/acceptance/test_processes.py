@@ -247,7 +247,7 @@ def test_a_second_crawl_on_the_same_file_is_refused(here: Machine, url: str) -> 
 def test_without_a_running_crawl_there_is_nothing_to_show(here: Machine) -> None:
     refused = here.shoal("stats", check=False)
     assert refused.returncode == 2
-    assert "no crawl runs on this machine" in refused.stderr
+    assert "no crawl in memory runs on this machine now" in refused.stderr
     refused = here.shoal("stats", "--frontier", "local:pages", check=False)
     assert "no crawl named 'pages' runs on this machine; running now: none" in refused.stderr
 

@@ -49,7 +49,7 @@ def _stored(frontier: str) -> str:
         return frontier
     if not announced():
         raise StoreError(
-            "a memory frontier ends with its process, and no crawl runs on this machine now: name a stored frontier, "
+            "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored one, "
             "such as --frontier sqlite:///file.db"
         )
     return "local:"
