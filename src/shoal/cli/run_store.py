@@ -49,8 +49,8 @@ def _stored(frontier: str) -> str:
         return frontier
     if not announced():
         raise StoreError(
-            "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored one, "
-            "such as --frontier sqlite:///file.db"
+            "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored "
+            "one, such as --frontier sqlite:///file.db"
         )
     return "local:"
 
