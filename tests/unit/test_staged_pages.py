@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from shoal.errors import FrontierError, StoreError
 from shoal.frontier import open_store
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.http import Request
-from shoal.ports import Completion, Frontier, FrontierOptions, Run, Stats, Store
+from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run, Stats, Store
 
 OPTIONS = FrontierOptions(max_attempts=3, concurrency_per_host=100_000)
 LARGE = Request("http://large.example/")
@@ -68,6 +69,28 @@ async def crawl(frontier: Frontier) -> list[str]:
         urls += [lease.request.url for lease in leased.leases]
         await frontier.complete([Completion(lease=lease, children=[LARGE]) for lease in leased.leases])
     return urls
+
+
+async def test_a_page_with_100_000_links_is_stored_in_short_steps(store: Store) -> None:
+    """CPU time counts, so that other programs do not matter. The links lead to as many hosts."""
+    frontier = await store.frontier("r", OPTIONS)
+    await frontier.push([LARGE])
+    (lease,) = (await frontier.lease(1, 600)).leases
+    children = [Request(f"http://h{number}/") for number in range(100_000)]
+    ending = asyncio.create_task(frontier.complete([Completion(lease=lease, items=[b"i"], children=children)]))
+    waits, seen_incoming = [], 0
+    while not ending.done():
+        began = time.process_time()
+        await asyncio.sleep(0)
+        stats = await frontier.stats()
+        waits.append(time.process_time() - began)
+        assert stats.balanced
+        assert (stats.items, stats.pushed - 1 + stats.incoming) == (stats.done, 100_000 * stats.done)
+        seen_incoming += stats.incoming > 0
+    assert await ending == [Pushed(100_000, 0)]
+    assert seen_incoming > 10
+    print(f"others waited at most {max(waits):.3f} s")
+    assert max(waits) < 1  # a step takes 0.05 s, the garbage collector up to 0.4 s
 
 
 async def test_each_lease_moves_a_portion_that_was_left_behind(store: Store) -> None:
@@ -131,14 +154,7 @@ async def test_a_deleted_run_takes_its_staged_links_along(store: Store) -> None:
 # -- files
 
 
-@pytest.fixture
-async def file_store(path: Path) -> AsyncIterator[SQLiteStore]:
-    store = await SQLiteStore.open(path)
-    await store.create_run(RUN)
-    yield store
-    await store.close()
-
-
+in_a_file = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 KILLED = """
 import asyncio, os, signal, sys
 from shoal.frontier.sqlite import SQLiteStore
@@ -182,28 +198,30 @@ async def test_links_of_a_process_that_was_killed_are_moved_by_the_next_one(path
     await store.close()
 
 
-async def test_a_portion_that_finds_no_room_on_the_disk_is_moved_later(file_store: SQLiteStore) -> None:
-    frontier = await file_store.frontier("r", OPTIONS)
+@in_a_file
+async def test_a_portion_that_finds_no_room_on_the_disk_is_moved_later(store: SQLiteStore) -> None:
+    frontier = await store.frontier("r", OPTIONS)
     staged = await stage(frontier, 5000)
-    db = file_store._file.db
+    db = store._file.db
 
     def limit(pages: int) -> None:
         db.execute(f"PRAGMA max_page_count = {pages}")
 
-    await file_store._file.read(lambda: limit(db.execute("PRAGMA page_count").fetchone()[0]))
+    await store._file.read(lambda: limit(db.execute("PRAGMA page_count").fetchone()[0]))
     for _ in range(2):
         with pytest.raises(FrontierError, match="no room on the disk"):
             await frontier.lease(10, 600)
         assert await check_balance(frontier) == staged
-    await file_store._file.read(lambda: limit(2**30))
+    await store._file.read(lambda: limit(2**30))
     assert await crawl(frontier) == [link.url for link in links(5000)]
 
 
-async def test_a_damaged_portion_is_an_error(file_store: SQLiteStore) -> None:
-    frontier = await file_store.frontier("r", OPTIONS)
+@in_a_file
+async def test_a_damaged_portion_is_an_error(store: SQLiteStore) -> None:
+    frontier = await store.frontier("r", OPTIONS)
     staged = await stage(frontier, 5000)
-    db = file_store._file.db
-    await file_store._file.write(lambda: db.execute("UPDATE stage SET links = substr(links, 1, 99)"))
+    db = store._file.db
+    await store._file.write(lambda: db.execute("UPDATE stage SET links = substr(links, 1, 99)"))
     with pytest.raises(StoreError, match="the links of request 1 can't be read"):
         await frontier.lease(10, 600)
     assert await check_balance(frontier) == staged
