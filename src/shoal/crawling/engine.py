@@ -58,6 +58,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     shared: bool = False
     """The frontier is on a server, and other processes use it too."""
+    near: bool = False
+    """That server is another process of this machine."""
     keep_items: bool = True
     """Keep the item log after all drainers have passed it."""
     stay: bool = False
@@ -93,7 +95,7 @@ class Engine:
         self._onion = onion
         self._drains = drains
         self._options = options
-        self._pacing: Pacing = RemotePacing(config.lease.batch) if options.shared else LocalPacing()
+        self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared)
         self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
         self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from shoal.config import Config, find_config_file, load_config, mask
+from shoal.config.checks import frontier_kind
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -24,6 +25,7 @@ from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
+from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import Plan, RunLifecycle
 from shoal.runs.start import frontier_options, new_run_id
 from shoal.sinks import open_sink, sink_id
@@ -159,6 +161,8 @@ class Crawl:
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
         """Set when the outputs are open and the crawl begins."""
+        self.serves = False
+        """Let other processes of this machine use the store while the crawl works."""
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
@@ -254,7 +258,7 @@ class Crawl:
             shared=shared,
             output_names=self.outputs,
             resumes=True,
-            watches=self._store is not None,
+            watches=self._store is not None or self.serves,
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
@@ -262,9 +266,15 @@ class Crawl:
         )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
+        if self.serves and frontier_kind(self.config.frontier) in ("memory", "sqlite"):
+            return await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store
+
+    def _poll_now(self) -> None:
+        if self._life is not None and self._life.engine is not None:
+            self._life.engine.poll_now()
 
     @property
     def start_settings(self) -> dict[str, object]:

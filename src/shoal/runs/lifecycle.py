@@ -71,6 +71,8 @@ class Plan(Struct, kw_only=True):
     """See `make_fetcher`."""
     shared: bool = False
     """Other processes, or other crawls of this process, use the frontier too."""
+    near: bool = False
+    """Another process of this machine has the frontier."""
     output_names: tuple[str, ...] = ()
     """For the summary."""
     resumes: bool = False
@@ -219,7 +221,7 @@ class RunLifecycle:
             self._outputs,
             source=plan.source,
             options=EngineOptions(
-                shared=plan.shared, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+                shared=plan.shared, near=plan.near, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
             ),
         )
         await self._persist(self._mark_running)
@@ -398,7 +400,7 @@ class RunLifecycle:
             await self._move_to("running")
             state = "running"
         if state != self._shown:
-            log.warning("run %s is %s", self.run_id, state)
+            log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
             self.halt(state == "paused")
         self._polls += 1

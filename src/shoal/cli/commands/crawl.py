@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
+from shoal.cli.commands.processes import fork_ahead, process_crawl, work_as_part
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shoal.crawling.stats import Summary
     from shoal.metrics.serving import Observed
     from shoal.runs.crawl import Stoppable
+    from shoal.runs.process_fork import ForkedProcesses
     from shoal.spider import Spider
 
     class Executed(Stoppable, Watched, Observed, Protocol):
@@ -136,20 +138,28 @@ def run(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1
+        ),
+    ] = 1,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a spider in this process.
+    """Run a spider on this machine.
 
-    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it.
+    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it. With
+    --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
+    terminal.
     """
+    forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
-        new_run=new_run,
-        quiet=quiet, metrics_port=metrics_port,
+        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
     )  # fmt: skip
 
 
@@ -169,12 +179,17 @@ def _crawl_options(
 
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
-    urls: list[str] | None = None, metrics_port: str | None = None,
+    urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
 ) -> NoReturn:  # fmt: skip
-    """Crawl in this process, then show the summary and exit."""
+    """Crawl on this machine, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
 
-    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    work_as_part(spider, resolved, quiet=quiet)
+    if processes is not None:
+        made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
+    else:
+        made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    made.serves = True
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:])
 
 

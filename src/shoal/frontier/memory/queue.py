@@ -50,6 +50,8 @@ from shoal.ports import (
     RequestState,
 )
 
+_MAX_REPEATED = 10_000
+"""Completions that are recognized when they are repeated."""
 T = TypeVar("T")
 
 
@@ -95,8 +97,10 @@ class MemoryQueue:
         """(time, token, request) of leases; an entry is stale if the lease has ended or was extended."""
         self._waiting: list[tuple[float, int, int]] = []
         """(time, sequence, request) of requests that wait for their next attempt."""
-        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
-        """The nonce of the last lease call, and what it leased."""
+        self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
+        """For each holder: the nonce of its last lease call, and what it leased."""
+        self._completed: dict[int, None] = {}
+        """The tokens of the last completions, oldest first."""
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         if seed is not None:
@@ -121,8 +125,9 @@ class MemoryQueue:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
         self._roles.check_holder(holder)
-        if nonce == self._last_call[0]:
-            renewed = await self.renew(self._last_call[1], ttl)
+        last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
+        if nonce == last_nonce:
+            renewed = await self.renew(last_leases, ttl)
             return Leased([lease for lease in renewed if lease], 0.0)
         deadline = clock.now() + ttl
         now = self._clock()
@@ -144,7 +149,7 @@ class MemoryQueue:
             fingerprint = number.to_bytes(16, "big")
             leases.append(Lease(decode_request(payload), fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
-        self._last_call = nonce, leases
+        self._last_calls[holder] = nonce, leases
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
@@ -225,10 +230,20 @@ class MemoryQueue:
         return None if held is None or held.token != lease.token else (number, held)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        repeated = {page.lease.token for page in completions} & self._completed.keys()
         results, moved = await self._end(completions, self._complete)
         for place, added in moved.items():
             results[place] = count_moved(completions[place], added)
-        return results
+        return [
+            Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
+            for page, pushed in zip(completions, results, strict=True)
+        ]
+
+    def _remember_completion(self, token: int) -> None:
+        """A client whose answer was lost repeats the completion."""
+        self._completed[token] = None
+        if len(self._completed) > _MAX_REPEATED:
+            del self._completed[next(iter(self._completed))]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         states, _ = await self._end(failures, self._fail)
@@ -260,6 +275,7 @@ class MemoryQueue:
         return results, {place: await self._stages.move(parent) for place, parent in ended.items()}
 
     def _complete(self, page: Completion, new: NewRequests, number: int, record: bytes, now: float) -> Pushed:
+        self._remember_completion(page.lease.token)
         requests, head = self._requests, head_of(record)
         items = self._items.append(page.lease.fingerprint, page.items, head.items)
         requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)

@@ -81,7 +81,7 @@ class SQLiteQueue:
         self._roles = tables.roles
         self._expire_others = expire_others
         self.stages = Stages(tables.run, tables.seen, self._add)
-        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
+        self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
 
     # -- pushing
@@ -143,8 +143,8 @@ class SQLiteQueue:
     def _lease(self, call: LeaseCall, ledger: Ledger, now: float) -> Leased:
         self._roles.check_holder(call.holder)
         until = now + call.ttl
-        if call.nonce == self._last_call[0]:
-            renewed = self._leases.renew(self._last_call[1], until, call.deadline)
+        if (granted := self._granted_before(call)) is not None:
+            renewed = self._leases.renew(granted, until, call.deadline)
             return Leased([lease for lease in renewed if lease], 0.0)
         self._expire_others(now)
         next_moment = self._leases.expire(now, ledger)
@@ -153,11 +153,18 @@ class SQLiteQueue:
         self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
-        self._last_call = call.nonce, leases
+        self._last_calls[call.holder] = call.nonce, leases
         incoming = now + POLL if ledger.incoming else None
         moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
+
+    def _granted_before(self, call: LeaseCall) -> list[Lease] | None:
+        """What the same call leased before, if this is a repeat. The process that answered it may be gone."""
+        if call.holder in self._last_calls:
+            nonce, leases = self._last_calls[call.holder]
+            return leases if nonce == call.nonce else None
+        return None if call.holder is None else self._leases.granted_under(call) or None
 
     def expire_leases(self, now: float) -> None:
         """End leases that have run out. Call it within a transaction."""
@@ -225,9 +232,11 @@ class SQLiteQueue:
     def _complete(self, completions: Sequence[Completion], ledger: Ledger, now: float) -> list[Pushed | None]:
         holders = self._leases.select_ending(page.lease for page in completions)
         done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
+        stale = [page.lease for held, page in zip(holders, completions, strict=True) if not held]
+        repeated = {lease.token for lease in stale if self._leases.has_completed(lease, self._seen)}
         new = self._select_children(done)
         self._db.executemany(
-            f"UPDATE request SET state = {DONE}, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {DONE}, due = NULL, status = ?, items = ?, at = ? WHERE id = ?",
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
@@ -236,7 +245,7 @@ class SQLiteQueue:
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
-                results.append(None)
+                results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
             known = len(page.children) - added[held.number] + page.duplicates
             results.append(Pushed(added[held.number], known))
