@@ -90,7 +90,7 @@ class Node:
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
         self._makes_run = run_id is None
-        self._outputs = tuple(options.get("outputs", ()))
+        self._outputs = self.spider.with_outputs(options.get("outputs", ()))
         self._keep_alive = options.get("keep_alive", False)
         self._allow_changed = options.get("allow_changed", False)
         self._grace = options.get("grace", GRACE)

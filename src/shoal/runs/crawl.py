@@ -31,7 +31,7 @@ from shoal.runs.start import frontier_options, new_run_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
-from shoal.spider import Spider
+from shoal.spider import Spider, check_declared
 
 log = logging.getLogger("shoal.crawl")
 
@@ -53,6 +53,7 @@ def crawl(
     Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
     """
     if isinstance(spider, type):
+        check_declared(spider, arguments or {})
         spider = spider(**(arguments or {}))
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
@@ -151,7 +152,7 @@ class Crawl:
                 spider_name=type(self.spider).__name__,
                 code=config,
             ).config
-        self.outputs = tuple(outputs)
+        self.outputs = self.spider.with_outputs(outputs)
         self.items: list[Record] = []
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
@@ -163,7 +164,7 @@ class Crawl:
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
         self._new_run = new_run
-        self._collect = collect and not outputs
+        self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
         self._has_started = False
         self._stop_asked = False

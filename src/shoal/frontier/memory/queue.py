@@ -14,6 +14,7 @@ from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request, encode_request, head_of, request_of
 from shoal.frontier.memory.requests import NewRequests, Requests
 from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -31,11 +32,11 @@ from shoal.frontier.rules import (
     is_fenced,
     lost_reason,
     new_nonce,
-    prepare_children,
     push_fingerprint,
     reissued_token,
     token_base,
 )
+from shoal.frontier.staging import POLL, E, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -51,7 +52,6 @@ from shoal.ports import (
 
 _MAX_REPEATED = 10_000
 """Completions that are recognized when they are repeated."""
-E = TypeVar("E", Completion, Failure)
 T = TypeVar("T")
 
 
@@ -71,12 +71,13 @@ class _Held(msgspec.Struct):
 
 class MemoryQueue:
     """See `shoal.ports.Queue`. No method gives way to another task while it changes something, so each call is one
-    atomic step."""
+    atomic step. Only a large page needs more steps: see `MemoryStages`."""
 
     def __init__(
         self,
         options: FrontierOptions,
         requests: Requests,
+        stages: MemoryStages,
         items: MemoryItemLog,
         roles: MemoryRoles,
         clock: Callable[[], float],
@@ -86,6 +87,7 @@ class MemoryQueue:
         """The run is paused or cancelled: nothing is leased."""
         self._options = options
         self._requests = requests
+        self._stages = stages
         self._items = items
         self._roles = roles
         self._clock = clock
@@ -133,6 +135,7 @@ class MemoryQueue:
         self._expire_others(now)
         if self.halted:
             return Leased([], None)
+        self._stages.help()
         lanes, leases = self._requests.lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
@@ -150,9 +153,10 @@ class MemoryQueue:
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
-        """Seconds until something changes by itself: a retry is due, a lease expires, a host is due."""
+        """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""
         next_retry = self._waiting[0][0] if self._waiting else None
-        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due())
+        incoming = now + POLL if self._stages.incoming else None
+        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
 
@@ -227,7 +231,9 @@ class MemoryQueue:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         repeated = {page.lease.token for page in completions} & self._completed.keys()
-        results = await self._end(completions, self._complete)
+        results, moved = await self._end(completions, self._complete)
+        for place, added in moved.items():
+            results[place] = count_moved(completions[place], added)
         return [
             Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
             for page, pushed in zip(completions, results, strict=True)
@@ -240,16 +246,21 @@ class MemoryQueue:
             del self._completed[next(iter(self._completed))]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        return await self._end(failures, self._fail)
+        states, _ = await self._end(failures, self._fail)
+        return states
 
-    async def _end(self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]) -> list[T | None]:
-        """End the leases of pages. None for a lease that was lost. RequestError, and nothing is changed, if a child
-        cannot be encoded."""
-        prepared = await prepare_children(pages, encode_request, self._requests.add_lanes)
+    async def _end(
+        self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]
+    ) -> tuple[list[T | None], dict[int, int]]:
+        """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
+        for a lease that was lost; and by position how many links of large pages were new. RequestError, and nothing is
+        changed, if a child cannot be encoded."""
+        pages, staged = await split_large(pages, encode_request)
         now = self._clock()
-        new = [self._requests.select_children(page, prepared) for page in pages]
+        new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
-        for page, children in zip(pages, new, strict=True):
+        ended: dict[int, bytes] = {}
+        for place, (page, children) in enumerate(zip(pages, new, strict=True)):
             current = self._current(page.lease)
             if current is None:
                 results.append(None)
@@ -258,7 +269,10 @@ class MemoryQueue:
             del self._held[number]
             results.append(end(page, children, number, self._requests.read(number), now))
             held.lane.host.end_lease(now, contacted=page.contacted)
-        return results
+            if place in staged and results[place] != STATE_NAMES[WAITING]:
+                ended[place] = page.lease.fingerprint
+                self._stages.add(page.lease.fingerprint, staged[place])
+        return results, {place: await self._stages.move(parent) for place, parent in ended.items()}
 
     def _complete(self, page: Completion, new: NewRequests, number: int, record: bytes, now: float) -> Pushed:
         self._remember_completion(page.lease.token)

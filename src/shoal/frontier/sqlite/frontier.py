@@ -48,7 +48,7 @@ class SQLiteFrontier(ComposedFrontier):
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
         self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles)
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
         super().__init__(queue, roles, items, SQLiteHosts(run, hosts, lanes, self._load_queue), inspection)
 
     def halt(self, halted: bool) -> None:

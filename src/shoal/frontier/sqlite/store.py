@@ -24,7 +24,7 @@ from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings FROM run"
-_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "item", "role", "fence")
+_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "item", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
     *(f"DELETE FROM {table} WHERE run = ?" for table in _TABLES_OF_A_RUN),
