@@ -24,7 +24,8 @@ from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE, last_stats
 from shoal.runs.start import ensure_run, find_run
-from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
+from shoal.runs.worker import Worker, WorkerOptions
+from shoal.runs.worker_session import new_worker_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.cluster")

@@ -134,7 +134,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):
-    """What a run in a shared store may ask of this worker."""
+    """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
     checks = {"proxies": check_proxies, "outputs": check_databases}
     masks = {
@@ -142,6 +142,7 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
         "outputs": lambda outputs: tuple(map(mask, outputs)),
     }
 
+    session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
 

@@ -18,14 +18,16 @@ from typing import Protocol
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.engine import Engine
+from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.onion import make_fetcher, make_onion
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Stats, Store
+from shoal.runs.worker_session import WorkerSession
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
@@ -35,6 +37,7 @@ _POLL = 1.0
 _POLL_PAUSED = 4.0
 _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
+_SNAPSHOT_HOSTS = 8
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
 
@@ -84,6 +87,8 @@ class Plan(Struct, kw_only=True):
     """The slot in a cluster under which this process works."""
     may_work: Callable[[], bool] | None = None
     """See `EngineOptions`."""
+    session: WorkerSession | None = None
+    """The session of this process as a worker. It has a holder of its own."""
     on_begin: Callable[[], None] = lambda: None
     """Called when the outputs are open and the engine exists."""
     on_state: Callable[[str], None] = lambda state: None
@@ -145,7 +150,15 @@ class RunLifecycle:
 
     async def snapshot(self) -> Snapshot | None:
         """The state of the crawl now. None before it begins."""
-        return None if self.engine is None else await self.engine.snapshot()
+        engine, frontier = self.engine, self.frontier
+        if engine is None or frontier is None:
+            return None
+        return Snapshot(
+            stats=await frontier.stats(),
+            hosts=await frontier.host_states(_SNAPSHOT_HOSTS),
+            in_flight=engine.in_flight,
+            counters=engine.counters,
+        )
 
     def vitals(self, worker: str, standing: Standing | None = None) -> Vitals:
         """What this process knows of itself, without a call to the store."""
@@ -184,11 +197,15 @@ class RunLifecycle:
             return await self._summarize(scheduler, started)
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
-        plan = self._plan
-        opening = partial(self._store.frontier, self.run_id, plan.options, plan.holder)
+        plan, session = self._plan, self._plan.session
+        holder, may_work = (plan.holder, plan.may_work) if session is None else (session.holder, session.may_work)
+        opening = partial(self._store.frontier, self.run_id, plan.options, holder)
         frontier = await self._persist(opening) if plan.frontier is None else plan.frontier
         self.frontier = frontier
-        if plan.holder is not None:
+        if session is not None:
+            await self._persist(partial(session.join, frontier))
+            stack.push_async_callback(session.close)
+        elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
         fetcher = plan.fetcher
@@ -200,13 +217,20 @@ class RunLifecycle:
             plan.spider,
             plan.config,
             scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, plan.may_work),
+            make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
             self._outputs,
             source=plan.source,
             options=EngineOptions(
-                shared=plan.shared, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+                shared=plan.shared,
+                keep_items=plan.keep_items,
+                stay=plan.stays,
+                may_work=may_work,
+                rejoin=None if session is None else session.rejoin,
             ),
         )
+        if session is not None:
+            fenced = FencedError(f"worker {session.worker} was silent for too long")
+            session.on_fenced = partial(self.engine.interrupt, fenced)
         await self._persist(self._mark_running)
         return scheduler
 
@@ -229,7 +253,7 @@ class RunLifecycle:
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:
-        """Run the engine and end the outputs. After a rewind of the store, do it again."""
+        """Run the engine and end the outputs. After a rewind of the store, or a fence, do it again."""
         engine = self.engine
         assert engine is not None
         while True:
@@ -244,12 +268,13 @@ class RunLifecycle:
             try:
                 await self._end(scheduler)
                 return
-            except StoreRewoundError as exc:
+            except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
                     return
+                interruption = exc
             try:
-                await engine.start_over()
+                await engine.start_over(interruption)
             except ShoalError as exc:
                 self.error = exc
                 return
@@ -268,13 +293,17 @@ class RunLifecycle:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
                 return
             finishing.result()
-        except StoreRewoundError:
-            raise
         except ShoalError as exc:
+            if self._can_start_over(exc):
+                raise
             self.error = self.error or exc
         finally:
             stop_asked.cancel()
             finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
+
+    def _can_start_over(self, error: ShoalError) -> bool:
+        fenced = isinstance(error, FencedError) and self._plan.session is not None
+        return fenced or isinstance(error, StoreRewoundError)
 
     async def _finish(self, scheduler: Scheduler) -> None:
         has_ended = self.error is None and await self._has_ended(scheduler)
@@ -284,9 +313,9 @@ class RunLifecycle:
         for output in self._outputs:
             try:
                 await output.finish(finished=has_ended or self._plan.is_private)
-            except StoreRewoundError:
-                raise
             except ShoalError as exc:
+                if self._can_start_over(exc):
+                    raise
                 failure = failure or exc
         if failure is not None:
             raise failure

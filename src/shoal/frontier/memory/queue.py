@@ -312,6 +312,10 @@ class MemoryQueue:
             self._lose(number, held, now)
         return len(lost)
 
+    def holders(self) -> list[Holder | None]:
+        """The holder of each lease."""
+        return [held.holder for held in self._held.values()]
+
     def is_unbegun(self, number: int) -> bool:
         """Whether a request is leased and its attempt does not count yet."""
         held = self._held.get(number)

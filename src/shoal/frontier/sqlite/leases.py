@@ -90,6 +90,10 @@ class Leases:
     def all(self) -> list[HeldLease]:
         return list(self._held.values())
 
+    def holders(self) -> list[Holder | None]:
+        """The holder of each lease."""
+        return [held.holder for held in list(self._held.values())]
+
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
         return [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]
