@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -60,6 +61,13 @@ def wait_until(so: Callable[[], bool], timeout: float = 30.0) -> float:
         assert time.monotonic() < start + timeout
         time.sleep(0.1)
     return time.monotonic() - start
+
+
+def connections(pid: int, port: int) -> int:
+    """How many connections a process has to this port."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in links for row in rows)
 
 
 def items(fleet: Fleet) -> Counter[str]:
@@ -121,6 +129,16 @@ def test_a_frozen_worker_changes_nothing_and_joins_again(kind: str, tmp_path: Pa
         assert fleet.stats()["dead"] == 0
         assert items(fleet) == expected(url)
         assert "joins again" in (tmp_path / "worker-0.log").read_text()
+
+
+def test_heartbeats_need_no_connection_of_their_own(kind: str, tmp_path: Path) -> None:
+    with site(PAGES, latency=0.1) as url, Fleet(tmp_path, frontier_url(kind), SLEEPY) as fleet:
+        fleet.start(f"{url}/")
+        worker = fleet.worker(settings={"worker.session": 1.0})
+        wait_until(lambda: worker.pid in held(fleet))
+        time.sleep(1.0)
+        assert 1 <= connections(worker.pid, urlsplit(fleet.frontier).port or 0) <= 2
+        fleet.wait()
 
 
 def test_stats_show_a_silent_worker(kind: str, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import partial
 
 from shoal import clock
 from shoal.errors import FencedError, ShoalError
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder, Store
+from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
 
 log = logging.getLogger("shoal.worker")
 
@@ -34,9 +36,9 @@ def new_worker_id() -> str:
 class WorkerSession:
     """Keeps a worker alive in the eyes of the others, and fences workers that are silent.
 
-    A thread sends the heartbeats, on a connection of its own, so a callback that blocks the event loop does not end the
-    session. ``may_work`` turns false before the session ends, whether or not the store answers. A worker that was
-    fenced calls ``rejoin``: it gets new leases under the next epoch.
+    A thread sees to the heartbeats. They use the connections of the worker. While a callback blocks the event loop, the
+    thread sends them itself, each on a new connection. ``may_work`` turns false before the session ends, whether or not
+    the store answers. A worker that was fenced calls ``rejoin``: it gets new leases under the next epoch.
     """
 
     def __init__(self, url: str, run_id: str, worker: str, seconds: float, options: FrontierOptions) -> None:
@@ -52,13 +54,9 @@ class WorkerSession:
         self._until = 0.0
         """When work must stop without another heartbeat, on `shoal.clock`."""
         self._frontier: Frontier | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._beating: asyncio.AbstractEventLoop | None = None
-        """The event loop of the thread."""
-        self._stopping: asyncio.Event | None = None
+        self._stopping = threading.Event()
 
-    # -- for the event loop of the worker
+    # -- for the worker
 
     @property
     def holder(self) -> Holder:
@@ -69,13 +67,11 @@ class WorkerSession:
         return clock.now() < self._until
 
     async def join(self, frontier: Frontier) -> None:
-        """Send the first heartbeat through ``frontier``, which leases for this worker, and start the thread."""
-        self._frontier = frontier
-        self._loop = asyncio.get_running_loop()
+        """Send the first heartbeat, and start the thread. ``frontier`` leases for this worker."""
         await self._beat(frontier)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run_thread, name="heartbeats", daemon=True)
-            self._thread.start()
+        self._frontier = frontier
+        keep = partial(self._keep_alive, frontier, asyncio.get_running_loop())
+        threading.Thread(target=keep, name="heartbeats", daemon=True).start()
 
     async def rejoin(self) -> None:
         """Continue under the next epoch after a fence."""
@@ -90,79 +86,71 @@ class WorkerSession:
 
     async def close(self) -> None:
         """Stop the heartbeats and leave the run. Call it when nothing is leased any more."""
-        if self._thread is not None:
-            if self._beating is not None and self._stopping is not None:
-                with suppress(RuntimeError):  # its loop has ended
-                    self._beating.call_soon_threadsafe(self._stopping.set)
-            await asyncio.to_thread(self._thread.join, 2 * _LEAVE_TIMEOUT)
+        self._stopping.set()
         self._until = 0.0
-
-    # -- for both
+        if self._frontier is not None:
+            with suppress(ShoalError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_TIMEOUT):
+                    await self._frontier.leave(self.worker, self._epoch)
 
     async def _beat(self, frontier: Frontier) -> float | None:
+        """Send a heartbeat, and fence dead workers. Returns the seconds until another worker may be dead."""
+        if self._stopping.is_set():
+            return None
         epoch, sent = self._epoch, clock.now()
-        due = await frontier.beat(
-            Heartbeat(
-                worker=self.worker, epoch=epoch, session=self._seconds, machine=socket.gethostname(), pid=os.getpid()
-            )
+        heartbeat = Heartbeat(
+            worker=self.worker, epoch=epoch, session=self._seconds, machine=socket.gethostname(), pid=os.getpid()
         )
+        due = await frontier.beat(heartbeat)
         if epoch == self._epoch:
             self._until = max(self._until, sent + self._seconds * (1 - _MARGIN))
-        return due
+        if due == 0:
+            for worker, leases in (await frontier.fence_silent()).items():
+                log.warning("worker %s is silent: its %d pages are released", worker, leases)
+        return due or None
 
     # -- for the thread
 
-    def _run_thread(self) -> None:
-        asyncio.run(self._keep_alive())
-
-    async def _keep_alive(self) -> None:
-        self._beating, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        store: Store | None = None
-        frontier: Frontier | None = None
-        pause = self._seconds / _BEATS
-        while not await self._stops_within(pause):
-            pause = self._seconds / _BEATS
-            epoch = self._epoch
+    def _keep_alive(self, frontier: Frontier, loop: asyncio.AbstractEventLoop) -> None:
+        interval = self._seconds / _BEATS
+        pause = interval
+        while not self._stopping.wait(pause):
+            epoch, pause = self._epoch, interval
             try:
-                async with asyncio.timeout(self._seconds / _BEATS):
-                    store = store or await open_store(self._url)
-                    frontier = frontier or await store.frontier(self._run_id, self._options)
-                    due = await self._beat(frontier)
-                    if due == 0:
-                        await self._fence_silent(frontier)
-                    elif due is not None:  # be there when a worker is dead, but not all at the same moment
-                        pause = min(pause, due + random.uniform(0.05, 0.3))
+                due = self._beat_anyhow(frontier, loop)
+                if due is not None:  # be there when a worker is dead, but not all at the same moment
+                    pause = min(interval, due + random.uniform(0.05, 0.3))
             except FencedError:
-                self._fenced(epoch)
-                pause = self._seconds / _BEATS / 4
+                if epoch == self._epoch:  # otherwise it has joined again already
+                    self._until = 0.0
+                    loop.call_soon_threadsafe(self.on_fenced)
+                pause = interval / 4
             except (ShoalError, OSError) as exc:  # also a timeout
                 log.debug("a heartbeat could not be sent: %s", exc)
-                pause = self._seconds / _BEATS / 4
-        await self._leave(store, frontier)
+                pause = interval / 4
+            except RuntimeError:  # the event loop has ended
+                return
 
-    async def _stops_within(self, seconds: float) -> bool:
-        assert self._stopping is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        return self._stopping.is_set()
+    def _beat_anyhow(self, frontier: Frontier, loop: asyncio.AbstractEventLoop) -> float | None:
+        work = self._beat(frontier)
+        try:
+            sent = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:
+            work.close()
+            raise
+        try:
+            return sent.result(self._seconds / _BEATS / 2)
+        except TimeoutError:
+            sent.cancel()
+        except CancelledError:  # the event loop ends
+            return None
+        return asyncio.run(self._beat_alone())
 
-    async def _fence_silent(self, frontier: Frontier) -> None:
-        for worker, leases in (await frontier.fence_silent()).items():
-            log.warning("worker %s is silent: its %d pages are released", worker, leases)
-
-    def _fenced(self, epoch: int) -> None:
-        if epoch != self._epoch:  # it has joined again already
-            return
-        self._until = 0.0
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the worker has ended
-                self._loop.call_soon_threadsafe(self.on_fenced)
-
-    async def _leave(self, store: Store | None, frontier: Frontier | None) -> None:
-        with suppress(ShoalError, OSError):
-            async with asyncio.timeout(_LEAVE_TIMEOUT):
-                if frontier is not None:
-                    await frontier.leave(self.worker, self._epoch)
-                if store is not None:
-                    await store.close()
+    async def _beat_alone(self) -> float | None:
+        """Send a heartbeat on a new connection: a callback blocks the event loop, or the store is slow."""
+        async with asyncio.timeout(self._seconds / _BEATS):
+            store = await open_store(self._url)
+            try:
+                return await self._beat(await store.frontier(self._run_id, self._options))
+            finally:
+                await store.close()

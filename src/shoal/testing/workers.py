@@ -8,7 +8,7 @@ from shoal.errors import FencedError
 from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
 from shoal.testing.harness import Harness
 from shoal.testing.roles import claim_role
-from shoal.testing.steps import TTL, ContractTests, check_refused, history, lease_names, lease_one, page, push
+from shoal.testing.steps import TTL, ContractTests, check_refused, complete, history, lease_names, lease_one, page, push
 
 SESSION = 20.0
 
@@ -121,6 +121,21 @@ class WorkersContract(ContractTests):
         assert second.silent_for <= 0.1 + harness.drift
         await holder.release(leases)
         assert [state.leases for state in await frontier.workers()] == [0, 0]
+
+    async def test_a_history_names_the_worker_that_has_the_lease(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "x", "y")
+        holder = await harness.open_run("run", holder=Holder("a", 1))
+        lease = await lease_one(holder)
+        assert (await history(frontier, page("x"))).worker == "a"
+        assert (await history(frontier, page("y"))).worker == ""
+        await frontier.release([lease])
+        assert (await history(frontier, page("x"))).worker == ""
+        lease = await lease_one(frontier)
+        assert (await history(frontier, page("x"))).worker == ""
+        await frontier.release([lease])
+        lease = await lease_one(holder)
+        await complete(frontier, lease)
+        assert (await history(frontier, page("x"))).worker == ""
 
     async def test_a_dead_worker_frees_its_roles(self, harness: Harness, frontier: Frontier) -> None:
         dead = await harness.open_run("run", holder=Holder("a", 1))

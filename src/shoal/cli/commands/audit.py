@@ -129,6 +129,8 @@ def why(
 def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {history.state}{status}")
+    if history.worker:
+        print(f"  leased by {printable(history.worker)}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'none: it is a start request'}")

@@ -435,12 +435,12 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    state, attempts, status, items, at, reason, payload, above, *columns = row
+    state, attempts, status, items, at, reason, payload, above, *columns, slot = row
     request, parent = _read(payload), _read(above)
     events = zip(*(column or () for column in columns), strict=True)
     return History(
         url=request.url if request else "(unreadable)", state=STATE_NAMES[state],
         depth=request.depth if request else 0, priority=request.priority if request else 0.0, attempts=attempts,
         status=status, items=items, parent=parent.url if parent else None, reason=reason,
-        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
+        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])), worker=slot or "",
     )  # fmt: skip

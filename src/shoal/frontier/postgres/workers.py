@@ -27,7 +27,7 @@ class PostgresWorkers:
         """One call for each dead worker."""
         fenced: dict[str, int] = {}
         while rows := await self._database.call("fence_silent", self._run, self._offset()):
-            fenced |= dict(rows)
+            fenced |= {row["worker"]: row["leases"] for row in rows}
         return fenced
 
     async def leave(self, worker: str, epoch: int) -> None:
