@@ -19,11 +19,13 @@ from shoal.cli.options import (
     NewRun,
     Output,
     Quiet,
+    Resume,
     Setting,
     SpiderName,
     given,
     pairs,
     resolve,
+    starts_anew,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.crawling.garbage import collect_rarely
@@ -116,6 +118,7 @@ def run(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    resume: Resume = False,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -123,6 +126,7 @@ def run(
 
     With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it.
     """
+    new_run = starts_anew(new_run, resume)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier)
