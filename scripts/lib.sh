@@ -34,12 +34,17 @@ install_locked() {
     $(printf -- " --requirement requirements/%s.txt" "$@")
 }
 
-# need_uv: install the resolver uv into an environment of its own.
-need_uv() {
-  local venv="$root/.venv-tools"
+# need_tools LOCK: install the programs of requirements/LOCK.txt into an environment of their own, .venv-LOCK.
+need_tools() {
+  local venv="$root/.venv-$1" stamp
   need_python
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  install_locked tools
+  stamp="$("$python" --version) $(cksum < "requirements/$1.txt")"
+  if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    echo "installing requirements/$1.txt into .venv-$1 ..."
+    install_locked "$1"
+    printf '%s' "$stamp" > "$venv/.stamp"
+  fi
 }
 
 uv() {
@@ -67,7 +72,7 @@ install_missing() {
 }
 
 install_packages() {
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+  apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
 }
 
 # need_servers: install the servers and tools that the tests start.

@@ -14,9 +14,10 @@ TOGETHER = (
     "acceptance/test_cluster_outages.py",
     "acceptance/test_api.py",
     "acceptance/test_celery.py",
+    "acceptance/test_packages.py",
 )
-"""Files whose tests share servers that take long to start, or of which many at once would starve each other: five nodes
-with short sessions."""
+"""Files whose tests share servers that take long to start or packages that take long to download, or of which many at
+once would starve each other: five nodes with short sessions."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
 """Tests that share a fixture per backend. The backend is the last of their parameters."""
 ALONE = ("acceptance/", "contracts/test_frontier.py::test_random_steps")

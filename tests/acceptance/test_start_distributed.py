@@ -244,6 +244,12 @@ def test_the_log_of_a_part_that_does_not_come_up_is_shown(start: Callable[..., D
     assert fleet.processes == set()
 
 
+def test_the_name_that_ends_in_sh_is_the_same_script() -> None:
+    said = [subprocess.run([name, "--help"], capture_output=True, text=True) for name in (SCRIPT, f"{SCRIPT}.sh")]
+    assert [done.returncode for done in said] == [0, 0]
+    assert said[0].stdout == said[1].stdout != ""
+
+
 def test_a_worker_says_what_it_lacks() -> None:
     without = "import sys; sys.modules['celery'] = None; from shoal.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", without, "celery-worker"], capture_output=True, text=True, check=False)

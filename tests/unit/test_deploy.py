@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -20,9 +21,10 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from shoal import __version__
-from shoal.cli.main import app
+from shoal.cli.main import COMMANDS, app
 from shoal.config import Config, env_name, flatten, load_config
 from shoal.errors import ConfigError
+from shoal.runs.worker_pools import compose_pool
 from shoal.server.app import create_app
 from shoal.server.auth import check_binding
 from shoal.tasks.settings import CelerySettings, celery_settings
@@ -38,7 +40,8 @@ OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all(KUBERNETES_FILE.read_tex
 WORKLOADS = {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] in ("Deployment", "StatefulSet")}
 DOCUMENT = (ROOT / "docs" / "deploying.md").read_text()
 IMAGE = f"shoal:{__version__}"
-OURS = {"shoal-api", "shoal-worker", "flower"}
+OURS = {"shoal-api", "shoal-celery-worker", "shoal-worker", "flower"}
+CELERY = OURS - {"shoal-worker"}
 
 
 class Asked(dict[str, str]):
@@ -90,8 +93,6 @@ def shoal_commands() -> Iterator[list[str]]:
         for container in containers(workload):
             if container["image"] == IMAGE and "command" not in container:
                 yield container["args"]
-    for line in re.findall(r"`shoal ([^`]+)`", DOCUMENT):
-        yield line.split()
 
 
 def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,11 +102,17 @@ def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_every_command_of_ours_parses() -> None:
     commands = list(shoal_commands())
-    assert {words[0] for words in commands} == {"serve", "celery-worker"}
+    assert {words[0] for words in commands} == {"serve", "celery-worker", "worker"}
     for words in commands:
         parse(words)
     with pytest.raises(Exception, match="no-such"):
         parse(["serve", "--no-such"])
+
+
+def test_every_command_that_the_document_names_is_one_of_ours() -> None:
+    named = set(re.findall(r"`shoal ([\w-]+)", DOCUMENT))
+    assert {"celery-worker", "worker", "autoscale"} <= named
+    assert named <= {name for group in COMMANDS.values() for name in group}
 
 
 def test_flower_is_a_command_of_celery_for_our_application() -> None:
@@ -181,7 +188,7 @@ def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> No
     assert settings == CelerySettings(
         broker_url="redis://:p4ss@redis:6379/0", result_backend="redis://:p4ss@redis:6379/1", rate_limit="10/m"
     )
-    changed_rate = service_environment("worker", **NEEDED, CELERY_TASK_RATE_LIMIT="none")
+    changed_rate = service_environment("celery-worker", **NEEDED, CELERY_TASK_RATE_LIMIT="none")
     assert celery_settings(changed_rate).rate_limit is None
 
 
@@ -189,7 +196,7 @@ def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> No
     ("service", "name"),
     [
         ("api", "SHOAL_SERVE__TOKEN"), ("api", "SHOAL_FRONTIER"), ("redis", "REDIS_PASSWORD"),
-        ("worker", "REDIS_PASSWORD"), ("flower", "SHOAL_FLOWER_PASSWORD"),
+        ("celery-worker", "REDIS_PASSWORD"), ("worker", "SHOAL_FRONTIER"), ("flower", "SHOAL_FLOWER_PASSWORD"),
     ],
 )  # fmt: skip
 def test_compose_starts_nothing_that_is_open(service: str, name: str) -> None:
@@ -247,14 +254,15 @@ def test_redis_asks_for_a_password_that_ps_does_not_show(where: str, tmp_path: P
 
 
 def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
-    assert {"redis", "worker", "flower", "api"} <= SERVICES.keys()
+    assert {"redis", "celery-worker", "worker", "flower", "api"} <= SERVICES.keys()
     for name, service in SERVICES.items():
         assert service["healthcheck"]["test"], name
-        assert service["restart"] == "unless-stopped", name
+        assert service["restart"] == ("on-failure" if name == "worker" else "unless-stopped"), name
         assert service["stop_grace_period"], name
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}, name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
-        assert {volume.partition(":")[0] for volume in service.get("volumes", ())} <= COMPOSE["volumes"].keys()
+        volumes = [volume for volume in service.get("volumes", ()) if not volume.endswith(":ro")]
+        assert {volume.partition(":")[0] for volume in volumes} <= COMPOSE["volumes"].keys()
         for other, wanted in service.get("depends_on", {}).items():
             assert wanted == {"condition": "service_healthy"}
             assert "healthcheck" in SERVICES[other]
@@ -265,14 +273,43 @@ def test_services_are_looked_after_and_reached_from_this_machine_only() -> None:
     assert SERVICES["postgres"]["profiles"] == ["postgres"]
 
 
+def test_services_are_confined() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True, name
+        assert "/tmp" in service["tmpfs"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["image"] == IMAGE or service["user"] == "999:999", name  # our image has a user of its own
+
+
+def test_workers_of_a_fleet_start_on_request_and_know_their_run() -> None:
+    service = SERVICES["worker"]
+    assert service["deploy"]["replicas"] == WORKLOADS["shoal-worker"]["spec"]["replicas"] == 0
+    assert inspect.signature(compose_pool).parameters["service"].default == "worker"  # what `shoal autoscale` scales
+    words = [interpolated(word, WORKER_SPIDER="books.py", WORKER_RUN_ID="monday") for word in service["command"]]
+    assert words[:4] == ["worker", "books.py", "--run-id", "monday"]
+    assert service["working_dir"] == "/spiders"
+    assert [interpolated(volume) for volume in service["volumes"]] == ["./spiders:/spiders:ro"]
+    config = load_config(environ=service_environment("worker", **NEEDED)).config
+    assert config == Config().with_settings({"frontier": "redis://:p4ss@redis:6379/2"})
+
+    (container,) = containers(WORKLOADS["shoal-worker"])
+    assert container["workingDir"] == "/spiders"
+    named = {each["name"]: each["valueFrom"]["configMapKeyRef"]["key"] for each in container["env"][2:]}
+    assert named == {"WORKER_SPIDER": "spider", "WORKER_RUN_ID": "run-id"}
+    assert container["args"][:4] == ["worker", "$(WORKER_SPIDER)", "--run-id", "$(WORKER_RUN_ID)"]
+    assert "--keep-alive" in container["args"]  # else Kubernetes restarts it again and again
+    wanted = set(re.findall(r"(?:configMapKeyRef|configMap): \{name: ([\w-]+)", KUBERNETES_FILE.read_text()))
+    assert wanted == set(re.findall(r"create configmap ([\w-]+)", DOCUMENT)) == {"shoal-run", "shoal-spiders"}
+
+
 def test_the_document_names_files_and_services_that_there_are() -> None:
     commands = re.findall(r"docker compose -f (\S+)([^`\n]*)", DOCUMENT)
     assert {file for file, _ in commands} == {COMPOSE_FILE.name}
     rest = " ".join(words for _, words in commands)
     scaled = set(re.findall(r"--scale ([\w-]+)=", DOCUMENT))
-    assert scaled == {"worker"}
-    assert "worker" in rest
-    assert set(re.findall(r"(?:up -d|logs|--wait) ([a-z][\w-]*)", rest)) <= SERVICES.keys()
+    assert scaled == {"celery-worker", "worker"}
+    assert set(re.findall(r"(?:up -d|logs|--wait|run --rm|run --rm -T) ([a-z][\w-]*)", rest)) <= SERVICES.keys()
     rows = re.findall(r"^\| `([\w-]+)` \| .* \|", DOCUMENT[DOCUMENT.index("| service |") :], re.MULTILINE)
     assert set(rows) == SERVICES.keys()
     assert set(re.findall(r"deployment/([\w-]+)", DOCUMENT)) <= WORKLOADS.keys()
@@ -287,12 +324,13 @@ def test_there_is_all_that_it_takes_and_no_secret() -> None:
         ("Namespace", "shoal"), ("ConfigMap", "shoal"), ("NetworkPolicy", "redis"),
         ("StatefulSet", "redis"), ("Service", "redis"),
         ("Deployment", "shoal-api"), ("Service", "shoal-api"),
-        ("Deployment", "shoal-worker"),
+        ("Deployment", "shoal-celery-worker"), ("Deployment", "shoal-worker"),
         ("Deployment", "flower"), ("Service", "flower"),
     }  # fmt: skip
     assert all(each["metadata"].get("namespace") == "shoal" for each in OBJECTS if each["kind"] != "Namespace")
     wanted = set(re.findall(r"secretKeyRef: \{name: shoal, key: ([\w-]+)\}", KUBERNETES_FILE.read_text()))
-    assert wanted == set(re.findall(r"--from-literal=([\w-]+)=", DOCUMENT))
+    (made,) = re.findall(r"create secret generic shoal((?: .*\\\n)* .*\n)", DOCUMENT)
+    assert wanted == set(re.findall(r"--from-literal=([\w-]+)=", made))
     assert WORKLOADS["redis"]["spec"]["volumeClaimTemplates"][0]["metadata"]["name"] == "data"
 
 
@@ -346,7 +384,7 @@ def test_the_settings_of_a_pod_can_be_read(name: str) -> None:
         environ[each["name"]] = each.get("value", "secret").replace("$(REDIS_PASSWORD)", "p4ss")
     config = load_config(environ=environ).config
     settings = celery_settings(environ)
-    assert settings.broker_url == "redis://:p4ss@redis:6379/0"
+    assert settings.broker_url == ("redis://:p4ss@redis:6379/0" if name in CELERY else CelerySettings().broker_url)
     assert (settings.rate_limit, settings.concurrency, settings.max_retries) == ("10/m", 2, 3)
     assert config.download_delay == Config().download_delay
     if name != "flower":

@@ -23,7 +23,7 @@ from shoal.crawling.page import Handler, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
-from shoal.crawling.stats import Counters
+from shoal.crawling.stats import Counters, Snapshot
 from shoal.errors import FencedError, FrontierError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease
 from shoal.spider import Spider
@@ -65,9 +65,9 @@ class Engine:
         self._onion = onion
         self._drains = drains
         self._options = options
-        self._pacing: Pacing = RemotePacing(config.lease.batch) if options.shared else LocalPacing()
+        self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared)
-        self._handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
+        self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
         self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)
         self._seeder = Seeder(
             source, scheduler, config, self.counters, self._persist, self._wake, shared=options.shared
@@ -361,7 +361,7 @@ class Engine:
         settlement: Settlement
         try:
             good = self._leases.is_good(lease)
-            settlement = await self._handler.handle(lease) if good else Released(lease, contacted=False)
+            settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
         self._active.pop(task, None)
@@ -425,3 +425,12 @@ class Engine:
                 self._interruption = error
             except StoreAwayError as error:
                 log.warning("leases could not be released; they will expire: %s", error)
+
+    async def snapshot(self, hosts: int = 8) -> Snapshot:
+        """The state of the crawl now."""
+        return Snapshot(
+            stats=await self._frontier.stats(),
+            hosts=await self._frontier.host_states(hosts),
+            in_flight=len(self._active),
+            counters=self.counters,
+        )

@@ -26,6 +26,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     shared: bool = False
     """The frontier is on a server, and other processes use it too."""
+    near: bool = False
+    """That server is another process of this machine."""
     keep_items: bool = True
     """Keep the item log after all drainers have passed it."""
     stay: bool = False

@@ -234,12 +234,13 @@ def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared
 
 
 def _check_storable(found: Request | LinkBatch) -> None:
-    """RequestError if ``meta`` cannot be stored. Everything else was checked when the request was made."""
-    if found.meta:
-        try:
-            _encode(found.meta)
-        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise RequestError(f"meta {found.meta!r:.80} cannot be stored: {exc}") from exc
+    """``meta`` and ``cb_kwargs`` can have any values; the rest was checked when the request was made."""
+    for name in ("meta", "cb_kwargs"):
+        if values := getattr(found, name):
+            try:
+                _encode(values)
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise RequestError(f"{name} {values!r:.80} cannot be stored: {exc}") from exc
 
 
 class KnownLinks:

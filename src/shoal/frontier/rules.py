@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
+from shoal.ports import Claim, Failure, Holder, RequestState, Run, RunState
 from shoal.urls.normalize import derived_fingerprint
 
 # -- states
@@ -119,28 +118,9 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
 
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 MAX_LINKS = 2000
-"""Links that one call on a server may add. The links of larger pages are staged."""
+"""Links that one call may add. The links of larger pages are staged."""
 CHUNK = 1000
-"""Links of a staged page that one call uploads, or moves into the queue."""
-LARGE_PAGE = 2000
-"""A page with more children than this is encoded in portions, so that other tasks can run between them."""
-
-
-async def encode_children(
-    ended: Sequence[Completion | Failure], encode: Callable[[Request], bytes]
-) -> dict[int, bytes]:
-    """Encode the children of large pages before the step that stores them, so that the step stays short.
-
-    Returns the msgpack by the ``id`` of each child. RequestError for a child that cannot be stored.
-    """
-    encoded: dict[int, bytes] = {}
-    for each in ended:
-        if len(each.children) > LARGE_PAGE:
-            for place, child in enumerate(each.children):
-                if place % LARGE_PAGE == 0:
-                    await asyncio.sleep(0)
-                encoded[id(child)] = encode_request(child, encode)
-    return encoded
+"""Links of a staged page that one step uploads, or moves into the queue."""
 
 
 def encode_request(request: Request, encode: Callable[[Request], bytes]) -> bytes:

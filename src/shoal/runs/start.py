@@ -142,6 +142,7 @@ async def start_run(
     names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
     ``networks``: see `RunSettings`."""
     _check_outputs(outputs)
+    outputs = _with_spiders(spider, outputs)
     source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
     settings = _settings(spider, config, seeds, urls, urls_file, outputs)
@@ -297,6 +298,14 @@ def _check_outputs(outputs: Sequence[str]) -> None:
                 f"{mask(spec)} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
                 "write it at the end with `shoal export RUN -o FILE`, or use a database on a server"
             )
+
+
+def _with_spiders(spider: Spider, outputs: Sequence[str]) -> Sequence[str]:
+    """The outputs with those of the spider that a fleet can share."""
+    for spec in spider.outputs:
+        if not is_shared(spec):
+            log.warning("%s is not written by the fleet: use `shoal export RUN -o %s` at the end", spec, spec)
+    return [*(spec for spec in spider.outputs if is_shared(spec) and spec not in outputs), *outputs]
 
 
 def _source(spider: Spider, urls: Sequence[str] | None, urls_file: str | None) -> Source:

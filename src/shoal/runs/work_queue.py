@@ -29,7 +29,7 @@ from shoal.http import Request
 from shoal.item import encode_item
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Lease, Run, Store
 from shoal.runs.start import RunSettings
-from shoal.runs.worker_session import new_worker_id
+from shoal.runs.worker_session import has_heartbeats, new_worker_id
 
 T = TypeVar("T")
 
@@ -79,7 +79,8 @@ class UrlWorkQueue:
     ) -> None:
         """``name`` identifies the queue in its store. ``max_attempts`` (default 3), ``delay`` (0 s) and
         ``concurrency_per_host`` (1000) are stored by the first process that opens the queue. Other values are refused
-        later. ``worker_id`` is recorded with each claim; by default it names this process."""
+        later. ``worker_id`` is recorded with each claim in a store on a server; by default it names this
+        process."""
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
@@ -125,7 +126,8 @@ class UrlWorkQueue:
         for key, value in self._asked.items():
             if getattr(options, key) != value:
                 raise ConfigError(f"the queue {self._name!r} has {key} {getattr(options, key):g}, not {value:g}")
-        return await store.frontier(self._name, options, Holder(self.worker_id, 1))
+        holder = Holder(self.worker_id, 1) if has_heartbeats(self._dsn) else None
+        return await store.frontier(self._name, options, holder)
 
     async def _share(self, store: Store, run: Run) -> FrontierOptions:
         """Take part in the run of a fleet. StoreError if it is another kind of run."""

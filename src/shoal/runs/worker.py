@@ -17,12 +17,12 @@ from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError
-from shoal.frontier import open_store
+from shoal.frontier import share_store
 from shoal.ports import Frontier, Holder, Store
 from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies
-from shoal.runs.worker_session import WorkerSession, new_worker_id
+from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.takeover import StandbyDrainer
 from shoal.spider import Spider
@@ -115,7 +115,7 @@ class Worker:
     async def run(self) -> Summary:
         """Work until the run is finished, cancelled, or ``stop``. The error that ended it early is in ``error``."""
         async with AsyncExitStack() as stack:
-            store = await open_store(self.config.frontier)
+            store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
             persist = self._starting = Persistence(shared=store.shared)
             changed = self._options.allow_changed
@@ -133,9 +133,8 @@ class Worker:
     def _plan(self, settings: RunSettings, *, shared: bool) -> Plan:
         options = self._options
         session = None
-        if shared and options.holder is None:  # a node has the session of its cluster
-            seconds = self.config.worker.session
-            session = WorkerSession(self.config.frontier, self.run_id, self.worker_id, seconds, settings.options)
+        if options.holder is None:  # a node has the session of its cluster
+            session = make_session(self.config, self.run_id, self.worker_id, settings.options)
         return Plan(
             spider=self.spider,
             config=self.config,

@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import partial
 
 from shoal import clock
+from shoal.config import Config
+from shoal.config.checks import frontier_kind
 from shoal.errors import FencedError, ShoalError
 from shoal.frontier import open_store
 from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
@@ -31,6 +33,18 @@ _LEAVE_TIMEOUT = 0.3
 def new_worker_id() -> str:
     """A name that is unique in the fleet and shows where the worker runs."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def has_heartbeats(frontier: str) -> bool:
+    """Whether workers on this store need heartbeats. A store of this machine sees itself which processes are alive."""
+    return frontier_kind(frontier) in ("redis", "postgresql")
+
+
+def make_session(config: Config, run_id: str, worker: str, options: FrontierOptions) -> WorkerSession | None:
+    """The session of a worker; None if its store needs none."""
+    if not has_heartbeats(config.frontier):
+        return None
+    return WorkerSession(config.frontier, run_id, worker, config.worker.session, options)
 
 
 class WorkerSession:

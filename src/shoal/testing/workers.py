@@ -130,9 +130,6 @@ class WorkersContract(ContractTests):
         assert (await history(frontier, page("y"))).worker == ""
         await frontier.release([lease])
         assert (await history(frontier, page("x"))).worker == ""
-        lease = await lease_one(frontier)
-        assert (await history(frontier, page("x"))).worker == ""
-        await frontier.release([lease])
         lease = await lease_one(holder)
         await complete(frontier, lease)
         assert (await history(frontier, page("x"))).worker == ""

@@ -41,7 +41,7 @@ app = Commands()
     examples="""
     shoal autoscale books_1 --spider books.py --frontier redis://host --max 20
     shoal autoscale books_1 --frontier redis://host -- --batch-size 100
-    shoal autoscale books_1 --frontier redis://host --via kubernetes:shoal/worker
+    shoal autoscale books_1 --via kubernetes:shoal/shoal-worker
     """
 )
 def autoscale(

@@ -44,7 +44,7 @@ def runs(
             found = await store.list_runs(spider)
             print(
                 f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}",
-                *map(_column, ("done", "left", "dead", "items")),
+                *map(_column, ("done", "left", "failed", "items")),
             )
             for run in found[:limit]:
                 ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
@@ -89,23 +89,26 @@ def stats(
     asyncio.run(work())
 
 
+_SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
+
+
 def _print_stats(
-    run_id: str, ledger: Stats, speed: float | None, workers: Sequence[WorkerState], *, as_json: bool
+    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], *, as_json: bool
 ) -> None:
     import json
 
     from msgspec.structs import asdict
 
-    from shoal.crawling.stats import counts
+    from shoal.crawling.stats import ledger
 
     if as_json:
         shown = [asdict(worker) for worker in workers]
-        print(json.dumps({"run_id": run_id, **asdict(ledger), **counts(ledger), "workers": shown}), flush=True)
+        print(json.dumps({"run_id": run_id, **ledger(found), "workers": shown}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
-    seeding = "  (seeding)" if ledger.seeding else ""
-    words = " ".join(f" {name} {count}" for name, count in counts(ledger).items())
-    print(f"{time.strftime('%H:%M:%S')} {words}  items {ledger.items}{pace}{seeding}", flush=True)
+    seeding = "  (seeding)" if found.seeding else ""
+    words = " ".join(f" {name.replace('_', ' ')} {ledger(found)[name]}" for name in _SHOWN)
+    print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
     for worker in workers:
         if worker.leases:
             pages = "1 page" if worker.leases == 1 else f"{worker.leases} pages"

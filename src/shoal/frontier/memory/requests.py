@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappop
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
 
 _LOAD_COUNT = 1000  # requests that are read from disk at once
-_NOT_ENCODED: Mapping[int, bytes] = {}
 
 NewRequests = dict[bytes, tuple[Request, bytes]]
 """Requests that the run does not have yet, by fingerprint, with their msgpack."""
@@ -62,22 +61,18 @@ class Requests:
 
     # -- adding
 
-    def select_new(
-        self, named: Iterable[tuple[bytes, Request]], encoded: Mapping[int, bytes] = _NOT_ENCODED
-    ) -> NewRequests:
+    def select_new(self, named: Iterable[tuple[bytes, Request]]) -> NewRequests:
         """The requests that the run does not have yet, encoded. RequestError if one cannot be; nothing is changed."""
         new: NewRequests = {}
         for fingerprint, request in named:
             if fingerprint not in new and int.from_bytes(fingerprint, "big") not in self.records:
-                payload = encoded.get(id(request)) or rules.encode_request(request, encode_request)
-                new[fingerprint] = request, payload
+                new[fingerprint] = request, rules.encode_request(request, encode_request)
         return new
 
-    def select_children(self, ended: Completion | Failure, encoded: Mapping[int, bytes]) -> NewRequests:
+    def select_children(self, ended: Completion | Failure) -> NewRequests:
         """The children of a page that the run does not have yet."""
         parent = ended.lease.fingerprint
-        named = ((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
-        return self.select_new(named, encoded)
+        return self.select_new((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
 
     def add_children(self, ended: Completion | Failure, new: NewRequests, duplicates: int, now: float) -> Pushed:
         """Add the selected children of a page, which left out ``duplicates`` links itself."""

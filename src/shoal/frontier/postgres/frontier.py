@@ -39,6 +39,7 @@ from shoal.frontier.rules import (
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
+from shoal.frontier.staging import incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -345,6 +346,11 @@ class PostgresFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
+        found = self._stats(await self._database.call("stats", self._run))
+        if found.rewinds or not self._receipts.has_recorded:
+            return found
+        # The record was lost in another rewind.
+        await self._database.call("record_rewind", self._run, self._offset(), None, [], [], [])
         return self._stats(await self._database.call("stats", self._run))
 
     async def audit(self) -> Stats:
@@ -420,13 +426,8 @@ def _pushed(page: Completion, state: int, added: int) -> Pushed:
 
 def _incoming(payload: bytes, above: bytes | None) -> History | None:
     """The history of a link that is not in the queue yet."""
-    request, parent = _read(payload), _read(above)
-    if request is None:
-        return None
-    return History(
-        url=request.url, state="ready", depth=request.depth, priority=request.priority, attempts=0, status=0, items=0,
-        parent=parent.url if parent else None, reason="", events=(),
-    )  # fmt: skip
+    request = _read(payload)
+    return None if request is None else incoming_history(request, _read(above))
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
