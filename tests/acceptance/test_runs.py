@@ -14,6 +14,7 @@ import pytest
 
 from shoal.errors import ConfigError, RunError, SinkError, SpiderError
 from shoal.runs.orchestrator import Orchestrator
+from shoal.runs.work_queue import SyncUrlWorkQueue
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.databases import RedisServer, shared
 
@@ -156,6 +157,45 @@ def test_an_orchestrator_routes_by_mode(kind: str, url: str, tmp_path: Path) -> 
         orchestrator.get_stats("India", "nonsense")
     with pytest.raises(SpiderError, match="did you mean India"):
         orchestrator.start("Indai")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_path: Path) -> None:
+    frontier = frontier_url(kind)
+    orchestrator = Orchestrator(project(tmp_path, url, frontier))
+    started = orchestrator.start_scraper("India", urls=[f"{url}/p/{number}" for number in range(3)])
+    with SyncUrlWorkQueue(frontier, started["run_id"], worker_id="script-1") as queue:
+        claims = queue.claim_batch(2)
+        assert orchestrator.get_stats("India", started["run_id"]) == {
+            "pending": 1, "claimed": 2, "completed": 0, "failed": 0, "remaining": 3,
+        }  # fmt: skip
+        why = subprocess.run(
+            [*SHOAL, "why", claims[0].url, "--run-id", started["run_id"]],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "leased by script-1" in why.stdout
+        queue.complete_url(claims[0], items=[{"price": 3}])
+        assert queue.fail_url(claims[1], "gone", retry_in=None) == "dead"
+    assert orchestrator.get_stats("India", started["run_id"]) == {
+        "pending": 1, "claimed": 0, "completed": 1, "failed": 1, "remaining": 1,
+    }  # fmt: skip
+    with (
+        pytest.raises(ConfigError, match="max_attempts 3, not 9"),
+        SyncUrlWorkQueue(frontier, started["run_id"], max_attempts=9) as queue,
+    ):
+        queue.claim_batch(1)
+
+
+def test_resume_is_the_default_and_contradicts_a_new_run(url: str, tmp_path: Path) -> None:
+    project(tmp_path, url, frontier_url("redis"))
+    for command in (["start", "India"], ["run", "Russia"]):
+        refused = subprocess.run(
+            [*SHOAL, *command, "--resume", "--new-run"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 2
+        assert "--resume and --new-run contradict each other" in refused.stderr
+    for command in (["start", "India"], ["run", "Russia", "--frontier", "memory:", "-q"]):
+        subprocess.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
 
 
 def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_name_of_a_spiders_run_is_refused(dsn: str) -> None:
     store = await open_store(dsn)
     await store.create_run(Run(run_id="products", spider="shop", state="running", created_at=1.0))
     await store.close()
-    with pytest.raises(StoreError, match="run of a spider"):
+    with pytest.raises(StoreError, match="is not a work queue"):
         await UrlWorkQueue(dsn, "products").enqueue_urls(URLS)
 
 

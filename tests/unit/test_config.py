@@ -194,7 +194,8 @@ def test_with_settings_names_all_that_is_wrong() -> None:
     assert told.splitlines() == [
         '"concurrency" must be an integer, at least 1, not 0',
         'unknown key "http.prxy"; did you mean "http.proxy"?',
-        '"retry" must be a table; its keys are retry.max_attempts, retry.base_delay, retry.max_delay, retry.statuses',
+        '"retry" must be a table; its keys are retry.max_attempts, retry.max_retries, retry.base_delay, '
+        "retry.max_delay, retry.statuses",
         'unknown key "htp"',
     ]
 
@@ -779,3 +780,35 @@ def test_the_command_says_why_it_does_not_use_a_file(tmp_path: Path) -> None:
         )
         assert done.returncode == 2
         assert f"refusing to read {file}: it belongs to user 54321" in done.stderr
+
+
+# -- attempts and retries
+
+
+@pytest.mark.parametrize(
+    ("settings", "attempts"),
+    [({}, 3), ({"max_retries": 5}, 6), ({"max_retries": 0}, 1), ({"max_attempts": 4}, 4),
+     ({"max_attempts": 4, "max_retries": 3}, 4)],
+)  # fmt: skip
+def test_retries_are_attempts_without_the_first(settings: dict[str, int], attempts: int) -> None:
+    for config in (Config().with_settings({"retry": settings}), Config(retry=RetrySettings(**settings))):
+        assert (config.retry.max_attempts, config.retry.max_retries) == (attempts, attempts - 1)
+    changed = Config().with_settings({"retry": settings}).with_settings({"retry.max_attempts": 9})
+    assert (changed.retry.max_attempts, changed.retry.max_retries) == (9, 8)
+
+
+def test_attempts_and_retries_that_contradict_each_other(tmp_path: Path) -> None:
+    for make in (
+        lambda: Config().with_settings({"retry.max_attempts": 4, "retry.max_retries": 4}),
+        lambda: RetrySettings(max_attempts=4, max_retries=4),
+        lambda: load_config(environ={"SHOAL_RETRY__MAX_ATTEMPTS": "4", "SHOAL_RETRY__MAX_RETRIES": "1"}),
+    ):
+        with pytest.raises(ConfigError, match="contradict each other"):
+            make()
+
+
+def test_the_later_of_attempts_and_retries_wins() -> None:
+    loaded = load_config(spider={"retry.max_retries": 7}, environ={"SHOAL_RETRY__MAX_ATTEMPTS": "2"})
+    assert (loaded.config.retry.max_attempts, loaded.config.retry.max_retries) == (2, 1)
+    loaded = load_config(spider={"retry.max_attempts": 7}, command_line={"retry.max_retries": "1"})
+    assert loaded.config.retry.max_attempts == 2

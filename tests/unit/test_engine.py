@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.engine import Engine
+from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.onion import make_onion
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests

@@ -58,6 +58,7 @@ Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at the same time (default 32).")
 ]
 NewRun = Annotated[bool, typer.Option("--new-run", help="Start a new run instead of resuming an unfinished one.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an unfinished run. This is the default.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
 MetricsPort = Annotated[
     str | None,
@@ -129,3 +130,10 @@ def resolve(spider: Spider | None, options: Mapping[str, object], settings: list
         command_line={**options, **typed},
         options={key: _OPTION_NAMES[key] for key in options if key not in typed},
     )
+
+
+def starts_anew(new_run: bool, resume: bool) -> bool:
+    """ConfigError if both options are given."""
+    if new_run and resume:
+        raise ConfigError("--resume and --new-run contradict each other; pass one of them")
+    return new_run

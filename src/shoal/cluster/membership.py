@@ -15,7 +15,7 @@ from shoal.cluster.slot_session import now
 from shoal.cluster.slot_work import NodeSlot
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterView, Coordinator, Counts
-from shoal.runs.worker import new_worker_id
+from shoal.runs.worker_session import new_worker_id
 
 log = logging.getLogger("shoal.cluster")
 

@@ -22,9 +22,11 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
-from shoal.runs.lifecycle import GRACE, last_stats
+from shoal.runs.last_questions import last_stats
+from shoal.runs.lifecycle import GRACE
 from shoal.runs.start import ensure_run, find_run
-from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
+from shoal.runs.worker import Worker, WorkerOptions
+from shoal.runs.worker_session import new_worker_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.cluster")

@@ -45,6 +45,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             value = checked(type(self), name, getattr(self, name), key=f"{type(self).__name__}.{name}")
             force_setattr(self, name, value)
 
+    @classmethod
+    def implied(cls, given: Mapping[str, Any]) -> dict[str, object]:
+        """The values of fields that follow from ``given``, which one layer sets. ConfigError if two contradict each
+        other."""
+        return {}
+
     def __rich_repr__(self) -> list[tuple[str, object]]:
         return [(name, self.shown(name)) for name in self.__struct_fields__]
 
@@ -128,6 +134,12 @@ def read_settings(
             values[key] = checked(section, name, value, key=key, parse=parse)
         except ConfigError as exc:
             problems.append(f"{source(key)}: {exc}" if source else str(exc))
+    for prefix, section in sections(root).items():
+        given = {name: values[f"{prefix}.{name}"] for name in _hints(section) if f"{prefix}.{name}" in values}
+        try:
+            values |= {f"{prefix}.{name}": value for name, value in section.implied(given).items()}
+        except ConfigError as exc:
+            problems.append(f"{source(f'{prefix}.{next(iter(given))}')}: {exc}" if source else str(exc))
     return values, problems
 
 

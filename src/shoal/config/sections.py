@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from shoal.config.checks import (
     check_coordinator,
@@ -21,6 +23,7 @@ from shoal.config.checks import (
     mask_secret,
 )
 from shoal.config.layers import Section
+from shoal.errors import ConfigError
 
 USER_AGENT = "shoal/0.1"
 
@@ -79,9 +82,36 @@ class RetrySettings(Section, frozen=True, kw_only=True):
     """When a failed request is retried."""
 
     max_attempts: Count = 3  # including the first
+    max_retries: CountFromZero | None = None  # the same as max_attempts, without the first: set one of the two
     base_delay: Seconds = 1.0  # before the second attempt; doubles with each further attempt
     max_delay: Seconds = 300.0  # the longest delay
     statuses: tuple[Status, ...] = (408, 425, 429, 500, 502, 503, 504, 522, 524)  # responses that are retried
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.max_retries is None:
+            force_setattr(self, "max_retries", self.max_attempts - 1)
+        elif self.max_attempts == type(self).__struct_defaults__[0]:  # as good as not given
+            force_setattr(self, "max_attempts", self.max_retries + 1)
+        _check_retries(self.max_attempts, self.max_retries)
+
+    @classmethod
+    def implied(cls, given: Mapping[str, Any]) -> dict[str, object]:
+        attempts, retries = given.get("max_attempts"), given.get("max_retries")
+        if attempts is None:
+            if retries is None:
+                return {}
+            attempts = retries + 1
+        _check_retries(attempts, retries)
+        return {"max_attempts": attempts, "max_retries": attempts - 1}
+
+
+def _check_retries(attempts: int, retries: int | None) -> None:
+    if retries is not None and attempts != retries + 1:
+        raise ConfigError(
+            f'"retry.max_attempts" {attempts} and "retry.max_retries" {retries} contradict each other: attempts '
+            "include the first one. Set only one of them"
+        )
 
 
 class ThrottleSettings(Section, frozen=True, kw_only=True):
@@ -134,7 +164,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):
-    """What a run in a shared store may ask of this worker."""
+    """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
     checks = {"proxies": check_proxies, "outputs": check_databases}
     masks = {
@@ -142,6 +172,7 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
         "outputs": lambda outputs: tuple(map(mask, outputs)),
     }
 
+    session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
 

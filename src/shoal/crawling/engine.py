@@ -12,12 +12,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
-
-from msgspec import Struct
+from collections.abc import Sequence
 
 from shoal.config import Config
+from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing
@@ -26,7 +24,7 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, Snapshot
-from shoal.errors import StoreAwayError, StoreRewoundError
+from shoal.errors import FencedError, FrontierError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease
 from shoal.spider import Spider
 
@@ -38,34 +36,6 @@ _MAX_SLEEP = 15.0
 """Seconds within which the loop runs at least once, so that health checks see it alive."""
 _RECENT = 1000
 """Settled leases that are released again if the store goes back in time."""
-
-
-class Drain(Protocol):
-    """What the engine needs of a drainer. Its owner starts and finishes it."""
-
-    def nudge(self) -> None:
-        """There are new items."""
-
-    async def run(self) -> None: ...
-
-    async def start_over(self) -> None:
-        """The store went back in time: continue from the cursor that it has now. ``run`` is not running."""
-        ...
-
-
-class EngineOptions(Struct, frozen=True, kw_only=True):
-    """How an engine takes part in a run."""
-
-    shared: bool = False
-    """The frontier is on a server, and other processes use it too."""
-    near: bool = False
-    """That server is another process of this machine."""
-    keep_items: bool = True
-    """Keep the item log after all drainers have passed it."""
-    stay: bool = False
-    """Stay when the run is finished: it may get more requests."""
-    may_work: Callable[[], bool] | None = None
-    """Whether this process still holds its slot in a cluster. Checked before each page. None: it needs no slot."""
 
 
 class Engine:
@@ -121,7 +91,8 @@ class Engine:
         self._woken = False
         self._halted = False
         self._failure: BaseException | None = None
-        self._rewound = False
+        self._interruption: FrontierError | None = None
+        """The store went back in time, or this process was fenced: start over."""
 
     # -- the loop
 
@@ -129,14 +100,15 @@ class Engine:
         """Crawl until the run is finished, its page limit is reached, or ``stop``. Unfinished leases are released.
 
         Raises the error that ended the crawl: of the frontier, of a sink, or of the spider's ``start``. When the store
-        went back in time, it starts over from what the store has.
+        went back in time, or the process was fenced, it starts over from what the store has.
         """
         while True:
             try:
                 await self._run()
-            except StoreRewoundError as error:
-                log.error("%s", error)
-                await self.start_over()
+            except (StoreRewoundError, FencedError) as error:
+                if not self._is_passing(error):
+                    raise
+                await self.start_over(error)
                 if not self.stopping:
                     continue
             failure = self._failure or self._seeder.failure
@@ -161,24 +133,38 @@ class Engine:
                 raise
         finally:
             await self._wind_down()
-        if self._rewound:
-            raise StoreRewoundError("the store went back in time")
+        if self._interruption is not None:
+            raise self._interruption
 
-    async def start_over(self) -> None:
-        """Drop all work and all that is remembered of a store that went back in time, and record the rewind. Then
-        ``run`` may be called again: it continues from what the store has, as a new process would."""
+    def interrupt(self, error: FrontierError) -> None:
+        """Start over soon: the store went back in time, or this process was fenced."""
+        self._interruption = error
+        self._wake()
+
+    def _is_passing(self, error: BaseException) -> bool:
+        """Whether the process can start over after this error."""
+        fenced = isinstance(error, FencedError) and self._options.rejoin is not None
+        return fenced or isinstance(error, StoreRewoundError)
+
+    async def start_over(self, error: FrontierError) -> None:
+        """Drop all work. Record a rewind of the store and drop all that is remembered of it, or join again after a
+        fence. Then ``run`` may be called again: it continues from what the store has, as a new process would."""
+        log.error("%s", error)
         leases = [lease_of(each) for each in self._settled]
         # The leases that were settled last may still exist in the store as it is now. Nobody else would end them.
         leases += self._recent
         self._recent.clear()
         self._settled = []
-        self._rewound = False
+        self._interruption = None
         self._leases.clear()
         self._scheduler.forget()
         self._onion.forget()
-        rewind = await self._persist(self._frontier.recover)
-        lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
-        log.error("the store went back in time%s: this process starts over from what the store has", lost)
+        if isinstance(error, FencedError) and self._options.rejoin is not None:
+            await self._persist(self._options.rejoin)
+        else:
+            rewind = await self._persist(self._frontier.recover)
+            lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
+            log.error("the store went back in time%s: this process starts over from what the store has", lost)
         await self._persist(lambda: self._frontier.release(leases, contacted=True))
         await self._seeder.start_over()
         if not self.stopping:
@@ -189,8 +175,8 @@ class Engine:
         while True:
             self.looped_at = time.monotonic()
             self._woken = False
-            if self._rewound:
-                raise StoreRewoundError("the store went back in time")
+            if self._interruption is not None:
+                raise self._interruption
             linger = self._linger()
             if self._settled and not linger:
                 await self._settle()
@@ -231,7 +217,8 @@ class Engine:
         wanted = self._room()
         if wanted <= 0:
             return self._pacing.pause()
-        if self._log.far_behind:
+        may_work = self._options.may_work
+        if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
@@ -416,9 +403,8 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            if isinstance(error, StoreRewoundError):
-                self._rewound = True
-                self._wake()
+            if isinstance(error, FrontierError) and self._is_passing(error):
+                self.interrupt(error)
                 return
             if self.stopping and isinstance(error, StoreAwayError):
                 return  # it was given up on purpose
@@ -432,11 +418,11 @@ class Engine:
         await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
         self._helpers = []
         self.release_ahead()
-        if self._settled and not self._rewound:
+        if self._settled and self._interruption is None:
             try:
                 await self._settle()
-            except StoreRewoundError:
-                self._rewound = True
+            except StoreRewoundError as error:
+                self._interruption = error
             except StoreAwayError as error:
                 log.warning("leases could not be released; they will expire: %s", error)
 

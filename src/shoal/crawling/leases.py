@@ -18,6 +18,9 @@ from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestSt
 
 log = logging.getLogger("shoal.engine")
 
+_CHECK = 0.25
+"""Seconds between two checks that a process may still work."""
+
 Outcome: TypeAlias = RequestState | Literal["lost", "released"]
 """The new state of a request. ``lost``: its lease was lost, and nothing was changed."""
 
@@ -94,10 +97,12 @@ class LeaseKeeper:
                     self._held[old.fingerprint] = new
 
     async def _fence(self) -> None:
+        pause = self._ttl / 20 if self._may_work is None else min(_CHECK, self._ttl / 20)
         while True:
-            await asyncio.sleep(self._ttl / 20)
+            await asyncio.sleep(pause)
             soon = clock.now() + self._ttl / 8
-            for lease in [lease for lease in self._held.values() if lease.deadline <= soon]:
+            all_end = self._may_work is not None and not self._may_work()
+            for lease in [lease for lease in self._held.values() if all_end or lease.deadline <= soon]:
                 self._lose(lease)
 
     def _lose(self, lease: Lease) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from shoal.ports import Claim, Holder, Hosts, Inspection, ItemLog, Leased, Queue, Rewind, Roles
+from shoal.ports import Claim, Holder, Hosts, Inspection, ItemLog, Leased, Queue, Rewind, Roles, Workers
 
 
 class LocalQueue(Queue, Protocol):
@@ -24,14 +24,28 @@ class LocalRoles(Roles, Protocol):
     ) -> Claim | None: ...
 
 
+class FencedWorkers(Workers, Protocol):
+    """The workers of a run, and the fences of their slots and of those of clusters."""
+
+    async def fence(self, slot: str, epoch: int) -> int: ...
+
+
 class ComposedFrontier:
     """See `shoal.ports.Frontier`. Each part serves its own slice of the calls."""
 
     def __init__(
-        self, queue: LocalQueue, roles: LocalRoles, items: ItemLog, hosts: Hosts, inspection: Inspection
+        self,
+        queue: LocalQueue,
+        roles: LocalRoles,
+        workers: FencedWorkers,
+        items: ItemLog,
+        hosts: Hosts,
+        inspection: Inspection,
     ) -> None:
         self.push, self.lease, self.renew, self.reissue = queue.push, queue.lease, queue.renew, queue.reissue
-        self.complete, self.fail, self.release, self.fence = queue.complete, queue.fail, queue.release, queue.fence
+        self.complete, self.fail, self.release, self.fence = queue.complete, queue.fail, queue.release, workers.fence
+        self.beat, self.leave, self.workers = workers.beat, workers.leave, workers.workers
+        self.fence_silent = workers.fence_silent
         self.claim, self.advance, self.relinquish = roles.claim, roles.advance, roles.relinquish
         self.roles = roles.roles
         self.read_items, self.trim_items = items.read_items, items.trim_items
@@ -40,6 +54,10 @@ class ComposedFrontier:
         self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead = inspection.retry_dead
+
+    def hold(self, holder: Holder) -> None:
+        """ValueError: all callers share this object, so it has no holder."""
+        raise ValueError("this frontier was opened without a holder")
 
     async def recover(self) -> Rewind | None:
         """None: only this process has the store, so it never goes back in time."""
@@ -54,6 +72,10 @@ class FencedFrontier(ComposedFrontier):
     ``fence`` can take them away."""
 
     def __init__(self, frontier: ComposedFrontier, holder: Holder) -> None:
-        super().__init__(frontier, frontier, frontier, frontier, frontier)
-        self.lease = partial(frontier.lease, holder=holder)
-        self.claim = partial(frontier.claim, holder=holder)
+        super().__init__(frontier, frontier, frontier, frontier, frontier, frontier)
+        self._shared = frontier
+        self.hold(holder)
+
+    def hold(self, holder: Holder) -> None:
+        self.lease = partial(self._shared.lease, holder=holder)
+        self.claim = partial(self._shared.claim, holder=holder)

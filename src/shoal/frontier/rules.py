@@ -155,6 +155,10 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
         )
 
 
+HEARD_GAP = 0.5
+"""If no worker of a run was heard for this part of a session, the store may have been away: silence begins anew."""
+
+
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:
     """FencedError if the slot was fenced under a later epoch; ``latest`` is the epoch of its last fence."""
     if latest is not None and latest > epoch:

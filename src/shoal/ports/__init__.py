@@ -1,8 +1,8 @@
 """The contracts between the parts of Shoal: values, and Protocols without behaviour.
 
-A `Frontier` is composed of `Queue`, `Roles`, `ItemLog`, `Hosts` and `Inspection`. Code that uses a frontier declares
-only the parts that it needs. The laws that every frontier keeps are in ``docs/architecture.md``; ``shoal.testing``
-checks them on a backend.
+A `Frontier` is composed of `Queue`, `Roles`, `Workers`, `ItemLog`, `Hosts` and `Inspection`. Code that uses a frontier
+declares only the parts that it needs. The laws that every frontier keeps are in ``docs/architecture.md``;
+``shoal.testing`` checks them on a backend.
 """
 
 from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot
@@ -23,6 +23,7 @@ from shoal.ports.queue import (
 )
 from shoal.ports.roles import Claim, Roles, RoleState
 from shoal.ports.store import Frontier, ItemSource, Run, RunState, RunView, Store
+from shoal.ports.workers import Heartbeat, Workers, WorkerState
 
 __all__ = [
     "Claim",
@@ -38,6 +39,7 @@ __all__ = [
     "Fetcher",
     "Frontier",
     "FrontierOptions",
+    "Heartbeat",
     "History",
     "Holder",
     "HostState",
@@ -64,4 +66,6 @@ __all__ = [
     "Slot",
     "Stats",
     "Store",
+    "WorkerState",
+    "Workers",
 ]

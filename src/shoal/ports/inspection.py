@@ -75,6 +75,8 @@ class History(Struct, frozen=True, kw_only=True):
     parent: str | None
     reason: str
     events: tuple[Event, ...]
+    worker: str = ""
+    """The worker, or the slot of a cluster, that has leased it. Empty if it is not leased, or by neither."""
 
 
 class Inspection(Protocol):

@@ -42,7 +42,8 @@ class Lease(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """A node that works under a slot of a cluster. Of two epochs of a slot, the later one is valid."""
+    """A node that works under a slot of a cluster, or a worker under its own name. Of two epochs of a slot, the later
+    one is valid."""
 
     slot: str
     epoch: int

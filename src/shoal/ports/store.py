@@ -12,6 +12,7 @@ from shoal.ports.inspection import Inspection, Rewind
 from shoal.ports.items import ItemLog
 from shoal.ports.queue import FrontierOptions, Holder, Queue
 from shoal.ports.roles import Roles
+from shoal.ports.workers import Workers
 
 RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
 
@@ -30,11 +31,11 @@ class ItemSource(Roles, ItemLog, Inspection, Protocol):
     """The parts of a frontier that outputs need."""
 
 
-class RunView(Hosts, Inspection, Protocol):
+class RunView(Hosts, Workers, Inspection, Protocol):
     """The parts of a frontier that show a run."""
 
 
-class Frontier(Queue, Roles, ItemLog, Hosts, Inspection, Protocol):
+class Frontier(Queue, Roles, Workers, ItemLog, Hosts, Inspection, Protocol):
     """All URLs of one run. Many tasks and processes may call every method at the same time.
 
     Each call that changes something is one atomic step: after a crash it happened completely or not at all. Every call
@@ -44,6 +45,11 @@ class Frontier(Queue, Roles, ItemLog, Hosts, Inspection, Protocol):
     each ``lease``, ``complete``, ``fail``, ``release`` and ``push``. A server that does not know the completion was
     rewound: the call changes nothing and raises StoreRewoundError. So does every later call until ``recover``.
     """
+
+    def hold(self, holder: Holder) -> None:
+        """From now on, leases and roles belong to this holder: a worker that was fenced joins again. Only for a
+        frontier that was opened with a holder."""
+        ...
 
     async def recover(self) -> Rewind | None:
         """Continue after a StoreRewoundError. None if the store was not rewound.

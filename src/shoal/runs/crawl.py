@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from shoal.ports import Fetcher, Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import Plan, RunLifecycle
 from shoal.runs.start import frontier_options, new_run_id
+from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
@@ -166,6 +166,7 @@ class Crawl:
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
+        self._worker_id = new_worker_id()
         self._has_started = False
         self._stop_asked = False
 
@@ -221,7 +222,7 @@ class Crawl:
 
     def vitals(self) -> Vitals:
         """What the crawl knows of itself, without a call to the store."""
-        worker = f"{socket.gethostname()}-{os.getpid()}"
+        worker = self._worker_id
         if self._life is not None:
             return self._life.vitals(worker)
         run_id = "" if self.run is None else self.run.run_id
@@ -247,10 +248,14 @@ class Crawl:
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         is_private = self._store is None and self.config.frontier.startswith("memory:")
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
+        options = frontier_options(self.config)
+        session = None
+        if self._store is None and self.run is not None:
+            session = make_session(self.config, self.run.run_id, self._worker_id, options)
         return Plan(
             spider=self.spider,
             config=self.config,
-            options=frontier_options(self.config),
+            options=options,
             open_outputs=partial(self._open_outputs, collector),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
@@ -262,6 +267,7 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            session=session,
             on_begin=self.started.set,
         )
 

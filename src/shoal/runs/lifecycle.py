@@ -19,15 +19,18 @@ import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.engine import Engine
+from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import make_fetcher, make_onion
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Stats, Store
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
+from shoal.runs.last_questions import failed_url, last_stats
+from shoal.runs.worker_session import WorkerSession
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.spider import Spider
@@ -39,8 +42,6 @@ _POLL = 1.0
 _POLL_PAUSED = 4.0
 _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
-_MAX_FAILED = 100
-"""Failed requests that are read to find one for the summary."""
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
 
@@ -92,6 +93,8 @@ class Plan(Struct, kw_only=True):
     """The slot in a cluster under which this process works."""
     may_work: Callable[[], bool] | None = None
     """See `EngineOptions`."""
+    session: WorkerSession | None = None
+    """The session of this process as a worker. It has a holder of its own."""
     on_begin: Callable[[], None] = lambda: None
     """Called when the outputs are open and the engine exists."""
     on_state: Callable[[str], None] = lambda state: None
@@ -201,11 +204,15 @@ class RunLifecycle:
             return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
-        plan = self._plan
-        opening = partial(self._store.frontier, self.run_id, plan.options, plan.holder)
+        plan, session = self._plan, self._plan.session
+        holder, may_work = (plan.holder, plan.may_work) if session is None else (session.holder, session.may_work)
+        opening = partial(self._store.frontier, self.run_id, plan.options, holder)
         frontier = await self._persist(opening) if plan.frontier is None else plan.frontier
         self.frontier = frontier
-        if plan.holder is not None:
+        if session is not None:
+            await self._persist(partial(session.join, frontier))
+            stack.push_async_callback(session.close)
+        elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
         fetcher = plan.fetcher
@@ -217,13 +224,21 @@ class RunLifecycle:
             plan.spider,
             plan.config,
             scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, plan.may_work),
+            make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
             self._outputs,
             source=plan.source,
             options=EngineOptions(
-                shared=plan.shared, near=plan.near, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+                shared=plan.shared,
+                near=plan.near,
+                keep_items=plan.keep_items,
+                stay=plan.stays,
+                may_work=may_work,
+                rejoin=None if session is None else session.rejoin,
             ),
         )
+        if session is not None:
+            fenced = FencedError(f"worker {session.worker} was silent for too long")
+            session.on_fenced = partial(self.engine.interrupt, fenced)
         await self._persist(self._mark_running)
         if plan.resumes:
             await self._report_resumed()
@@ -267,7 +282,7 @@ class RunLifecycle:
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:
-        """Run the engine and end the outputs. After a rewind of the store, do it again."""
+        """Run the engine and end the outputs. After a rewind of the store, or a fence, do it again."""
         engine = self.engine
         assert engine is not None
         while True:
@@ -282,12 +297,13 @@ class RunLifecycle:
             try:
                 await self._end(scheduler)
                 return
-            except StoreRewoundError as exc:
+            except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
                     return
+                interruption = exc
             try:
-                await engine.start_over()
+                await engine.start_over(interruption)
             except ShoalError as exc:
                 self.error = exc
                 return
@@ -306,13 +322,17 @@ class RunLifecycle:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
                 return
             finishing.result()
-        except StoreRewoundError:
-            raise
         except ShoalError as exc:
+            if self._can_start_over(exc):
+                raise
             self.error = self.error or exc
         finally:
             stop_asked.cancel()
             finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
+
+    def _can_start_over(self, error: ShoalError) -> bool:
+        fenced = isinstance(error, FencedError) and self._plan.session is not None
+        return fenced or isinstance(error, StoreRewoundError)
 
     async def _finish(self, scheduler: Scheduler) -> None:
         has_ended = self.error is None and await self._has_ended(scheduler)
@@ -322,9 +342,9 @@ class RunLifecycle:
         for output in self._outputs:
             try:
                 await output.finish(finished=has_ended or self._plan.is_private)
-            except StoreRewoundError:
-                raise
             except ShoalError as exc:
+                if self._can_start_over(exc):
+                    raise
                 failure = failure or exc
         if failure is not None:
             raise failure
@@ -422,28 +442,3 @@ class RunLifecycle:
         finished = (await self.frontier.stats()).finished
         if finished != (state == "finished"):
             await self._move_to("finished" if finished else "running")
-
-
-async def last_stats(frontier: Frontier, deadline: float | None) -> tuple[Stats, dict[str, int]]:
-    """Counters and kinds of dead requests for a summary. Empty ones if the store does not answer until ``deadline``, on
-    the clock of the event loop."""
-    with suppress(FrontierError, TimeoutError):
-        async with asyncio.timeout_at(deadline):
-            return await frontier.stats(), await frontier.dead_kinds()
-    return Stats(seeding=True), {}
-
-
-async def failed_url(frontier: Frontier, deadline: float | None) -> str:
-    """The URL of a failed request, if possible of one that robots.txt allows. Empty if the store does not answer."""
-    url = ""
-    with suppress(FrontierError, TimeoutError):
-        async with asyncio.timeout_at(deadline):
-            left = _MAX_FAILED
-            async for history in frontier.dead():
-                url = url or history.url
-                left -= 1
-                if not history.reason.startswith("robots.txt"):
-                    return history.url
-                if not left:
-                    break
-    return url

@@ -66,6 +66,8 @@ class Orchestrator:
         """
         return _blocking(self.astart(name, urls, arguments=arguments, mode=mode, new_run=new_run))
 
+    start_scraper = start
+
     def get_stats(self, name: str, run_id: str) -> dict[str, int]:
         """pending, claimed, completed, failed and remaining of a run."""
         return _blocking(self.aget_stats(name, run_id))

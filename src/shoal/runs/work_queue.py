@@ -27,7 +27,9 @@ from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, St
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import encode_item
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run, Store
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Lease, Run, Store
+from shoal.runs.start import RunSettings
+from shoal.runs.worker_session import has_heartbeats, new_worker_id
 
 T = TypeVar("T")
 
@@ -56,6 +58,9 @@ class Enqueued(msgspec.Struct, frozen=True):
 class UrlWorkQueue:
     """A queue of URLs that any number of processes share.
 
+    ``name`` may also be the run_id of a run that ``shoal start`` or an `Orchestrator` started. Then this object claims
+    its URLs next to the workers of the run.
+
     ``dsn`` is the URL of a store: ``postgresql://``, ``redis://``, or ``sqlite:///file`` for one process. Each URL is
     claimed by one worker at a time. If the worker dies, the URL can be claimed again when its lease ends, up to
     ``max_attempts`` times.
@@ -70,15 +75,18 @@ class UrlWorkQueue:
         lease_seconds: float = 300.0,
         delay: float | None = None,
         concurrency_per_host: int | None = None,
+        worker_id: str | None = None,
     ) -> None:
         """``name`` identifies the queue in its store. ``max_attempts`` (default 3), ``delay`` (0 s) and
         ``concurrency_per_host`` (1000) are stored by the first process that opens the queue. Other values are refused
-        later."""
+        later. ``worker_id`` is recorded with each claim in a store on a server; by default it names this
+        process."""
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
         asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
         self._asked: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+        self.worker_id = worker_id or new_worker_id()
         self._store: Store | None = None
         self._frontier: Frontier | None = None
         self._opening = asyncio.Lock()
@@ -113,12 +121,24 @@ class UrlWorkQueue:
                     Run(run_id=self._name, spider=_SPIDER, state="running", created_at=time.time(), settings=settings)
                 )
         run = run or await store.get_run(self._name)
-        if run is None or run.spider != _SPIDER:
-            raise StoreError(f"{self._name!r} is a run of a spider, not a work queue; choose another name")
+        assert run is not None
+        options = FrontierOptions(**run.settings) if run.spider == _SPIDER else await self._share(store, run)
         for key, value in self._asked.items():
-            if run.settings[key] != value:
-                raise ConfigError(f"the queue {self._name!r} has {key} {run.settings[key]:g}, not {value:g}")
-        return await store.frontier(self._name, FrontierOptions(**run.settings))
+            if getattr(options, key) != value:
+                raise ConfigError(f"the queue {self._name!r} has {key} {getattr(options, key):g}, not {value:g}")
+        holder = Holder(self.worker_id, 1) if has_heartbeats(self._dsn) else None
+        return await store.frontier(self._name, options, holder)
+
+    async def _share(self, store: Store, run: Run) -> FrontierOptions:
+        """Take part in the run of a fleet. StoreError if it is another kind of run."""
+        try:
+            options = RunSettings.of(run).options
+        except RunError as exc:
+            raise StoreError(f"{self._name!r} is not a work queue: {exc}") from exc
+        if run.state == "queued":
+            with suppress(RunError):  # another process was first
+                await store.transition(run.run_id, "running")
+        return options
 
     async def enqueue_urls(
         self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, object] | None = None

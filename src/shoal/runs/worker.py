@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -25,6 +22,7 @@ from shoal.ports import Frontier, Holder, Store
 from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies
+from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.takeover import StandbyDrainer
 from shoal.spider import Spider
@@ -134,6 +132,9 @@ class Worker:
 
     def _plan(self, settings: RunSettings, *, shared: bool) -> Plan:
         options = self._options
+        session = None
+        if options.holder is None:  # a node has the session of its cluster
+            session = make_session(self.config, self.run_id, self.worker_id, settings.options)
         return Plan(
             spider=self.spider,
             config=self.config,
@@ -151,6 +152,7 @@ class Worker:
             output_timeout=_OUTPUT_TIMEOUT,
             holder=options.holder,
             may_work=options.may_work,
+            session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
             on_unseeded=_warn_unseeded,
         )
@@ -167,11 +169,6 @@ class Worker:
 
 async def _warn_unseeded() -> None:
     log.warning("seeding is incomplete and no process is seeding; run `shoal start` again")
-
-
-def new_worker_id() -> str:
-    """A name that is unique in the fleet and shows where the worker runs."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 async def _close_quietly(store: Store) -> None:

@@ -25,7 +25,7 @@ from shoal.fetch.http import HttpFetcher
 from shoal.frontier import open_store
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
-from shoal.runs.worker import new_worker_id
+from shoal.runs.worker_session import new_worker_id
 from shoal.server.jobs import Jobs
 from shoal.tasks.remote import RemoteBatches
 

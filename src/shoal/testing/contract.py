@@ -12,6 +12,7 @@ from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
+from shoal.testing.workers import WorkersContract
 
 
 class FrontierContract(
@@ -25,6 +26,7 @@ class FrontierContract(
     RolesContract,
     RepeatingContract,
     FencingContract,
+    WorkersContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
 

@@ -130,6 +130,8 @@ def why(
 def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
+    if history.worker:
+        print(f"  leased by {printable(history.worker)}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'none: it is a start request'}")

@@ -21,12 +21,14 @@ from shoal.cli.options import (
     Output,
     Quiet,
     Replace,
+    Resume,
     Setting,
     SpiderName,
     given,
     outputs_of,
     pairs,
     resolve,
+    starts_anew,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.crawling.garbage import collect_rarely
@@ -138,6 +140,7 @@ def run(
     frontier: FrontierUrl = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    resume: Resume = False,
     processes: Annotated[
         int,
         typer.Option(
@@ -153,6 +156,7 @@ def run(
     --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
     terminal.
     """
+    new_run = starts_anew(new_run, resume)
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})

@@ -14,7 +14,9 @@ from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.errors import RunError
 
 if TYPE_CHECKING:
-    from shoal.ports import RunState, Stats
+    from collections.abc import Sequence
+
+    from shoal.ports import RunState, Stats, WorkerState
 
 app = Commands()
 
@@ -76,13 +78,13 @@ def stats(
     async def work() -> None:
         async with opened_run(frontier, run, readonly=True) as (chosen, found):
             before, at = await found.stats(), time.monotonic()
-            _print_stats(chosen.run_id, before, None, as_json=as_json)
+            _print_stats(chosen.run_id, before, None, await found.workers(), as_json=as_json)
             while watch and not before.finished:
                 await asyncio.sleep(1.0)
                 now = await found.stats()
                 speed = (now.done - before.done) / (time.monotonic() - at)
                 before, at = now, time.monotonic()
-                _print_stats(chosen.run_id, now, speed, as_json=as_json)
+                _print_stats(chosen.run_id, now, speed, await found.workers(), as_json=as_json)
 
     asyncio.run(work())
 
@@ -90,18 +92,28 @@ def stats(
 _SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
 
 
-def _print_stats(run_id: str, found: Stats, speed: float | None, *, as_json: bool) -> None:
+def _print_stats(
+    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], *, as_json: bool
+) -> None:
     import json
+
+    from msgspec.structs import asdict
 
     from shoal.crawling.stats import ledger
 
     if as_json:
-        print(json.dumps({"run_id": run_id, **ledger(found)}), flush=True)
+        shown = [asdict(worker) for worker in workers]
+        print(json.dumps({"run_id": run_id, **ledger(found), "workers": shown}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
     seeding = "  (seeding)" if found.seeding else ""
     words = " ".join(f" {name.replace('_', ' ')} {ledger(found)[name]}" for name in _SHOWN)
     print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
+    for worker in workers:
+        if worker.leases:
+            pages = "1 page" if worker.leases == 1 else f"{worker.leases} pages"
+            silent = worker.silent_for > worker.session / 2
+            print(f"{pages} held by worker {worker.worker}" + (f", silent for {worker.silent_for:.0f} s" * silent))
 
 
 @app.add(examples="shoal pause books_1 --frontier redis://host")

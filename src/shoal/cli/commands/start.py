@@ -12,7 +12,20 @@ import typer
 
 from shoal.cli.commands.crawl import execute
 from shoal.cli.help import Commands
-from shoal.cli.options import Argument, Delay, FrontierUrl, NewRun, Quiet, Setting, SpiderName, given, pairs, resolve
+from shoal.cli.options import (
+    Argument,
+    Delay,
+    FrontierUrl,
+    NewRun,
+    Quiet,
+    Resume,
+    Setting,
+    SpiderName,
+    given,
+    pairs,
+    resolve,
+    starts_anew,
+)
 from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
@@ -56,6 +69,7 @@ def start(
     delay: Delay = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
     """Start a run for a fleet and print its worker command.
@@ -64,6 +78,7 @@ def start(
     worker. If it is interrupted, run the same command again to resume it. A spider whose mode in shoal.toml is "single"
     runs in this process instead.
     """
+    new_run = starts_anew(new_run, resume)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     resolved = resolve(made, given({"frontier": frontier, "download_delay": delay}), setting)

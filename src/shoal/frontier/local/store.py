@@ -105,6 +105,10 @@ class SocketStore(_Remote):
 class SocketFrontier(_Remote):
     """See `shoal.ports.Frontier`. Only what a lease is known by travels to the owner: its fingerprint and token."""
 
+    def hold(self, holder: Holder) -> None:
+        key = wire.decode_run_key(self._run)
+        self._run = wire.encode(wire.RunKey(key.run_id, key.options, holder))
+
     async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         call = self._call(wire.FRONTIER["lease"], limit, ttl, begun=begun, nonce=nonce)
         return await release_if_cancelled(call, lambda leased: self.release(leased.leases))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.frontier.composed import ComposedFrontier
+from shoal.frontier.local_workers import LocalWorkers
 from shoal.frontier.memory.hosts import Facts, MemoryHosts
 from shoal.frontier.memory.inspection import MemoryInspection
 from shoal.frontier.memory.items import MemoryItemLog
@@ -36,7 +37,8 @@ class MemoryFrontier(ComposedFrontier):
         )
         self.expire_leases = queue.expire_leases
         inspection = MemoryInspection(requests, stages, queue, roles, items, clock)
-        super().__init__(queue, roles, items, MemoryHosts(requests, hosts, facts, clock), inspection)
+        workers = LocalWorkers(clock, queue.fence, queue.holders)
+        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
 
     def halt(self, halted: bool) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""

@@ -79,6 +79,7 @@ class MemoryInspection:
             status=head.status, items=head.items, parent=url,
             reason=requests.deaths.get(number, ("", ""))[1],
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
+            worker=self._queue.holder_of(number),
         )  # fmt: skip
 
     # -- dead requests

@@ -343,6 +343,15 @@ class MemoryQueue:
             self._lose(number, held, now)
         return len(lost)
 
+    def holders(self) -> list[Holder | None]:
+        """The holder of each lease."""
+        return [held.holder for held in self._held.values()]
+
+    def holder_of(self, number: int) -> str:
+        """The slot that has leased a request; empty if none has."""
+        held = self._held.get(number)
+        return "" if held is None or held.holder is None else held.holder.slot
+
     def is_unbegun(self, number: int) -> bool:
         """Whether a request is leased and its attempt does not count yet."""
         held = self._held.get(number)

@@ -39,6 +39,7 @@ CONSTANTS = {
     "ALREADY_DONE": str(ALREADY_DONE),
     "LOST": str(LOST),
     "MAX_LEASES": str(rules.MAX_LEASES),
+    "HEARD_GAP": str(rules.HEARD_GAP),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
     **{name: _literal(text) for name, text in _TEXTS.items()},
     **host_policy.sql(),

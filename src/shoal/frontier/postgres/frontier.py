@@ -23,6 +23,7 @@ from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
+from shoal.frontier.postgres.workers import PostgresWorkers
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
     DONE,
@@ -86,12 +87,20 @@ class PostgresFrontier:
         self._options = options
         self._offset = offset
         """Seconds to add to the server's clock, for tests."""
-        self._holder = (None, None) if holder is None else (storable_text(holder.slot), holder.epoch)
+        self._holder: tuple[str | None, int | None] = (None, None)
+        if holder is not None:
+            self.hold(holder)
         self._time = ServerClock(database.address.timeout)
         self._has_set_options = False
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
         self._stages = Stages(database, run, offset)
+        workers = PostgresWorkers(database, run, offset)
+        self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
+        self.workers = workers.workers
+
+    def hold(self, holder: Holder) -> None:
+        self._holder = storable_text(holder.slot), holder.epoch
 
     @property
     def _proof(self) -> tuple[int | None, int | None]:
@@ -427,12 +436,12 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    state, attempts, status, items, at, reason, payload, above, *columns = row
+    state, attempts, status, items, at, reason, payload, above, *columns, slot = row
     request, parent = _read(payload), _read(above)
     events = zip(*(column or () for column in columns), strict=True)
     return History(
         url=request.url if request else "(unreadable)", state=STATE_NAMES[state],
         depth=request.depth if request else 0, priority=request.priority if request else 0.0, attempts=attempts,
         status=status, items=items, parent=parent.url if parent else None, reason=reason,
-        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
+        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])), worker=slot or "",
     )  # fmt: skip

@@ -33,6 +33,7 @@ from shoal.frontier.redis.records import (
     read_rewind,
 )
 from shoal.frontier.redis.scripts import FrontierScripts
+from shoal.frontier.redis.workers import RedisWorkers
 from shoal.frontier.rules import (
     MAX_LEASES,
     check_nonce,
@@ -70,7 +71,9 @@ class RedisFrontier:
         self._run_key = b"%d %b" % (number, storable_bytes(run_id))
         self._max_queue = options.max_queue_size
         self._options = pack_options(options)
-        self._slot = () if holder is None else (storable_bytes(holder.slot), holder.epoch)
+        self._slot: tuple[bytes, int] | tuple[()] = ()
+        if holder is not None:
+            self.hold(holder)
         self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
@@ -87,6 +90,12 @@ class RedisFrontier:
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
+        workers = RedisWorkers(self._run)
+        self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
+        self.workers = workers.workers
+
+    def hold(self, holder: Holder) -> None:
+        self._slot = storable_bytes(holder.slot), holder.epoch
 
     async def _run(self, script: str, *arguments: Word, proof: bytes = b"") -> Answer:
         try:

@@ -104,7 +104,7 @@ class RunInspection:
         while stage >= 0:
             stage, chunk, record, parent = await self._run("stage", "find", fingerprint, stage, chunk)
             if record:
-                return _history(fingerprint, record, parent, b"", b"", 0)
+                return _history(fingerprint, record, parent, b"", b"", 0, b"")
         return None
 
     async def _search(self, url: str) -> bytes | None:
@@ -166,7 +166,9 @@ def _readable(record: bytes) -> tuple[RecordHead, Request | None]:
         return read_head(record.ljust(RECORD.size, b"\0")), None
 
 
-def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int) -> History:
+def _history(
+    fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int, slot: bytes
+) -> History:
     head, request = _readable(record)
     above = _readable(parent)[1] if parent else None
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
@@ -181,4 +183,5 @@ def _history(fingerprint: bytes, record: bytes, parent: bytes, events: bytes, ca
         parent=above.url if above else None,
         reason=read_reason(cause),
         events=(*read_events(events), Event(head.at, state)),
+        worker=slot.decode(errors="replace"),
     )

@@ -92,6 +92,9 @@ SIZE = Layout(size=U32)
 ROLE = Layout(token=TOKEN, until=F64, finished=U8)
 """Before the cursor of a role."""
 
+WORKER = Layout(epoch=U64, session=F64, beat_at=F64, pid=U32, machine=TEXT)
+"""A worker that sends heartbeats."""
+
 COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming")
 """The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them."""
 
@@ -114,13 +117,13 @@ def lua_constants() -> dict[str, str]:
         "PROGRESS": PROGRESS, "HEAD": HEAD, "HEAD_AND_RANK": HEAD + RANK, "FIXED": FIXED, "OFFER": OFFER_HEAD + RANK,
         "LEASE": LEASE, "ENDING": ENDING, "HOST": HOST, "EVENT": EVENT, "TEXT": CAUSE, "RUN_OPTIONS": OPTIONS,
         "UPDATE": UPDATE, "LEARNED": LEARNED, "ITEM_KEY": ITEM_KEY, "KNOWN_ITEM": KNOWN_ITEM, "CHUNK": CHUNK,
-        "REWIND": REWIND, "SIZE": SIZE, "ROLE": ROLE,
+        "REWIND": REWIND, "SIZE": SIZE, "ROLE": ROLE, "WORKER": WORKER,
     }  # fmt: skip
     numbers = {
         **{name.upper(): number for number, name in enumerate(rules.STATE_NAMES)},
         "HEAD_SIZE": HEAD.size, "MIN_SIZE": RECORD.size, "OFFER_SIZE": OFFER_HEAD.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
-        "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET,
+        "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.frontier.composed import ComposedFrontier
+from shoal.frontier.local_workers import LocalWorkers
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED
 from shoal.frontier.sqlite.file import SQLiteFile
@@ -49,7 +50,9 @@ class SQLiteFrontier(ComposedFrontier):
         self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
         inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
-        super().__init__(queue, roles, items, SQLiteHosts(run, hosts, lanes, self._load_queue), inspection)
+        workers = LocalWorkers(clock, queue.fence, self._leases.holders)
+        sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
+        super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 
     def halt(self, halted: bool) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""

@@ -12,7 +12,8 @@ from shoal.ports import Event, History
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _HISTORY = f"""
-    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload
+    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload,
+        CASE state WHEN {LEASED} THEN slot END
     FROM request
 """
 _PAGE = 100  # dead requests that are read at once
@@ -46,14 +47,15 @@ class Histories:
         return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
 
     def _history(self, row: StoredRow) -> History:
-        number, state, attempts, status, items, at, parent, reason, payload = row
+        number, state, attempts, status, items, at, parent, reason, payload, slot = row
         request = _decode(payload)
         above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()
         events = self._db.execute("SELECT at, what, detail FROM event WHERE request = ? ORDER BY id", (number,))
         return History(
             url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
             attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
-            reason=reason or "", events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
+            reason=reason or "", worker=slot or "",
+            events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
         )  # fmt: skip
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:

@@ -94,6 +94,10 @@ class Leases:
         """The leases whose holders are not kept."""
         return [held for held in self._held.values() if not keeps(held.holder)]
 
+    def holders(self) -> list[Holder | None]:
+        """The holder of each lease."""
+        return [held.holder for held in list(self._held.values())]
+
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
         return [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]

@@ -23,7 +23,7 @@ from shoal.stores.postgres.client import Connection
 
 log = logging.getLogger("shoal.frontier")
 
-VERSION = 2
+VERSION = 3
 """Version of the functions. Raise it with every release that changes them. Migrations have numbers of their own."""
 _LOCK = 0x53686F616C
 """The number of an advisory lock ("Shoal"): one process at a time changes a schema."""

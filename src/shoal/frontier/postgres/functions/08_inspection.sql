@@ -50,16 +50,19 @@ $$;
 CREATE FUNCTION histories(_ids bigint[])
 RETURNS TABLE (
     state smallint, attempts integer, status integer, items integer, at double precision, reason text,
-    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[]
+    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[],
+    worker text
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail
+    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail, s.slot
     FROM unnest(_ids) WITH ORDINALITY u(id, nth) JOIN request q ON q.id = u.id LEFT JOIN request p ON p.id = q.parent
     CROSS JOIN LATERAL (  -- `held` has no index for this, so it is read last
-        SELECT o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, '') AS reason FROM outcome o
+        SELECT o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, '') AS reason, NULL AS slot
+            FROM outcome o
             WHERE o.id = q.id
-        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '' FROM ready r
+        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', NULL FROM ready r
             WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
-        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '' FROM held h
+        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '',
+            CASE h.state WHEN {LEASED} THEN h.slot END FROM held h
             WHERE h.id = q.id
         LIMIT 1
     ) s

@@ -24,6 +24,7 @@ BEGIN
     PERFORM check_run(_run);
     INSERT INTO fence AS f (run, slot, epoch) VALUES (_run, _slot, _epoch)
         ON CONFLICT (run, slot) DO UPDATE SET epoch = excluded.epoch WHERE f.epoch < excluded.epoch;
+    DELETE FROM worker w WHERE w.run = _run AND w.name = _slot AND w.epoch < _epoch;
     UPDATE role r SET token = 0, until = 0 WHERE r.run = _run AND r.slot = _slot AND r.epoch < _epoch AND r.token > 0;
     SELECT array_agg(o.token) AS tokens, array_agg(DISTINCT o.host) AS hosts, array_agg(DISTINCT o.lane) AS lanes
         INTO _lost

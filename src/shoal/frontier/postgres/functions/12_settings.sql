@@ -7,7 +7,7 @@ BEGIN
     FOR _function IN
         SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
-            '{push, lease, renew, reissue, release, finish, upload, move_chunk, fence, claim, advance, relinquish,
+            '{push, lease, renew, reissue, release, finish, upload, move_chunk, fence, fence_silent, beat, claim, advance, relinquish,
               read_items, host_states, delete_requests, delete_items, delete_lanes}')
     LOOP
         EXECUTE format(

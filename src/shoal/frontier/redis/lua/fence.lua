@@ -1,25 +1,40 @@
--- Fence a slot: revoke its leases and roles under earlier epochs. ARGV: the slot, the first epoch that stays valid.
--- Returns how many leases were revoked.
+-- Fence slots: revoke their leases and roles under earlier epochs. ARGV: the slot, the first epoch that stays valid. Returns
+-- how many leases were revoked. Without a slot: all workers that are dead, each under its next epoch. Returns each worker
+-- and how many leases it had.
 
-local slot, epoch = ARGV[5], tonumber(ARGV[6])
-local refusal = fenced(slot, epoch)
-if refusal then return refusal end
+local epochs, names = {}, {} -- by slot: the first epoch that stays valid
+if ARGV[5] then
+  epochs[ARGV[5]], names[1] = tonumber(ARGV[6]), ARGV[5]
+  local refusal = fenced(ARGV[5], epochs[ARGV[5]])
+  if refusal then return refusal end
+else
+  local heard, since = heard_times()
+  for _, worker in ipairs(call('ZRANGEBYSCORE', own.key .. ':beat', '-inf', string.format('%.6f', now))) do
+    local epoch, session, beat_at = read_worker(worker)
+    if now - math.max(beat_at, since) >= session and now - heard <= session * HEARD_GAP then
+      epochs[worker], names[#names + 1] = epoch + 1, worker
+    end
+  end
+  if #names == 0 then return {} end
+end
 
 -- -- reading
 
--- The entries of the slot under earlier epochs: their names and tokens.
+-- The entries of these slots under earlier epochs: their names, tokens and slots.
 local function given(key)
-  local names, tokens, entries = {}, {}, call('HGETALL', key)
+  local found, tokens, slots, entries = {}, {}, {}, call('HGETALL', key)
   for i = 1, #entries, 2 do
     local token, under, at = read(SLOT, entries[i + 1])
-    if under < epoch and sub(entries[i + 1], at) == slot then
-      names[#names + 1], tokens[#tokens + 1] = entries[i], token
+    local slot = sub(entries[i + 1], at)
+    if epochs[slot] and under < epochs[slot] then
+      found[#found + 1], tokens[#tokens + 1], slots[#slots + 1] = entries[i], token, slot
     end
   end
-  return names, tokens
+  return found, tokens, slots
 end
 
-local fingerprints, tokens = given(own.key .. ':slot')
+local fingerprints, tokens, slots = given(own.key .. ':slot')
+local counts = {}
 local records, lost, numbers = fetch(own.key .. ':req', fingerprints), {}, {}
 local sent = fetch(own.key .. ':sent', fingerprints)
 for i, fingerprint in ipairs(fingerprints) do
@@ -27,6 +42,7 @@ for i, fingerprint in ipairs(fingerprints) do
   if request and request.state == LEASED and request.token == tokens[i] then
     lost[#lost + 1] = {fingerprint = fingerprint, request = request, unbegun = is_unbegun(request, sent[i])}
     numbers[#numbers + 1] = request.host
+    counts[slots[i]] = (counts[slots[i]] or 0) + 1
   end
 end
 load_hosts(numbers)
@@ -51,10 +67,17 @@ for i, each in ipairs(lost) do
   local contacted = lose(own, each.fingerprint, each.request, each.unbegun)
   end_lease(own, hosts[each.request.host], contacted)
 end
-call('HSET', own.key .. ':fence', slot, ARGV[6])
+for _, slot in ipairs(names) do call('HSET', own.key .. ':fence', slot, string.format('%.0f', epochs[slot])) end
 finish()
 many('ZREM', LEASES, leases)
 forget(own, fingerprints)
 many('HSET', own.key .. ':role', free_roles)
 many('HDEL', own.key .. ':role_slot', roles)
-return #lost
+many('HDEL', own.key .. ':worker', names)
+many('ZREM', own.key .. ':beat', names)
+if ARGV[5] then return #lost end
+local answer = {}
+for _, worker in ipairs(names) do
+  answer[#answer + 1], answer[#answer + 2] = worker, counts[worker] or 0
+end
+return answer

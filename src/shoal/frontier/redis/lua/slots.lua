@@ -1,7 +1,10 @@
--- Slots of clusters, leases that are not begun, and checks of cursors and items.
+-- Slots of clusters, workers, leases that are not begun, and checks of cursors and items.
 --
 -- `slot` has the leases under a slot, by fingerprint; `role_slot` has the slot of each role. An entry is valid while its
 -- token is the current one. `fence` has the first valid epoch of each slot.
+--
+-- `worker` has the workers that send heartbeats, `beat` when each one is dead if it stays silent. `heard` of a run is the time
+-- of the last heartbeat of any worker, `heard_since` the time since which they came without a long gap.
 --
 -- `sent` has the tokens of leases that no worker has begun, by fingerprint.
 
@@ -15,6 +18,17 @@ local function fenced(slot, epoch)
   if latest and latest > epoch then
     return redis.error_reply(string.format('%s slot %s is now held under epoch %.0f', FENCED, slot, latest))
   end
+end
+
+local function heard_times()
+  local times = call('HMGET', own.key, 'heard', 'heard_since')
+  return tonumber(times[1]) or 0, tonumber(times[2]) or 0
+end
+
+-- The values of a worker; nothing if it is not known.
+local function read_worker(worker)
+  local record = call('HGET', own.key .. ':worker', worker)
+  if record then return read(WORKER, record) end
 end
 
 -- Whether the lease of a request is not begun, by its entry in `sent`. Then its last attempt does not count.

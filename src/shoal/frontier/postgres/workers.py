@@ -1,0 +1,38 @@
+"""The workers of a run in a PostgreSQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.ports import Heartbeat, WorkerState
+from shoal.stores.postgres.client import PostgresClient, storable_text
+
+
+class PostgresWorkers:
+    """See `shoal.ports.Workers`. ``offset``: seconds to add to the server's clock, for tests."""
+
+    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
+        self._database = database
+        self._run = run
+        self._offset = offset
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        due: float | None = await self._database.value(
+            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
+            heartbeat.pid, storable_text(heartbeat.machine),
+        )  # fmt: skip
+        return due
+
+    async def fence_silent(self) -> dict[str, int]:
+        """One call for each dead worker."""
+        fenced: dict[str, int] = {}
+        while rows := await self._database.call("fence_silent", self._run, self._offset()):
+            fenced |= {row["worker"]: row["leases"] for row in rows}
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._database.call("leave", self._run, storable_text(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        rows = await self._database.call("workers", self._run, self._offset())
+        return [WorkerState(**dict(row)) for row in rows]

@@ -1,0 +1,39 @@
+"""The workers of a run on Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from shoal.frontier.redis.layouts import WORKER, read_text
+from shoal.ports import Heartbeat, WorkerState
+from shoal.stores.redis.client import Answer, storable_bytes
+
+
+class RedisWorkers:
+    """See `shoal.ports.Workers`. ``run`` runs one of the scripts of the run."""
+
+    def __init__(self, run: Callable[..., Awaitable[Answer]]) -> None:
+        self._run = run
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        name, machine = storable_bytes(heartbeat.worker), storable_bytes(heartbeat.machine)
+        due = await self._run("beat", name, heartbeat.epoch, heartbeat.session, heartbeat.pid, machine)
+        return None if due is None else float(due)
+
+    async def fence_silent(self) -> dict[str, int]:
+        found = await self._run("fence")
+        return {name.decode(errors="replace"): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._run("leave", storable_bytes(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        return sorted((_state(*row) for row in await self._run("workers")), key=lambda state: state.worker)
+
+
+def _state(name: bytes, record: bytes, silent_for: bytes, leases: int) -> WorkerState:
+    _, session, _, pid = WORKER.unpack_from(record)
+    return WorkerState(
+        worker=name.decode(errors="replace"), machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
+        silent_for=float(silent_for), leases=leases,
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""The workers of a run: their heartbeats, and what becomes of a worker that is silent."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    """What a worker sends to show that it is alive. It leases as ``Holder(worker, epoch)``."""
+
+    worker: str
+    epoch: int
+    session: float
+    """Seconds of silence after which the worker is dead."""
+    machine: str = ""
+    pid: int = 0
+
+
+class WorkerState(Struct, frozen=True, kw_only=True):
+    """A worker of a run, as its store knows it."""
+
+    worker: str
+    machine: str
+    pid: int
+    session: float
+    silent_for: float
+    """Seconds since its last heartbeat."""
+    leases: int
+    """Requests that it has leased."""
+
+
+class Workers(Protocol):
+    """The workers of a run that send heartbeats.
+
+    The store's clock measures silence. It counts only while heartbeats of other workers arrive: if none arrives for
+    half a session, the store may have been away, and the silence of all workers begins anew with the next heartbeat.
+    """
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        """Record a heartbeat. FencedError if the worker was fenced under a later epoch; then nothing is recorded.
+
+        Returns the seconds until another worker is dead if that one stays silent; 0 if one is dead now. None: there is
+        no other worker."""
+        ...
+
+    async def fence_silent(self) -> dict[str, int]:
+        """Fence all dead workers, each under the epoch after its own, in one step: see ``Queue.fence``. Returns the
+        number of leases of each. A worker whose heartbeat arrives first is not fenced."""
+        ...
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        """Forget a worker that stops. What it still holds expires. Has no effect if it joined under a later epoch."""
+        ...
+
+    async def workers(self) -> list[WorkerState]:
+        """All workers that joined, except those that left or were fenced, by name."""
+        ...

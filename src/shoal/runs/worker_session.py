@@ -1,0 +1,170 @@
+"""The session of a worker: heartbeats that a thread sends, and the right to work while they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+
+from shoal import clock
+from shoal.config import Config
+from shoal.config.checks import frontier_kind
+from shoal.errors import FencedError, ShoalError
+from shoal.frontier import open_store
+from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+
+log = logging.getLogger("shoal.worker")
+
+_BEATS = 4
+"""Heartbeats in a session."""
+_MARGIN = 1 / 8
+"""Part of a session. The worker stops this long before its end."""
+_LEAVE_TIMEOUT = 0.3
+
+
+def new_worker_id() -> str:
+    """A name that is unique in the fleet and shows where the worker runs."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def has_heartbeats(frontier: str) -> bool:
+    """Whether workers on this store need heartbeats. A store of this machine sees itself which processes are alive."""
+    return frontier_kind(frontier) in ("redis", "postgresql")
+
+
+def make_session(config: Config, run_id: str, worker: str, options: FrontierOptions) -> WorkerSession | None:
+    """The session of a worker; None if its store needs none."""
+    if not has_heartbeats(config.frontier):
+        return None
+    return WorkerSession(config.frontier, run_id, worker, config.worker.session, options)
+
+
+class WorkerSession:
+    """Keeps a worker alive in the eyes of the others, and fences workers that are silent.
+
+    A thread sees to the heartbeats. They use the connections of the worker. While a callback blocks the event loop, the
+    thread sends them itself, each on a new connection. ``may_work`` turns false before the session ends, whether or not
+    the store answers. A worker that was fenced calls ``rejoin``: it gets new leases under the next epoch.
+    """
+
+    def __init__(self, url: str, run_id: str, worker: str, seconds: float, options: FrontierOptions) -> None:
+        """``url``: of the store. ``options``: of the run."""
+        self.worker = worker
+        self.on_fenced: Callable[[], None] = lambda: None
+        """Called in the event loop of ``join`` when the worker was fenced."""
+        self._url = url
+        self._run_id = run_id
+        self._seconds = seconds
+        self._options = options
+        self._epoch = 1
+        self._until = 0.0
+        """When work must stop without another heartbeat, on `shoal.clock`."""
+        self._frontier: Frontier | None = None
+        self._stopping = threading.Event()
+
+    # -- for the worker
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.worker, self._epoch)
+
+    def may_work(self) -> bool:
+        """Whether the session is valid: nobody has fenced this worker, and nobody will do so soon."""
+        return clock.now() < self._until
+
+    async def join(self, frontier: Frontier) -> None:
+        """Send the first heartbeat, and start the thread. ``frontier`` leases for this worker."""
+        await self._beat(frontier)
+        self._frontier = frontier
+        keep = partial(self._keep_alive, frontier, asyncio.get_running_loop())
+        threading.Thread(target=keep, name="heartbeats", daemon=True).start()
+
+    async def rejoin(self) -> None:
+        """Continue under the next epoch after a fence."""
+        assert self._frontier is not None
+        while True:
+            self._epoch += 1
+            self._frontier.hold(self.holder)
+            with suppress(FencedError):
+                await self._beat(self._frontier)
+                log.warning("worker %s was silent for too long and lost its pages; it joins again", self.worker)
+                return
+
+    async def close(self) -> None:
+        """Stop the heartbeats and leave the run. Call it when nothing is leased any more."""
+        self._stopping.set()
+        self._until = 0.0
+        if self._frontier is not None:
+            with suppress(ShoalError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_TIMEOUT):
+                    await self._frontier.leave(self.worker, self._epoch)
+
+    async def _beat(self, frontier: Frontier) -> float | None:
+        """Send a heartbeat, and fence dead workers. Returns the seconds until another worker may be dead."""
+        if self._stopping.is_set():
+            return None
+        epoch, sent = self._epoch, clock.now()
+        heartbeat = Heartbeat(
+            worker=self.worker, epoch=epoch, session=self._seconds, machine=socket.gethostname(), pid=os.getpid()
+        )
+        due = await frontier.beat(heartbeat)
+        if epoch == self._epoch:
+            self._until = max(self._until, sent + self._seconds * (1 - _MARGIN))
+        if due == 0:
+            for worker, leases in (await frontier.fence_silent()).items():
+                log.warning("worker %s is silent: its %d pages are released", worker, leases)
+        return due or None
+
+    # -- for the thread
+
+    def _keep_alive(self, frontier: Frontier, loop: asyncio.AbstractEventLoop) -> None:
+        interval = self._seconds / _BEATS
+        pause = interval
+        while not self._stopping.wait(pause):
+            epoch, pause = self._epoch, interval
+            try:
+                due = self._beat_anyhow(frontier, loop)
+                if due is not None:  # be there when a worker is dead, but not all at the same moment
+                    pause = min(interval, due + random.uniform(0.05, 0.3))
+            except FencedError:
+                if epoch == self._epoch:  # otherwise it has joined again already
+                    self._until = 0.0
+                    loop.call_soon_threadsafe(self.on_fenced)
+                pause = interval / 4
+            except (ShoalError, OSError) as exc:  # also a timeout
+                log.debug("a heartbeat could not be sent: %s", exc)
+                pause = interval / 4
+            except RuntimeError:  # the event loop has ended
+                return
+
+    def _beat_anyhow(self, frontier: Frontier, loop: asyncio.AbstractEventLoop) -> float | None:
+        work = self._beat(frontier)
+        try:
+            sent = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:
+            work.close()
+            raise
+        try:
+            return sent.result(self._seconds / _BEATS / 2)
+        except TimeoutError:
+            sent.cancel()
+        except CancelledError:  # the event loop ends
+            return None
+        return asyncio.run(self._beat_alone())
+
+    async def _beat_alone(self) -> float | None:
+        """Send a heartbeat on a new connection: a callback blocks the event loop, or the store is slow."""
+        async with asyncio.timeout(self._seconds / _BEATS):
+            store = await open_store(self._url)
+            try:
+                return await self._beat(await store.frontier(self._run_id, self._options))
+            finally:
+                await store.close()

@@ -1,0 +1,161 @@
+"""Heartbeats of workers: a silent worker is dead, and its leases and roles are free for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import FencedError
+from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.testing.harness import Harness
+from shoal.testing.roles import claim_role
+from shoal.testing.steps import TTL, ContractTests, check_refused, complete, history, lease_names, lease_one, page, push
+
+SESSION = 20.0
+
+
+def heartbeat(worker: str, epoch: int = 1) -> Heartbeat:
+    return Heartbeat(worker=worker, epoch=epoch, session=SESSION, machine="machine", pid=7)
+
+
+async def stay_alive(harness: Harness, frontier: Frontier, seconds: int) -> None:
+    """Let time pass while the worker ``b`` sends heartbeats."""
+    for _ in range(0, seconds, 4):
+        await harness.advance(4)
+        await frontier.beat(heartbeat("b"))
+
+
+class WorkersContract(ContractTests):
+    """Any worker may fence those that are silent. The store decides who is."""
+
+    async def test_a_silent_worker_is_fenced(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, *range(4))
+        dead = await harness.open_run("run", holder=Holder("a", 1))
+        assert await frontier.beat(heartbeat("a")) is None
+        lost = (await dead.lease(2, 10 * TTL)).leases
+        await stay_alive(harness, frontier, 16)
+        assert await frontier.fence_silent() == {}
+        await stay_alive(harness, frontier, 8)
+        assert await frontier.fence_silent() == {"a": 2}
+        assert await frontier.fence_silent() == {}
+        for lease in lost:
+            await check_refused(dead, lease)
+        with pytest.raises(FencedError):
+            await frontier.beat(heartbeat("a"))
+        with pytest.raises(FencedError):
+            await dead.lease(1, TTL)
+        assert await lease_names(frontier) == ["0", "1", "2", "3"]
+        assert (await frontier.audit()).balanced
+
+    async def test_the_attempt_of_a_dead_worker_counts(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=1))
+        dead = await harness.open_run("run", holder=Holder("a", 1))
+        await frontier.beat(heartbeat("a"))
+        await frontier.push([page("deadly")])
+        await lease_one(dead)
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == {"a": 1}
+        assert (await history(frontier, page("deadly"))).state == "dead"
+
+    async def test_a_fenced_worker_joins_again_under_the_next_epoch(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "x")
+        worker = await harness.open_run("run", holder=Holder("a", 1))
+        await frontier.beat(heartbeat("a"))
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == {"a": 0}
+        worker.hold(Holder("a", 2))
+        await worker.beat(heartbeat("a", 2))
+        assert (await lease_one(worker)).attempt == 1
+        assert await frontier.fence_silent() == {}
+        assert [state.worker for state in await frontier.workers()] == ["a", "b"]
+
+    async def test_heartbeats_keep_a_worker_alive(self, harness: Harness, frontier: Frontier) -> None:
+        for _ in range(6):
+            await frontier.beat(heartbeat("a"))
+            await stay_alive(harness, frontier, 16)
+            assert await frontier.fence_silent() == {}
+
+    async def test_a_heartbeat_says_when_another_worker_is_dead(self, harness: Harness, frontier: Frontier) -> None:
+        await frontier.beat(heartbeat("a"))
+        await harness.advance(5)
+        due = await frontier.beat(heartbeat("b"))
+        assert due is not None
+        assert SESSION - 5 - harness.drift - 0.1 <= due <= SESSION - 5
+        await stay_alive(harness, frontier, 16)
+        assert await frontier.beat(heartbeat("b")) == 0
+
+    async def test_time_without_any_heartbeat_does_not_count(self, harness: Harness, frontier: Frontier) -> None:
+        """The store may have been away, and no worker could reach it."""
+        for worker in ("a", "b"):
+            await frontier.beat(heartbeat(worker))
+        await harness.advance(1000)
+        assert await frontier.fence_silent() == {}
+        await frontier.beat(heartbeat("b"))
+        assert await frontier.fence_silent() == {}
+        await stay_alive(harness, frontier, 16)
+        assert await frontier.fence_silent() == {}
+        await stay_alive(harness, frontier, 8)
+        assert await frontier.fence_silent() == {"a": 0}
+
+    async def test_a_worker_that_left_is_not_fenced(self, harness: Harness, frontier: Frontier) -> None:
+        await frontier.beat(heartbeat("a", 3))
+        await frontier.leave("a", 2)  # late, of an earlier epoch
+        assert [state.worker for state in await frontier.workers()] == ["a"]
+        await frontier.leave("a", 3)
+        assert await frontier.workers() == []
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == {}
+        await frontier.beat(heartbeat("a", 3))
+
+    async def test_workers_and_what_they_hold(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, *range(4))
+        holder = await harness.open_run("run", holder=Holder("a", 1))
+        await holder.beat(heartbeat("a"))
+        leases = (await holder.lease(3, TTL)).leases
+        await harness.advance(9)
+        await frontier.beat(heartbeat("b"))
+        await frontier.lease(1, TTL)
+        first, second = await frontier.workers()
+        assert (first.worker, first.machine, first.pid, first.session, first.leases) == ("a", "machine", 7, SESSION, 3)
+        assert 9 <= first.silent_for <= 9.1 + harness.drift
+        assert (second.worker, second.leases) == ("b", 0)
+        assert second.silent_for <= 0.1 + harness.drift
+        await holder.release(leases)
+        assert [state.leases for state in await frontier.workers()] == [0, 0]
+
+    async def test_a_history_names_the_worker_that_has_the_lease(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "x", "y")
+        holder = await harness.open_run("run", holder=Holder("a", 1))
+        lease = await lease_one(holder)
+        assert (await history(frontier, page("x"))).worker == "a"
+        assert (await history(frontier, page("y"))).worker == ""
+        await frontier.release([lease])
+        assert (await history(frontier, page("x"))).worker == ""
+        lease = await lease_one(holder)
+        await complete(frontier, lease)
+        assert (await history(frontier, page("x"))).worker == ""
+
+    async def test_a_dead_worker_frees_its_roles(self, harness: Harness, frontier: Frontier) -> None:
+        dead = await harness.open_run("run", holder=Holder("a", 1))
+        await dead.beat(heartbeat("a"))
+        claim = await claim_role(dead, "seed")
+        await stay_alive(harness, frontier, 24)
+        await frontier.fence_silent()
+        assert not await dead.advance(claim, b"1", TTL)
+        assert await frontier.claim("seed", TTL) is not None
+
+    async def test_workers_of_other_runs_are_not_affected(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("other")
+        await other.beat(heartbeat("a"))
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == {}
+        assert await other.fence_silent() == {}
+        assert [state.worker for state in await other.workers()] == ["a"]
+
+    async def test_a_fence_forgets_the_worker(self, frontier: Frontier) -> None:
+        await frontier.beat(heartbeat("a", 4))
+        await frontier.fence("a", 4)
+        await frontier.beat(heartbeat("a", 4))
+        await frontier.fence("a", 9)
+        assert await frontier.workers() == []
+        with pytest.raises(FencedError):
+            await frontier.beat(heartbeat("a", 8))
