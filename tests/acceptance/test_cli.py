@@ -102,6 +102,23 @@ def test_shell_config_doctor_version(shoal, shop: str) -> None:
     assert shoal("--version").stdout.startswith("shoal ")
 
 
+def test_mode_is_an_option(shoal, shop: str, tmp_path: Path) -> None:
+    shown = {line.split()[0]: line.split()[1:] for line in shoal("config", "--mode", "distributed").stdout.splitlines()}
+    assert shown["mode"] == ["distributed", "--mode"]
+    assert shown["frontier"] == ["redis://127.0.0.1:6379/0", "--mode"]
+    refused = shoal("crawl", shop, "--mode", "distributed", "--frontier", "sqlite:///x.db", code=2).stderr
+    assert '--mode: "mode" is "distributed", but a fleet cannot share' in refused
+    assert '--mode: "mode" must be' in shoal("run", str(ROOT / "examples/books.py"), "--mode", "both", code=2).stderr
+    spider = str(ROOT / "examples" / "books.py")
+    one = ["-a", f"start_url={shop}", "-o", "x.jsonl", "--delay", "0", "--max-pages", "2"]
+    (tmp_path / "shoal.toml").write_text('mode = "distributed"\n')
+    shoal("run", spider, "--mode", "standalone", *one)
+    shoal("start", spider, "--mode", "standalone", "-a", f"start_url={shop}", "-o", "y.jsonl",
+          "--set", "scope.max_pages=2", "--delay", "0")  # fmt: skip
+    assert lines(tmp_path / "x.jsonl")
+    assert lines(tmp_path / "y.jsonl")
+
+
 def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
     assert 'did you mean "download_delay"?' in shoal("config", "--set", "delay=3", code=2).stderr

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import Crawl, Node, Spider
 from shoal.config import (
     Config,
     HttpSettings,
@@ -490,6 +491,31 @@ def test_a_config_in_code_is_a_layer() -> None:
     resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, spider=spider, code=code)
     assert resolved.config == Config(project_name="example", concurrency=5, download_delay=2, user_agent="books/1.0")
     assert {key for key, source in resolved.sources.items() if source == "code"} == {"project_name", "download_delay"}
+
+
+class Layered(Spider):
+    name = "layered"
+    settings = {"user_agent": "books/1.0", "download_delay": 1.0, "frontier": "redis://127.0.0.1:1/0"}
+
+
+def test_a_program_passes_a_config_over_all_other_layers(monkeypatch: pytest.MonkeyPatch, toml: Any) -> None:
+    monkeypatch.setenv("SHOAL_CONFIG", str(toml("[retry]\nmax_attempts = 7")))
+    monkeypatch.setenv("SHOAL_CONCURRENCY", "5")
+    expected = Config(
+        user_agent="books/1.0", download_delay=2.0, frontier="redis://127.0.0.1:1/0", concurrency=5,
+        retry=RetrySettings(max_attempts=7),
+    )  # fmt: skip
+    for passed in (Config(download_delay=2.0), {"download_delay": 2.0}):
+        assert Crawl(Layered, passed).config == expected
+        assert Node(Layered, passed).config == expected
+    assert Node(Layered).config.user_agent == "books/1.0"
+
+
+def test_resolved_layers_are_not_merged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line may set what the environment sets otherwise back to the default."""
+    monkeypatch.setenv("SHOAL_CONCURRENCY", "5")
+    resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, command_line={"concurrency": 32})
+    assert Crawl(Layered, resolved).config.concurrency == 32
 
 
 def test_mode_and_frontier_from_different_layers(toml: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TypedDict, Unpack
 
@@ -15,7 +15,7 @@ from shoal.cluster.election import Role
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
 from shoal.cluster.slot_work import NodeSlot
-from shoal.config import Config, mask
+from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, ShoalError, StoreBusyError, StoreError
@@ -66,7 +66,7 @@ class Node:
     def __init__(
         self,
         spider: Spider | type[Spider],
-        config: Config | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         name: str | None = None,
         runner: int | None = None,
@@ -82,7 +82,7 @@ class Node:
         settings = {"runner": runner, "backup": backup, "coordinator": coordinator, "session": options.get("session")}
         given = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
         self.spider = spider() if isinstance(spider, type) else spider
-        self.config = (config or Config()).with_settings(given)
+        self.config = config_for(config, self.spider.settings, type(self.spider).__name__).with_settings(given)
         run_id, cluster = options.get("run_id"), options.get("cluster")
         self.name = new_worker_id() if name is None else name
         self.run_id = run_id or cluster or self.spider.spider_name()
@@ -276,7 +276,7 @@ class ZookeeperCrawler(Node):
     def __init__(
         self,
         spider: Spider | type[Spider],
-        config: Config | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         runner: int,
         backup: int,

@@ -12,6 +12,7 @@ from shoal.config.checks import mask as mask
 from shoal.config.layers import flatten as flatten
 from shoal.config.layers import read_toml as read_toml
 from shoal.config.loading import Resolved as Resolved
+from shoal.config.loading import config_for as config_for
 from shoal.config.loading import env_name as env_name
 from shoal.config.loading import find_config_file as find_config_file
 from shoal.config.loading import load_config as load_config

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from shoal.config import Config, find_config_file, load_config, mask
+from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -39,7 +39,7 @@ _OUTPUT_TIMEOUT = 5.0
 
 def crawl(
     spider: type[Spider] | Spider,
-    config: Config | Mapping[str, object] | None = None,
+    config: Config | Resolved | Mapping[str, object] | None = None,
     *,
     outputs: Sequence[str] = (),
     arguments: Mapping[str, object] | None = None,
@@ -123,7 +123,7 @@ class Crawl:
     def __init__(
         self,
         spider: type[Spider] | Spider,
-        config: Config | Mapping[str, object] | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         outputs: Sequence[str] = (),
         new_run: bool = False,
@@ -132,23 +132,15 @@ class Crawl:
         store: Store | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:
-        """``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
+        """``config`` changes the file, the spider's settings and the environment: see `load_config`.
+        ``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
         crawl these instead of the spider's start requests. A process with several crawls passes the same ``store`` to
         all of them, and may pass a ``fetcher``. It closes both itself."""
         self._urls = urls
         self._store = store
         self._fetcher = fetcher
         self.spider = spider() if isinstance(spider, type) else spider
-        if isinstance(config, Config):
-            self.config = config
-        else:
-            self.config = load_config(
-                file=find_config_file(os.environ),
-                environ=os.environ,
-                spider=self.spider.settings,
-                spider_name=type(self.spider).__name__,
-                code=config,
-            ).config
+        self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
         self.outputs = tuple(outputs)
         self.items: list[Record] = []
         self.summary: Summary | None = None

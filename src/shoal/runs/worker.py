@@ -64,7 +64,8 @@ class Worker:
         outputs: Sequence[str] = (),
         options: WorkerOptions = WorkerOptions(),
     ) -> None:
-        """``outputs`` are written by this worker, in addition to those of the run."""
+        """``config`` is complete: `load_config` merges the layers. ``outputs`` are written by this worker, in addition
+        to those of the run."""
         self.spider = spider
         self.config = config
         self.run_id = run_id

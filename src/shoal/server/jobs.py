@@ -111,7 +111,7 @@ class Jobs:
         chosen = job_request.chosen
         fetcher = HttpFetcher(chosen.config.http, chosen.config.user_agent, self._guard)
         crawl = Crawl(
-            chosen.spider, chosen.config, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
+            chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
             store=self._store, fetcher=fetcher,
         )  # fmt: skip
         return crawl, fetcher

@@ -16,6 +16,7 @@ from shoal.cli.options import (
     Delay,
     FrontierUrl,
     MetricsPort,
+    Mode,
     NewRun,
     Output,
     Quiet,
@@ -79,6 +80,7 @@ def crawl(
     delay: Delay = None,
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
+    mode: Mode = None,
     setting: Setting = [],
     new_run: NewRun = False,
     metrics_port: MetricsPort = None,
@@ -92,7 +94,7 @@ def crawl(
     from shoal.crawling.page_spider import page_spider, parse_fields
 
     spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, depth)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth)
     execute(
         spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port,
@@ -114,6 +116,7 @@ def run(
     concurrency: Concurrency = None,
     max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
     frontier: FrontierUrl = None,
+    mode: Mode = None,
     setting: Setting = [],
     new_run: NewRun = False,
     metrics_port: MetricsPort = None,
@@ -125,7 +128,7 @@ def run(
     """
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    options = _crawl_options(delay, concurrency, max_pages, frontier)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
         quiet=quiet, command=spider, metrics_port=metrics_port,
@@ -133,8 +136,9 @@ def run(
 
 
 def _crawl_options(
-    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, depth: int | None = None
-) -> dict[str, object]:
+    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
+    depth: int | None = None,
+) -> dict[str, object]:  # fmt: skip
     return given(
         {
             "scope.max_depth": depth,
@@ -142,6 +146,7 @@ def _crawl_options(
             "download_delay": delay,
             "concurrency": concurrency,
             "frontier": frontier,
+            "mode": mode,
         }
     )
 
@@ -153,7 +158,7 @@ def execute(
     """Crawl in this process, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
 
-    made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
 
 
