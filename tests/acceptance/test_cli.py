@@ -119,6 +119,21 @@ def test_mode_is_an_option(shoal, shop: str, tmp_path: Path) -> None:
     assert lines(tmp_path / "y.jsonl")
 
 
+def test_a_finished_crawl_says_so(shoal, shop: str, tmp_path: Path) -> None:
+    spider = str(ROOT / "examples" / "books.py")
+    command = ["run", spider, "-a", f"start_url={shop}", "-o", "books.jsonl", "--delay", "0"]
+    command += ["--frontier", "sqlite:///x.db"]
+    assert "already finished" not in shoal(*command).stderr
+    again = " ".join(shoal(*command).stderr.split())
+    assert "already finished at 20" in again
+    assert "use --new-run to crawl again" in again
+    assert len(lines(tmp_path / "books.jsonl")) == 60
+    for policy in ("after_finish", "always"):
+        assert "already finished" not in shoal(*command, "--set", f"new_run={policy}").stderr
+    listed = shoal("runs", "--frontier", "sqlite:///x.db").stdout
+    assert listed.count(" finished ") == 3
+
+
 def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
     assert 'did you mean "download_delay"?' in shoal("config", "--set", "delay=3", code=2).stderr

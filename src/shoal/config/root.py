@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
@@ -27,6 +27,8 @@ from shoal.config.sections import (
     WorkerSettings,
 )
 from shoal.errors import ConfigError
+
+NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Config(Section, frozen=True, kw_only=True):
     project_name: Text = "shoal"  # groups the runs of one project
     mode: Literal["standalone", "distributed"] = "standalone"  # one process, or a fleet with a shared frontier
     frontier: str = "memory:"  # or sqlite:///file, redis://, rediss://, postgresql://
+    # Whether the start of a crawl begins a new run: only with --new-run, also if the last run is finished, or always.
+    new_run: NewRunPolicy = "never"
     concurrency: Count = 32  # requests in flight in one worker
     concurrency_per_host: Count = 8  # requests in flight to one host, over all workers
     # From the end of one fetch to the start of the next on the same host. With a delay, a host has one request in

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from shoal.config import Config, Resolved, config_for, mask
+from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -24,11 +24,13 @@ from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
-from shoal.runs.lifecycle import Plan, RunLifecycle
-from shoal.runs.start import frontier_options, new_run_id
+from shoal.runs.choosing import WantedRun, choose_run
+from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.start import frontier_options
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
@@ -220,7 +222,10 @@ class Crawl:
         self._has_started = True
         async with AsyncExitStack() as stack:
             store = self._store or await self._open_store(stack)
-            run = self.run = self.run or await self.choose_run(store)
+            run = self.run
+            if run is None:
+                run = self.run = await self.choose_run(store)
+                await self._report_finished(store, run)
             self._check_outputs()
             self._life = RunLifecycle(store, run, self._plan(store, collector))
             if self._stop_asked:
@@ -238,7 +243,7 @@ class Crawl:
             spider=self.spider,
             config=self.config,
             options=frontier_options(self.config),
-            open_outputs=partial(self._open_outputs, collector),
+            open_outputs=partial(self._open_outputs, collector, shared=store.shared),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
             fetcher=self._fetcher,
@@ -267,29 +272,42 @@ class Crawl:
 
     async def choose_run(self, store: Store) -> Run:
         """Find the run to resume, or create one."""
-        name, start = self.spider.spider_name(), self.start_settings
-        if not self._new_run:
-            for run in await store.list_runs(name):
-                if run.state == "finished" and self._urls is not None:
-                    break  # it had other URLs, or all of them are done
-                if run.state != "cancelled" and "seeds" not in run.settings:  # runs of a fleet are for workers
-                    if run.settings != start:
-                        log.warning("run %s resumes with the start URLs and arguments that it has", run.run_id)
-                    return run
-        run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
-        return await store.create_run(run)
+        policy: NewRunPolicy = "always" if self._new_run else self.config.new_run
+        if policy == "never" and self._urls is not None:
+            policy = "after_finish"  # the finished run had other URLs, or all of them are done
+        wanted = WantedRun(
+            spider=self.spider.spider_name(), project=self.config.project_name, start=self.start_settings, new=policy
+        )
+        return await choose_run(store, wanted)
+
+    async def _report_finished(self, store: Store, run: Run) -> None:
+        """Log that the crawl was over before. Its outputs are completed all the same."""
+        if run.state != "finished":
+            return
+        frontier = await store.frontier(run.run_id, frontier_options(self.config))
+        if (await frontier.stats()).finished:
+            at = time.localtime(run.ended_at or run.created_at)
+            ended = time.strftime("%Y-%m-%d %H:%M:%S", at)
+            log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
     def _source(self) -> Source:
         urls = self._urls
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
 
-    async def _open_outputs(self, collector: Sink | None, frontier: Frontier) -> list[Drainer]:
+    async def _open_outputs(self, collector: Sink | None, frontier: Frontier, *, shared: bool) -> list[Output]:
+        """On a shared store, other processes may crawl the same run: one of them writes, and the others stand by."""
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
-        drainers = [Drainer(frontier, make_sink(spec), sink_id(spec)) for spec in self.outputs]
+        ttl = min(ROLE_TTL, self.config.lease.ttl)
+        drainers: list[Drainer | StandbyDrainer] = [
+            StandbyDrainer(frontier, partial(make_sink, spec), sink_id(spec), ttl=ttl)
+            if shared
+            else Drainer(frontier, make_sink(spec), sink_id(spec))
+            for spec in self.outputs
+        ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
             drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
-        started: list[Drainer] = []
+        started: list[Drainer | StandbyDrainer] = []
         try:
             for drainer in drainers:
                 await drainer.start()
@@ -298,7 +316,7 @@ class Crawl:
             for drainer in started:
                 await drainer.abandon()
             raise
-        return drainers
+        return [*drainers]
 
     def _check_outputs(self) -> None:
         identities = [sink_id(spec) for spec in self.outputs]

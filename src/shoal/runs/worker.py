@@ -26,12 +26,11 @@ from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.takeover import StandbyDrainer
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.worker")
 
-_ROLE_TTL = 60.0
 _OUTPUT_TIMEOUT = 1.2
 """Seconds that outputs have after a stop. Another worker continues with them."""
 _CLOSE_TIMEOUT = 0.5
@@ -158,7 +157,7 @@ class Worker:
 
     async def _open_outputs(self, settings: RunSettings, frontier: Frontier) -> Sequence[Output]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
-        ttl = min(_ROLE_TTL, self.config.lease.ttl)
+        ttl = min(ROLE_TTL, self.config.lease.ttl)
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
         return [
