@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LIMITS = {"local": 43, "distributed": 67}
-"""The numbers of today. Lower them when a module leaves the path; never raise them."""
+"""The current numbers. Lower them when a module leaves the path; never raise them."""
 SPIDER = """from shoal import Spider
 
 

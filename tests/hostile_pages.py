@@ -22,6 +22,8 @@ from shoal.selector import Selector
 SIZE = 2_000_000
 FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
 
+NAMES = [f"{a}{b}" for a in ("", *"abcdefgh") for b in "ijklmnopqrstuvwxyz0123456789-._~!$*+"]
+
 
 def fill(unit: str, start: str = "", size: int = SIZE) -> bytes:
     return (start + unit * ((size - len(start)) // len(unit))).encode()
@@ -36,6 +38,9 @@ PAGES: dict[str, Callable[[], bytes]] = {
     "600 open tags": lambda: fill("<p>x", "<p>" + "".join(f"<b id={n}>" for n in range(600)), 246_000),
     "500 open tags in 20 KB": lambda: fill("<p>x", unclosed(500), 20_000),
     "open tags with attributes": lambda: fill("<p>x", unclosed(300, " a b c d e f g h"), 40_000),
+    "few open tags with many attributes": lambda: fill(
+        "<p>x", "".join(f"<{FORMATTING[n % 12 + 1]} {' '.join(NAMES[n % 7 :][:210])}>" for n in range(50)), 31_500
+    ),
     "three of each open tag": lambda: fill("<p>x", "<p>" + "".join(f"<{name}>" * 3 for name in FORMATTING)),
     "open tags in each paragraph": lambda: "".join(f"<p><b id={n}>" for n in range(120_000)).encode(),
     "open tags in cells": lambda: fill("<td>x<p>x", "<table><tr><td>" + unclosed(400)),

@@ -5,7 +5,7 @@ open, and 246 KB become 4 GB. Detecting such a page takes most of the parser's w
 during the call the operating system refuses this process more memory, and the parser fails cleanly. It keeps at most
 512 elements open, so the limit on memory also limits its time.
 
-A page of a few kilobytes cannot grow enough to matter and is parsed without the limit.
+A small page, or one of medium size with few tags, cannot grow enough to matter. It is parsed without the limit.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ T = TypeVar("T")
 _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
+_MEDIUM = 32 * 1024
+_FEW_TAGS = 500  # the worst tree of a page of medium size with so few tags has about 115 MB
 _MAX_TREE = (96 << 20, 46)  # bytes, or this multiple of the page's size if that is more
 _FIXED_LIMIT_SIZE = _MAX_TREE[0] // _MAX_TREE[1]
 _FEW_ATTRIBUTES = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
@@ -55,9 +57,15 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
     ``charset`` is the encoding from a header; an unknown one is ignored. Check an `AttributeBudget` before you read or
     compare many attributes of the tree.
     """
-    if len(body) <= _SMALL:
+    size = len(body)
+    if size <= _SMALL or (size <= _MEDIUM and _count_tags(body) <= _FEW_TAGS):
         return _parse(body, charset)
-    return _bounded(_parse, (body, charset), len(body))
+    return _bounded(_parse, (body, charset), size)
+
+
+def _count_tags(body: bytes | str) -> int:
+    """At least the number of tags, in any encoding of the web."""
+    return body.count(b"<") if isinstance(body, bytes) else body.count("<")
 
 
 class AttributeBudget:

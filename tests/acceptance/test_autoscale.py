@@ -279,6 +279,6 @@ def test_while_the_frontier_is_away_the_number_stays(tmp_path: Path) -> None:
         time.sleep(1.0)  # several looks
         server.start()
         scaler.wait_until(lambda: "the frontier is back" in scaler.said)
-        assert scaler.said.count("can't be asked") == 1
+        assert scaler.said.count("cannot be reached") == 1
         assert (tmp_path / "replicas").read_text() == "3"
         assert scaler.numbers == [3]

@@ -483,7 +483,7 @@ async def test_a_start_that_gives_nonsense(given: object) -> None:
 
     _, summary = await ended(crawl(Nonsense, QUICK))
     assert summary.state == "failed"
-    assert "must give Request objects or URLs" in summary.error
+    assert "must return Request objects or URLs" in summary.error
 
 
 # -- items

@@ -247,7 +247,7 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     words = ("cluster", "status", cluster.run_id, "--coordinator", cluster.coordinator)
     told = cluster.shoal(*words).stdout
     assert "2 Runners and 2 Backups, 3 members; only 1 of 2 backups" in told
-    for expected in ("crawler_1", "runner", "backup", "stands by", "pages", "s ago", "joined", "elected slot 0"):
+    for expected in ("crawler_1", "runner", "backup", "standing by", "pages", "s ago", "joined", "elected slot 0"):
         assert expected in told
     shown = json.loads(cluster.shoal(*words, "--json").stdout)
     assert Counter(shown["roles"].values()) == {"runner": 2, "backup": 1}

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT = 8080
 PAGES = 90
-LATENCY = {"fleet": 1.5}
-OTHERWISE = 0.4
-"""Seconds for a page, by site, so that there is a middle of a crawl."""
+LATENCY = {"fleet": 1.5, "killed": 0.8, "redis": 0.8}
+OTHERWISE = 0.2
+"""Seconds for a page, by site, so that there is time to kill something in the middle of a crawl."""
 GATED = {"fleet"}
 """Only the first page of these sites is answered before ``/-/open`` was requested."""
 

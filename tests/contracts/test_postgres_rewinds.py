@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -144,6 +145,25 @@ async def test_the_second_rewind_is_another_one(server: PostgresServer, url: str
                 await frontier.push(pages(1))
             assert await frontier.recover() is not None
             assert len(await frontier.rewinds()) == count
+
+
+async def test_a_rewind_that_loses_the_record_of_a_rewind_is_recorded(server: PostgresServer, url: str) -> None:
+    """The client has no receipt by then, so it does not notice that the store goes back again."""
+    async with opened(url) as frontier, opened(url) as other:
+        await frontier.push(pages(*range(3)))
+        server.save()
+        await work_off(frontier, 1)
+        await rewind(server, frontier)
+        server.save()
+        with pytest.raises(StoreRewoundError):
+            await frontier.push(pages(1))
+        assert await frontier.recover() is not None
+        await rewind(server, other)
+        assert await other.rewinds() == []
+        with suppress(StoreAwayError):
+            await frontier.stats()  # its connection was lost
+        assert (await frontier.stats()).rewinds == len(await frontier.rewinds()) == 1
+        assert (await frontier.stats()).rewinds == 1
 
 
 async def test_who_has_no_receipt_works_on(server: PostgresServer, url: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 from uuid import uuid4
 
 import pytest
@@ -18,6 +19,8 @@ from shoal.testing.coordination import COUNTS, holders, names, select_events
 from shoal.testing.steps import complete, lease_one, push
 from tests.contracts.test_redis import new_run, opened, raw, running, until
 from tests.databases import RedisServer, free_port, shared
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -131,6 +134,13 @@ async def test_a_server_that_does_not_answer() -> None:
             assert select_events(await other.events(), "lost", "took over") == [("lost", "a"), ("took over", "b")]
 
 
+async def persist(step: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a step until it is answered: on a busy machine, a server that is awake may be late too."""
+    while True:
+        with suppress(CoordinatorAwayError):
+            return await step()
+
+
 async def test_what_timed_out_can_be_repeated() -> None:
     """Though the server does it all the same when it wakes up."""
     with running() as server:
@@ -142,15 +152,15 @@ async def test_what_timed_out_can_be_repeated() -> None:
                 await asyncio.sleep(0.01)
             with pytest.raises(NameTakenError):
                 await twin.join("a", COUNTS)
-            await member.join("a", COUNTS)
+            await persist(lambda: member.join("a", COUNTS))
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.take(0)
-            epoch = await member.take(0)
+            epoch = await persist(lambda: member.take(0))
             assert epoch is not None
-            assert [slot.epoch for slot in (await member.beat()).slots] == [epoch]
+            assert [slot.epoch for slot in (await persist(member.beat)).slots] == [epoch]
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.leave()
-            await member.leave()
+            await persist(member.leave)
             await twin.join("a", COUNTS)
             assert select_events(await twin.events(), "joined", "left")[1:] == [
                 ("joined", "a"),

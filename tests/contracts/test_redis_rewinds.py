@@ -226,6 +226,18 @@ async def test_how_much_was_lost_is_known(server: Rewindable, frontier: Frontier
     assert (await frontier.stats()).rewinds == 2
 
 
+async def test_a_rewind_that_loses_the_record_of_a_rewind_is_recorded(server: Rewindable, frontier: Frontier) -> None:
+    """The client has no receipt by then, so it does not notice that the store goes back again."""
+    await push(frontier, *range(3))
+    await lose_a_completion(server, frontier)
+    with pytest.raises(StoreRewoundError):
+        await frontier.lease(1, TTL)
+    assert await frontier.recover() is not None
+    await rewind(server, frontier)
+    assert await frontier.rewinds() == []
+    assert (await frontier.stats()).rewinds == (await frontier.stats()).rewinds == len(await frontier.rewinds()) == 1
+
+
 async def test_clients_record_the_same_rewind_once(
     server: Rewindable, open_frontier: Callable[..., Awaitable[Frontier]]
 ) -> None:

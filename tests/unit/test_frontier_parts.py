@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import FencedError, QueueFullError, StoreRewoundError
+from shoal.frontier import open_store
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request
@@ -20,7 +23,7 @@ from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
-from shoal.ports import FrontierOptions, Holder, Stats
+from shoal.ports import Completion, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.testing import FakeClock
 
 # -- rules
@@ -199,3 +202,29 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
 def test_states_have_fixed_numbers() -> None:
     """They are stored in files and on servers."""
     assert (READY, LEASED, DONE) == (0, 2, 3)
+
+
+# -- large pages
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_page_with_100_000_links_is_stored_in_one_short_step(kind: str, tmp_path: Path) -> None:
+    """CPU time counts, so that other programs do not matter. The links lead to as many hosts."""
+    store = await open_store("memory:" if kind == "memory" else f"sqlite:///{tmp_path}/frontier.db")
+    await store.create_run(Run(run_id="run", spider="s", state="running", created_at=1.0))
+    frontier = await store.frontier("run", FrontierOptions())
+    await frontier.push([Request("http://large/")])
+    (lease,) = (await frontier.lease(1, 600)).leases
+    children = [Request(f"http://h{number}/") for number in range(100_000)]
+    ending = asyncio.create_task(frontier.complete([Completion(lease=lease, children=children)]))
+    waits, seen = [], set()
+    while not ending.done():
+        began = time.process_time()
+        await asyncio.sleep(0)
+        seen.add((await frontier.stats()).pushed)
+        waits.append(time.process_time() - began)
+    assert await ending == [Pushed(100_000, 0)]
+    assert seen <= {1, 100_001}
+    assert len(waits) > 10
+    assert max(waits) < 2  # in SQLite the step itself takes 1 to 1.5 s
+    await store.close()

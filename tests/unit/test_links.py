@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -14,7 +13,7 @@ from shoal.crawling.scheduler import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import LinkBatch
 from shoal.urls import normalize as links
-from shoal.urls.hostnames import MAX_PER_BATCH, MAX_PER_PAGE, ascii_host, prepare_hosts
+from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host
 from shoal.urls.normalize import (
     derived_fingerprint,
     host_of,
@@ -368,21 +367,6 @@ def test_a_host_is_encoded_as_before(host: str) -> None:
         assert ascii_host(host) == expected
     except ValueError as exc:
         assert expected is None or (len(expected) > 253 or "at most" in str(exc))  # noqa: PT017
-
-
-async def test_many_hosts_are_prepared_without_stopping_the_others() -> None:
-    urls = [f"http://{'ü' * 40}{number}.{'é' * 40}.de/{page}" for number in range(MAX_PER_BATCH) for page in range(3)]
-    turns, done = 0, asyncio.ensure_future(prepare_hosts(urls))
-    while not done.done():
-        await asyncio.sleep(0)
-        turns += 1
-    await done
-    assert turns > 20
-    started = time.process_time()
-    assert len({normalize_url(url) for url in urls}) == len(urls)
-    assert time.process_time() - started < 5  # encoded here, they would take as long again
-    with pytest.raises(RequestError, match="too many for one batch"):
-        await prepare_hosts([*urls, "http://one-too-mäny/"])
 
 
 # -- parts and names

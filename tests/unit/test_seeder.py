@@ -32,7 +32,7 @@ def seeder_of(frontier: MemoryFrontier, count: int) -> Seeder:
 
 def set_back(frontier: MemoryFrontier, cursor: bytes) -> None:
     """As if the store had lost all that was pushed behind this cursor."""
-    role = frontier.claim.__self__._roles["seed"]  # type: ignore[attr-defined]
+    role = frontier._queue._roles._roles["seed"]
     role.cursor, role.finished = cursor, False
     for number in range(int(cursor or b"0"), len(frontier._requests.records)):
         frontier._requests.records.pop(int.from_bytes(Request(f"http://a.example/{number}").fingerprint(), "big"), None)

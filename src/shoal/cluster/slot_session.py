@@ -89,4 +89,4 @@ class SlotWorker:
             return "starting"
         if engine.away:
             return "waits for the frontier"
-        return f"works: {engine.counters.fetched} pages, {engine.in_flight} in flight"
+        return f"crawling: {engine.counters.fetched} pages, {engine.in_flight} in flight"

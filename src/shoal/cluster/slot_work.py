@@ -78,7 +78,7 @@ class NodeSlot:
             return self.running.doing
         if self._ending is not None:
             return "stopping"
-        return "stands by" if self._watch.fit else "cannot reach the frontier"
+        return "standing by" if self._watch.fit else "cannot reach the frontier"
 
     @property
     def worker(self) -> Worker | None:
@@ -121,7 +121,7 @@ class NodeSlot:
         if index == 0 or self._watch.shared:
             return True
         if not self._has_warned_of_file:
-            log.warning("only one Runner at a time can work on a file: %s stands by", self._name)
+            log.warning("only one Runner at a time can work on a file: %s is standing by", self._name)
         self._has_warned_of_file = True
         return False
 

@@ -60,6 +60,8 @@ class Receipts(Generic[Proof]):
         self._epoch = 0
         """How often it was cleared. The answer to a call of an earlier epoch proves nothing."""
         self.notice: Notice | None = None
+        self.has_recorded = False
+        """Whether this client recorded a rewind. The next rewind may take the record away before a new receipt."""
 
     @property
     def proof(self) -> Proof | None:
@@ -118,7 +120,8 @@ class Receipts(Generic[Proof]):
         return [(self.notice.at - each.sent, each.proof) for each in known]
 
     def clear(self) -> None:
-        """Forget everything: the client continues with the store as it is."""
+        """The rewind is recorded: forget everything, and continue with the store as it is."""
+        self.has_recorded = True
         self._newest = self.notice = None
         self._older.clear()
         self._confirmed.clear()

@@ -107,5 +107,5 @@ class Inspection(Protocol):
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
-        forbids."""
+        or the scope forbids."""
         ...

@@ -91,7 +91,7 @@ class CoordinatorContract:
     async def test_members_see_each_other(self, coordination: CoordinatorHarness) -> None:
         first, second = await coordination.member("crawler_1"), await coordination.member("crawler_2")
         await second.beat("crawls 3 pages", fit=False)
-        view = await first.beat("stands by")
+        view = await first.beat("standing by")
         assert names(view) == ["crawler_1", "crawler_2"]
         assert view.counts == COUNTS
         assert holders(view) == {}

@@ -1,29 +1,23 @@
 """Internationalized host names: ``bücher.example`` is ``xn--bcher-kva.example`` on the wire.
 
 Encoding one name takes 0.1 ms, and a malicious name took 30 ms. So names that are too long for the DNS are refused
-before they are encoded, each name is encoded once, and large numbers are encoded in a thread.
+before they are encoded, and the result is cached.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import unicodedata
-from collections.abc import Iterable
 from functools import lru_cache
 
 from yarl import URL
 
-from shoal.errors import RequestError
-
 MAX_PER_PAGE = 100
-MAX_PER_BATCH = 2000
 
 _MAX_LENGTH = 253  # of the DNS
 _MAX_LABEL = 63
 _PREFIX = len("xn--")
 _CACHE_SIZE = 16_384
-_CHUNK = 50
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")
 _HOST = re.compile(r"(?:https?:[/\\]*|[/\\]{2,})(?:[^/?#\\]*@)?([^/?#\\@]*)", re.IGNORECASE)
 _IGNORED = str.maketrans("", "", "".join(map(chr, range(33))))
@@ -57,22 +51,3 @@ def foreign_host(url: str) -> str:
         return ""
     found = _HOST.match(url.translate(_IGNORED))
     return found[1] if found is not None and not found[1].isascii() else ""
-
-
-async def prepare_hosts(urls: Iterable[str], limit: int = MAX_PER_BATCH) -> None:
-    """Encode the internationalized host names of many URLs in a thread, so that these URLs are then fast to normalize.
-
-    RequestError if there are more than ``limit`` different names. An invalid name is not reported here.
-    """
-    hosts = list({host.partition(":")[0] for url in urls if (host := foreign_host(url))})
-    if len(hosts) > limit:
-        raise RequestError(
-            f"{len(hosts)} internationalized host names are too many for one batch: send at most {limit} at a time"
-        )
-    for start in range(0, len(hosts), _CHUNK):
-        await asyncio.to_thread(_encode_all, hosts[start : start + _CHUNK])
-
-
-def _encode_all(hosts: list[str]) -> None:
-    for host in hosts:
-        _encode(host)

@@ -27,11 +27,11 @@ from shoal.frontier.rules import (
     WAITING,
     check_nonce,
     check_queue_size,
-    encode_children,
     failure_event,
     is_fenced,
     lost_reason,
     new_nonce,
+    prepare_children,
     push_fingerprint,
     reissued_token,
     token_base,
@@ -229,9 +229,9 @@ class MemoryQueue:
     async def _end(self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]) -> list[T | None]:
         """End the leases of pages. None for a lease that was lost. RequestError, and nothing is changed, if a child
         cannot be encoded."""
-        encoded = await encode_children(pages, encode_request)
+        prepared = await prepare_children(pages, encode_request, self._requests.add_lanes)
         now = self._clock()
-        new = [self._requests.select_children(page, encoded) for page in pages]
+        new = [self._requests.select_children(page, prepared) for page in pages]
         results: list[T | None] = []
         for page, children in zip(pages, new, strict=True):
             current = self._current(page.lease)

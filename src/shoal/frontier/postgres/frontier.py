@@ -336,6 +336,11 @@ class PostgresFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
+        found = self._stats(await self._database.call("stats", self._run))
+        if found.rewinds or not self._receipts.has_recorded:
+            return found
+        # The record was lost in another rewind.
+        await self._database.call("record_rewind", self._run, self._offset(), None, [], [], [])
         return self._stats(await self._database.call("stats", self._run))
 
     async def audit(self) -> Stats:

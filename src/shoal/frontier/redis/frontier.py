@@ -54,6 +54,7 @@ from shoal.ports import (
     Pushed,
     Rewind,
     RoleState,
+    Stats,
 )
 from shoal.stores.redis.client import Answer, Word, storable_bytes
 
@@ -83,7 +84,7 @@ class RedisFrontier:
         self.update_host = self._lanes.update_host
         inspection = RunInspection(self._run, self._run_continued)
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
-        self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
+        self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
 
@@ -249,6 +250,15 @@ class RedisFrontier:
     async def recall(self, key: str) -> bytes | None:
         value: bytes | None = await self._scripts.run("fact", b"", b"", storable_bytes(key))
         return value
+
+    # -- inspection
+
+    async def stats(self) -> Stats:
+        found = await self._stats()
+        if found.rewinds or not self._receipts.has_recorded:
+            return found
+        await self._run("recover", "", 0)  # the record was lost in another rewind
+        return await self._stats()
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""

@@ -96,6 +96,10 @@ class StoredLanes:
     def __getitem__(self, number: int) -> Lane[int]:
         return self._by_number[number]
 
+    def missing(self, names: set[str]) -> set[str]:
+        """The hosts of these that have no lane."""
+        return names - self._lanes.by_name.keys()
+
     def lane(self, name: str) -> Lane[int]:
         """The lane of a host. It is added if the run has none."""
         lane = self._lanes.by_name.get(name)
@@ -119,13 +123,18 @@ class StoredLanes:
         (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
         rows = []
         numbers = {}
+        by_name, run = self._lanes.by_name, self._run
         for fingerprint, request, parent, payload in new:
             number += 1
             rank = 0.0 - request.priority
-            lane = self.lane(host_of(request.url))
-            rows.append((number, self._run, lane.queue, rank, now, parent, fingerprint, payload))
+            host = host_of(request.url)
+            lane = by_name.get(host) or self.lane(host)
+            rows.append((number, run, lane.queue, rank, now, parent, fingerprint, payload))
             numbers[fingerprint] = number
-            self.add_ready(lane, (rank, number), now)
+            if lane.best is None or rank < lane.best[0]:  # its number is higher than all others
+                self.add_ready(lane, (rank, number), now)
+            else:
+                lane.ready += 1
         self._db.executemany(
             "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -14,15 +14,17 @@ from shoal.frontier.rules import (
     DEAD,
     DONE,
     MAX_LEASES,
+    NOT_PREPARED,
     NOTE_EVENT,
     WAITING,
+    Prepared,
     check_nonce,
     check_queue_size,
     child_fingerprint,
-    encode_children,
     encode_request,
     failure_event,
     new_nonce,
+    prepare_children,
     push_fingerprint,
 )
 from shoal.frontier.sqlite.history import Histories, storable
@@ -46,7 +48,7 @@ from shoal.ports import (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-_NOT_ENCODED: Mapping[int, bytes] = {}
+_NONE_PREPARED: Mapping[int, Prepared] = {}
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ class SQLiteQueue:
         return await self._run.change(step)
 
     def _select_new(
-        self, offered: Sequence[tuple[bytes, Request, int | None]], encoded: Mapping[int, bytes] = _NOT_ENCODED
+        self, offered: Sequence[tuple[bytes, Request, int | None]], prepared: Mapping[int, Prepared] = _NONE_PREPARED
     ) -> list[NewRequest]:
         """The requests that the run does not have yet, of (fingerprint, request, parent). RequestError if one cannot
         be encoded; nothing is changed."""
@@ -108,19 +110,23 @@ class SQLiteQueue:
         for fingerprint, request, parent in offered:
             if fingerprint not in known:
                 known.add(fingerprint)
-                payload = encoded.get(id(request)) or encode_request(request, _encode)
+                payload = prepared.get(id(request), NOT_PREPARED).payload or encode_request(request, _encode)
                 new.append(NewRequest(fingerprint, request, parent, payload))
         return new
 
     def _select_children(
-        self, ended: Iterable[tuple[HeldLease, Completion | Failure]], encoded: Mapping[int, bytes]
+        self, ended: Iterable[tuple[HeldLease, Completion | Failure]], prepared: Mapping[int, Prepared]
     ) -> list[NewRequest]:
         offered: list[tuple[bytes, Request, int | None]] = [
-            (child_fingerprint(child, held.fingerprint, index), child, held.number)
+            (
+                child_fingerprint(child, held.fingerprint, index, prepared.get(id(child), NOT_PREPARED).fingerprint),
+                child,
+                held.number,
+            )
             for held, page in ended
             for index, child in enumerate(page.children)
         ]
-        return self._select_new(offered, encoded)
+        return self._select_new(offered, prepared)
 
     def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
         if new:
@@ -129,6 +135,11 @@ class SQLiteQueue:
             ledger.newest = numbers[new[-1].fingerprint]
             ledger.pushed += len(new)
             ledger.ready += len(new)
+
+    async def _add_lanes(self, hosts: set[str]) -> None:
+        """Add empty lanes of hosts that are new to the run: they change nothing for others."""
+        if new := self._lanes.missing(hosts):
+            await self._run.change(lambda *_: [self._lanes.lane(host) for host in new])
 
     # -- leasing
 
@@ -178,15 +189,15 @@ class SQLiteQueue:
     # -- ending a lease
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        encoded = await encode_children(completions, _encode)
-        return await self._run.change(partial(self._complete, completions, encoded))
+        prepared = await prepare_children(completions, _encode, self._add_lanes)
+        return await self._run.change(partial(self._complete, completions, prepared))
 
     def _complete(
-        self, completions: Sequence[Completion], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+        self, completions: Sequence[Completion], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
     ) -> list[Pushed | None]:
         holders = self._leases.select_ending(page.lease for page in completions)
         done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
-        new = self._select_children(done, encoded)
+        new = self._select_children(done, prepared)
         self._db.executemany(
             f"UPDATE request SET state = {DONE}, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
@@ -209,11 +220,11 @@ class SQLiteQueue:
         return results
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        encoded = await encode_children(failures, _encode)
-        return await self._run.change(partial(self._fail, failures, encoded))
+        prepared = await prepare_children(failures, _encode, self._add_lanes)
+        return await self._run.change(partial(self._fail, failures, prepared))
 
     def _fail(
-        self, failures: Sequence[Failure], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+        self, failures: Sequence[Failure], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
     ) -> list[RequestState | None]:
         holders = self._leases.select_ending(failure.lease for failure in failures)
         states: list[RequestState | None] = []
@@ -227,7 +238,7 @@ class SQLiteQueue:
             else:
                 states.append("waiting")
                 waiting.append((held, failure, failure.retry_in))
-        self._bury(dead, encoded, ledger, now)
+        self._bury(dead, prepared, ledger, now)
         self._db.executemany(
             f"UPDATE request SET state = {WAITING}, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
@@ -239,9 +250,9 @@ class SQLiteQueue:
         return states
 
     def _bury(
-        self, dead: Sequence[tuple[HeldLease, Failure]], encoded: Mapping[int, bytes], ledger: Ledger, now: float
+        self, dead: Sequence[tuple[HeldLease, Failure]], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
     ) -> None:
-        new = self._select_children(dead, encoded)
+        new = self._select_children(dead, prepared)
         for held, failure in dead:
             self._db.execute(
                 f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"

@@ -133,7 +133,7 @@ class RetryFailed(StrictModel):
 
     kinds: Annotated[
         list[Word] | None,
-        Field(min_length=1, max_length=100, description="Error kinds to retry. Default: all except `robots`."),
+        Field(min_length=1, max_length=100, description="Error kinds to retry (default: all but `robots`, `scope`)."),
         at_most(100),
     ] = None
 
