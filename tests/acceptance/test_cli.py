@@ -134,6 +134,14 @@ def test_a_finished_crawl_says_so(shoal, shop: str, tmp_path: Path) -> None:
     assert listed.count(" finished ") == 3
 
 
+def test_runs_of_another_project_are_not_listed(shoal, shop: str) -> None:
+    at = ["--frontier", "sqlite:///x.db"]
+    shoal("crawl", shop, "--max-pages", "1", "--delay", "0", "--set", "project_name=other", *at)
+    assert len(shoal("runs", *at).stdout.splitlines()) == 1
+    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[-1] == "other"
+    assert "the project 'shoal' has no runs" in shoal("stats", *at, code=2).stderr
+
+
 def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
     assert 'did you mean "download_delay"?' in shoal("config", "--set", "delay=3", code=2).stderr

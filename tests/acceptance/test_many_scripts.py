@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal import Config
+from shoal import Config, Crawl, Node, Response, Spider
+from shoal.errors import RunError
 from shoal.frontier import open_store
-from shoal.ports import Run
+from shoal.ports import FrontierOptions, Run
 from shoal.runs.choosing import WantedRun, choose_run
+from shoal.runs.start import find_run, start_run
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits
 from tests.acceptance.test_database_sinks import Place
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, shared
+from tests.servers import SiteServer
 
 PAGES = 300
 SCRIPT = """
@@ -162,6 +165,52 @@ async def test_the_policy_decides_about_finished_runs(tmp_path: Path) -> None:
         assert third.run_id not in (first.run_id, second.run_id)
     finally:
         await store.close()
+
+
+# -- projects
+
+
+class Leaf(Spider):
+    name = "leaf"
+    settings = {"download_delay": 0, "robots.obey": False}
+
+    def parse(self, response: Response) -> object:
+        return {"url": response.url}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", *KINDS])
+async def test_projects_share_only_hosts(kind: str, tmp_path: Path) -> None:
+    """The same spider in two projects on one store: each has its own run, items and roles."""
+    url = f"sqlite:///{tmp_path}/x.db" if kind == "sqlite" else frontier_url(kind)
+    runs: dict[str, str] = {}
+    async with SiteServer(pages=30) as site:
+        for project in ("a", "b", "a"):
+            out = tmp_path / f"{project}.jsonl"
+            config = {"frontier": url, "project_name": project}
+            done = await Crawl(Leaf(start_urls=[site.url]), config, outputs=[str(out)])
+            assert done.run is not None
+            assert done.run.run_id == runs.setdefault(project, done.run.run_id)
+            assert len(out.read_text().splitlines()) == 1
+        assert runs["a"] != runs["b"]
+        assert len(site.log) == 2  # the third crawl was already finished
+    store = await open_store(url)
+    try:
+        for project, run_id in runs.items():
+            assert [run.run_id for run in await store.list_runs("leaf", project)] == [run_id]
+            frontier = await store.frontier(run_id, FrontierOptions())
+            assert {role.role for role in await frontier.roles()} == {"seed", f"sink:{tmp_path}/{project}.jsonl"}
+        with pytest.raises(RunError, match="belongs to the project 'a', not to 'b'"):
+            await find_run(store, runs["a"], Leaf(), "b", allow_changed=True)
+        run = (await start_run(store, Leaf(start_urls=["http://a.example/"]), Config(project_name="c"))).run
+        assert [each.run_id for each in await store.list_runs(project="c")] == [run.run_id]
+    finally:
+        await store.close()
+
+
+def test_nodes_of_two_projects_have_two_runs() -> None:
+    projects = ("a", "b", "shoal")
+    names = {Node(Leaf, {"project_name": name, "frontier": "redis://127.0.0.1:1"}).run_id for name in projects}
+    assert names == {"a.leaf", "b.leaf", "leaf"}
 
 
 def wanted(policy: str) -> WantedRun:

@@ -23,7 +23,7 @@ from shoal.frontier import open_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE, last_stats
-from shoal.runs.start import ensure_run, find_run
+from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.worker import Worker, WorkerOptions, new_worker_id
 from shoal.spider import Spider
 
@@ -85,7 +85,7 @@ class Node:
         self.config = config_for(config, self.spider.settings, type(self.spider).__name__).with_settings(given)
         run_id, cluster = options.get("run_id"), options.get("cluster")
         self.name = new_worker_id() if name is None else name
-        self.run_id = run_id or cluster or self.spider.spider_name()
+        self.run_id = run_id or cluster or default_run_id(self.spider, self.config)
         self.cluster = cluster or self.run_id
         self.counts = Counts(self.config.cluster.runner, self.config.cluster.backup)
         self.coordinator = self.config.cluster.coordinator or self.config.frontier
@@ -181,7 +181,8 @@ class Node:
             await self._make_run()
             store = await open_store(self.config.frontier, readonly=True)
             stack.push_async_callback(_close_in_time, store.close)
-            run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            project = self.config.project_name
+            run, settings = await find_run(store, self.run_id, self.spider, project, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
             stack.push_async_callback(_close_in_time, coordinator.close)

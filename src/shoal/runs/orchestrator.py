@@ -126,10 +126,11 @@ class Orchestrator:
 
     async def aget_stats(self, name: str, run_id: str) -> dict[str, int]:
         spider = load_spider(self.registry.reference(name))
-        store = await open_store(self._resolve(spider).config.frontier, readonly=True)
+        config = self._resolve(spider).config
+        store = await open_store(config.frontier, readonly=True)
         try:
             run = await store.get_run(run_id)
-            if run is None or run.spider != spider.spider_name():
+            if run is None or (run.spider, run.project) != (spider.spider_name(), config.project_name):
                 raise RunError(f"{name} has no run {run_id}")
             return counts(await (await store.frontier(run_id, RunSettings.of(run).options)).stats())
         finally:

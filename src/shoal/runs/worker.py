@@ -121,7 +121,10 @@ class Worker:
             stack.push_async_callback(_close_quietly, store)
             persist = self._starting = Persistence(shared=store.shared)
             changed = self._options.allow_changed
-            run, settings = await persist(partial(find_run, store, self.run_id, self.spider, allow_changed=changed))
+            project = self.config.project_name
+            run, settings = await persist(
+                partial(find_run, store, self.run_id, self.spider, project, allow_changed=changed)
+            )
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
             check_proxies(self.spider, self.config)

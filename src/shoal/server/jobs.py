@@ -117,7 +117,7 @@ class Jobs:
         return crawl, fetcher
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
-        for run in await self._store.list_runs(crawl.spider.spider_name()):
+        for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
             if (
                 run.state in ("running", "paused")
                 and run.settings == crawl.start_settings
