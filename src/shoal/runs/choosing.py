@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from msgspec import Struct
 from shoal.config import NewRunPolicy
 from shoal.ports import Run, Store
 from shoal.runs.start import new_run_id
+from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
 
@@ -24,6 +25,14 @@ class WantedRun(Struct, frozen=True, kw_only=True):
     start: Mapping[str, object]
     """The start URLs and arguments. They are stored with a new run."""
     new: NewRunPolicy
+
+
+def start_settings(spider: Spider, urls: Sequence[str] | None = None) -> dict[str, object]:
+    """The start URLs and arguments of a crawl."""
+    return {
+        "start_urls": [str(url) for url in (spider.start_urls if urls is None else urls)][:100],
+        "arguments": {name: repr(value) for name, value in spider.arguments.items()},
+    }
 
 
 async def choose_run(store: Store, wanted: WantedRun) -> Run:

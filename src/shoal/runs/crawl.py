@@ -24,7 +24,7 @@ from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
-from shoal.runs.choosing import WantedRun, choose_run
+from shoal.runs.choosing import WantedRun, choose_run, start_settings
 from shoal.runs.lifecycle import Output, Plan, RunLifecycle
 from shoal.runs.start import frontier_options
 from shoal.sinks import open_sink, sink_id
@@ -265,10 +265,7 @@ class Crawl:
     @property
     def start_settings(self) -> dict[str, object]:
         """The start URLs and arguments. They are stored with a run that this crawl creates."""
-        return {
-            "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
-            "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
-        }
+        return start_settings(self.spider, self._urls)
 
     async def choose_run(self, store: Store) -> Run:
         """Find the run to resume, or create one."""

@@ -54,10 +54,10 @@ class MemoryInspection:
 
     # -- histories
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         number: int | None = int.from_bytes(request.fingerprint(), "big")
         if number not in self._requests.records:
-            number = self._requests.search(request.url)
+            number = None if exact else self._requests.search(request.url)
         return None if number is None else self._history(number)
 
     def _history(self, number: int) -> History:

@@ -49,11 +49,13 @@ class SQLiteInspection:
 
     # -- histories
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
-            number = self._seen.find(request.fingerprint()) or self._histories.search(request.url)
+            number = self._seen.find(request.fingerprint())
+            if number is None and not exact:
+                number = self._histories.search(request.url)
             return None if number is None else self._histories.of(number)
 
         return await self._file.read(step)
