@@ -16,6 +16,8 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Self
 
+from examples.bookshop import account
+
 PER_PAGE = 10
 
 TITLES = {
@@ -69,6 +71,8 @@ FOOTER = {
     "/missing": "Lost page",
     "/old-offers": "Old offers",
 }
+PROXIED = re.compile(r"http://[^/]*")  # the shop is a proxy for itself
+LENGTH = re.compile(r"\r\ncontent-length: *(\d{1,5})\r\n", re.IGNORECASE)
 CALENDAR = re.compile(r"/calendar/(-?\d{1,9})/(\d\d)/")
 
 
@@ -119,6 +123,11 @@ BOOKS = tuple(
         key=lambda book: book.slug,
     )
 )
+
+
+def _length(head: str) -> int:
+    found = LENGTH.search(head)
+    return int(found[1]) if found else 0
 
 
 def document(title: str, body: str) -> bytes:
@@ -289,13 +298,17 @@ class Bookshop:
             writer.write(Answer(b"", HTTPStatus.BAD_REQUEST).encode(head_only=False, close=True))
             return False
         method, target, version = words
+        target = PROXIED.sub("", target) or "/"
         visit = Visit(target, monotonic())
         self.log.append(visit)
-        # Bodies are never read, so a request that may have one ends its connection.
+        # A request that may have a body ends its connection: only that of the login is read.
         close = method not in ("GET", "HEAD") or version != "HTTP/1.1" or "\r\nconnection: close" in head.lower()
         try:
+            path, _, query = target.partition("?")
             if method in ("GET", "HEAD"):
-                answer = await self._answer(target.partition("?")[0])
+                answer = self._unlinked(path, query, head) or await self._answer(path)
+            elif method == "POST" and path == "/login":
+                answer = self._login(await reader.readexactly(_length(head)))
             else:
                 answer = Answer(b"", HTTPStatus.METHOD_NOT_ALLOWED, (("Allow", "GET, HEAD"),))
             writer.write(answer.encode(head_only=method == "HEAD", close=close))
@@ -303,6 +316,28 @@ class Bookshop:
         finally:
             visit.ended = monotonic()
         return not close
+
+    def _unlinked(self, path: str, query: str, head: str) -> Answer | None:
+        """Pages that no other page links to; None for all others."""
+        if path == "/login":
+            return Answer(document("Sign in", account.login_form()))
+        if path == "/account":
+            if account.is_signed_in(head):
+                return Answer(document("Your orders", account.orders(BOOKS)))
+            return Answer(b"", HTTPStatus.FOUND, (("Location", "/login"),))
+        if path == "/new-books":
+            return Answer(document("New books", account.endless_list(BOOKS)))
+        if path == "/api/books":
+            return Answer(account.api(BOOKS, query), headers=account.JSON_HEADERS)
+        if path == "/feed.xml":
+            return Answer(account.feed(BOOKS, self.url), headers=account.FEED_HEADERS)
+        return None
+
+    def _login(self, body: bytes) -> Answer:
+        if not account.is_login(body):
+            return Answer(document("Sign in", account.login_form("Wrong name or password.")))
+        cookie = f"session={account.SESSION}; Path=/; HttpOnly"
+        return Answer(b"", HTTPStatus.SEE_OTHER, (("Location", "/account"), ("Set-Cookie", cookie)))
 
     async def _answer(self, path: str) -> Answer:
         if path == "/slow":

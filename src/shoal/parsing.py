@@ -164,10 +164,24 @@ def main_text(document: Document, size: int) -> str:
     The search visits whole branches repeatedly, so a large and deeply nested page returns all its text instead. A page
     whose layout would be huge returns its text without layout.
     """
-    if size > _SMALL and (_has_costly_tables(document) or _has_huge_indents(document, size)):
+    if _has_costly_layout(document, size):
         return _plain_text(document)
-    deep = size > _FAST_TO_CONVERT and turbohtml.XPath(f"boolean({_DEEP})")(document)
-    return ("" if deep else document.main_text()) or document.to_text().strip()
+    return ("" if _is_slow_to_search(document, size) else document.main_text()) or document.to_text().strip()
+
+
+def article(document: Document, size: int) -> turbohtml.Article:
+    """Return the main content of a page with its metadata. TooComplexError if finding it would take too long."""
+    if _has_costly_layout(document, size) or _is_slow_to_search(document, size):
+        raise TooComplexError("the page is too complex: its main content is nested too deeply or has a huge layout")
+    return document.article()
+
+
+def _has_costly_layout(document: Document, size: int) -> bool:
+    return size > _SMALL and (_has_costly_tables(document) or _has_huge_indents(document, size))
+
+
+def _is_slow_to_search(document: Document, size: int) -> bool:
+    return size > _FAST_TO_CONVERT and bool(turbohtml.XPath(f"boolean({_DEEP})")(document))
 
 
 def _plain_text(document: Document) -> str:

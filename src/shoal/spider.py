@@ -5,12 +5,47 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import ClassVar
 
 from shoal.errors import SpiderError
 from shoal.http import Request, Response
+
+_MAX_COUNTERS = 1000
+"""User counters. Names beyond it are counted together: a page may decide them."""
+OTHER = "(other)"
+
+
+class SpiderStats(Mapping[str, float]):
+    """The counters of this process: those of the crawl (``fetched``, ``items``, ``bytes`` ...), and the user's own."""
+
+    def __init__(self) -> None:
+        self.own: Counter[str] = Counter()
+        self._live: Callable[[], Mapping[str, float]] = dict
+
+    def bind(self, live: Callable[[], Mapping[str, float]]) -> None:
+        """Read the counters of the crawl from here."""
+        self._live = live
+
+    def inc(self, name: str, by: int = 1) -> None:
+        """Add to a counter of your own."""
+        if name not in self.own and len(self.own) >= _MAX_COUNTERS:
+            name = OTHER
+        self.own[name] += by
+
+    def __getitem__(self, name: str) -> float:
+        return self.own[name] if name in self.own else self._live()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._live(), *self.own)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class Spider:
@@ -28,7 +63,12 @@ class Spider:
     settings: ClassVar[Mapping[str, object]] = {}
     """This spider's own settings. The environment and the command line override them."""
     pipelines: Sequence[Callable[..., object]] = ()
-    """Each takes (item, spider) and returns the item, changed or not. It may be async and may raise DropItem."""
+    """Each takes (item, spider) and returns the item, changed or not. It may be async and may raise DropItem. A class
+    is created once per process; its ``open(spider)`` and ``close(spider)`` are called if it has them."""
+    outputs: Sequence[str] = ()
+    """Where items go, as with ``-o``, in addition to the outputs on the command line."""
+    fields: Sequence[str] = ()
+    """The first fields of items that are dicts, in this order. A missing field is None."""
     middlewares: Sequence[Callable[..., Awaitable[Response]]] = ()
     """Layers around every fetch, after robots.txt, outermost first: async ``(request, fetch) -> response``."""
     handle_statuses: Collection[int] = ()
@@ -41,7 +81,7 @@ class Spider:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
         self.arguments = arguments
         for name, value in arguments.items():
-            if name in ("log", "arguments") or callable(getattr(type(self), name, None)):
+            if name in ("log", "arguments", "stats") or callable(getattr(type(self), name, None)):
                 raise SpiderError(f"{type(self).__name__}: argument {name!r} would replace the spider's own {name}")
             setattr(self, name, value)
         self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")
@@ -58,12 +98,52 @@ class Spider:
         """Handle the response of a request that has no callback of its own."""
         raise SpiderError(f"{type(self).__name__} has no parse() method; write one, or give every request a callback")
 
+    def opened(self) -> object:
+        """Called once in each process that works on the run, before its first page. It may be async."""
+
+    def closed(self, reason: str) -> object:
+        """Called once at the end of the process's work. It may be async.
+
+        ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
+        """
+
+    @cached_property
+    def stats(self) -> SpiderStats:
+        """The counters of this process, and your own: ``self.stats.inc("name")``. The summary shows yours."""
+        return SpiderStats()
+
+    def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
+        """The outputs of the spider, and those that were given elsewhere."""
+        return (*(spec for spec in self.outputs if spec not in given), *given)
+
     def callback(self, name: str | None) -> Callable[..., object]:
         """Return the method with this name. SpiderError if the spider does not have it."""
         found: object = getattr(self, name or "parse", None)
         if not callable(found) or (name or "").startswith("__"):
             raise SpiderError(f"{type(self).__name__} has no method {name!r}, but a request has it as its callback")
         return found
+
+
+def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
+    """SpiderError for an argument that a spider with an ``__init__`` of its own does not declare."""
+    if kind.__init__ is Spider.__init__:
+        return
+    parameters = [each for each in signature(kind.__init__).parameters.values() if each.name != "self"]
+    declared = [
+        each.name for each in parameters if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    ]
+    accepts_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
+    for name in arguments:
+        if name in declared or (accepts_any and (not declared or _is_data(kind, name))):
+            continue
+        near = get_close_matches(name, declared, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(declared)}" if declared else ""
+        raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
+
+
+def _is_data(kind: type[Spider], name: str) -> bool:
+    """Whether the class has an attribute of this name that an argument may replace."""
+    return hasattr(kind, name) and not callable(getattr(kind, name))
 
 
 def load_spider(reference: str) -> type[Spider]:

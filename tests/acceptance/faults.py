@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.frontier import open_store
+from shoal.frontier import join_store
 from shoal.ports import History, HostState, LoggedItem, Run, Stats
 from shoal.runs.start import RunSettings
 
@@ -35,7 +35,7 @@ class Picture(NamedTuple):
 
 def picture(frontier: str, run_id: str) -> Picture:
     async def look() -> Picture:
-        store = await open_store(frontier)
+        store = await join_store(frontier)
         try:
             run = await store.get_run(run_id)
             assert run is not None

@@ -42,7 +42,7 @@ execution_mode = "distributed"
 
 [spiders.Here]
 file = "pages.py:Pages"
-outputs = ["here.jsonl"]
+outputs = ["here.jsonl?replace=yes"]
 
 [spiders.Broken]
 file = "nowhere.py"
@@ -130,7 +130,7 @@ def test_a_fleet_keeps_to_the_addresses_of_the_server_that_began(folder: Path, s
         begun = start(api, "Fleet", urls=[f"{site.url}/"])
         with working(folder, begun) as worker:
             assert worker.wait(PATIENCE) == 0
-        assert must(api.get(f"/api/runs/{begun['run_id']}/ledger"))["dead_kinds"] == {"address": 1}
+        assert must(api.get(f"/api/runs/{begun['run_id']}/ledger"))["failed_kinds"] == {"address": 1}
         assert not site.visits()
 
 
@@ -145,28 +145,28 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         with working(folder, begun) as worker:
             site.wait_for(12)
             assert must(api.ask("POST", f"/api/runs/{run_id}/pause"))["state"] == "paused"
-            until(lambda: run_of(api, run_id)["stats"]["leased"] == 0, what="what is in flight over")
+            until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="what is in flight over")
             assert stands_still(site)
             assert run_of(api, run_id)["stats"]["ready"] > 0
             assert must(api.ask("POST", f"/api/runs/{run_id}/resume"))["state"] == "running"
             assert worker.wait(PATIENCE) == 0
         page = run_of(api, run_id)
-        assert (page["state"], page["spider"], page["stats"]["done"], page["stats"]["dead"]) == (
+        assert (page["state"], page["spider"], page["stats"]["done"], page["stats"]["failed"]) == (
             "finished", "pages", 41, 1
         )  # fmt: skip
         pages = [first, *(f"{site.url}/{number}?wait=0.1" for number in range(40))]
         assert sorted(item["item"]["address"] for item in items_of(api, run_id)) == sorted(pages)
         ledger = must(api.get(f"/api/runs/{run_id}/ledger"))
         assert ledger["balanced"] is True
-        assert (ledger["pushed"], ledger["done"], ledger["dead_kinds"]) == (42, 41, {"http 500": 1})
+        assert (ledger["pushed"], ledger["done"], ledger["failed_kinds"]) == (42, 41, {"http 500": 1})
         history = must(api.get(f"/api/runs/{run_id}/url?url={quote(pages[7])}"))
         assert (history["state"], history["status"], history["parent"], history["items"]) == ("done", 200, first, 1)
         assert history["events"]
         assert must(api.get(f"/api/runs/{run_id}/url?url={site.url}/never"), 404)["error"]["kind"] == "no such url"
 
-        dead = must(api.get(f"/api/runs/{run_id}/dead?limit=5"))
+        dead = must(api.get(f"/api/runs/{run_id}/failed?limit=5"))
         assert dead["kinds"] == {"http 500": 1}
-        assert [(each["url"], each["status"]) for each in dead["dead"]] == [(bad, 500)]
+        assert [(each["url"], each["status"]) for each in dead["failed"]] == [(bad, 500)]
         site.mend()
         retry = f"/api/runs/{run_id}/retry-failed"
         assert must(api.ask("POST", retry, {"kinds": ["timeout"]}))["retried"] == 0
@@ -251,7 +251,7 @@ def test_a_run_in_the_server_is_paused_cancelled_and_resumed(folder: Path, site:
         assert api.ask("POST", "/api/runs", {"spider": "Here", "new_run": True})[0] == 429
         site.wait_for(6)
         must(api.ask("POST", f"/api/runs/{run_id}/pause"))
-        until(lambda: run_of(api, run_id)["stats"]["leased"] == 0, what="what is in flight over")
+        until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="what is in flight over")
         assert stands_still(site)
         must(api.ask("POST", f"/api/runs/{run_id}/resume"))
         site.wait_for(6)
@@ -280,8 +280,8 @@ def test_runs_in_a_file_survive_the_server(folder: Path, site: Target) -> None:
         assert "Application shutdown complete" in api.process.said()
         api.start()
         left = run_of(api, run_id)
-        assert left["stats"]["leased"] == 0
-        assert left["stats"]["remaining"] > 0
+        assert left["stats"]["in_flight"] == 0
+        assert left["stats"]["left"] > 0
         site.hurry()
         assert start(api, "Here", urls=urls)["run_id"] == run_id  # the same words go on
         until_state(api, run_id, "finished")
@@ -310,7 +310,7 @@ def test_private_addresses_are_not_crawled_for_callers(folder: Path, site: Targe
     with serving(folder, {"SHOAL_SERVE__ALLOW": ""}) as api:
         run_id = start(api, "Here", urls=[f"{site.url}/secret"])["run_id"]
         until_state(api, run_id, "finished")
-        assert must(api.get(f"/api/runs/{run_id}/dead"))["kinds"] == {"address": 1}
+        assert must(api.get(f"/api/runs/{run_id}/failed"))["kinds"] == {"address": 1}
         assert site.visits() == []
 
 
@@ -333,7 +333,7 @@ def test_batches_are_no_runs(any_api: tuple[Api, str], site: Target) -> None:
     api, run_id = any_api
     session = api.batch([f"{site.url}/a"])["session_id"]
     assert [run["run_id"] for run in must(api.get("/api/runs"))["runs"]] == [run_id]
-    for path in ("", "/items", "/ledger", "/dead", f"/url?url={site.url}/a"):
+    for path in ("", "/items", "/ledger", "/failed", f"/url?url={site.url}/a"):
         assert must(api.get(f"/api/runs/{session}{path}"), 404)["error"]["kind"] == "no such run"
     assert api.ask("DELETE", f"/api/runs/{session}?force=true")[0] == 404
     assert api.ask("POST", f"/api/runs/{session}/cancel")[0] == 404
@@ -344,9 +344,9 @@ def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str],
     if not api.arguments:
         return  # nobody else can reach a store in memory
     run_id = start(api, "Here", urls=[f"{site.url}/{number}?gate=1" for number in range(3)])["run_id"]
-    until(lambda: run_of(api, run_id)["stats"]["leased"] == 3, what="all of it in flight")
+    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 3, what="all of it in flight")
     subprocess.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
-    until(lambda: run_of(api, run_id)["stats"]["leased"] == 0, what="all of it given back")
+    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all of it given back")
     assert run_of(api, run_id)["state"] == "cancelled"
     must(api.ask("DELETE", f"/api/runs/{run_id}"))
 
@@ -398,14 +398,14 @@ def test_bad_names_and_numbers_are_refused_in_one_format(any_api: tuple[Api, str
     for name, status in (("none", 404), ("%00", 422), ("a%0Ab", 422), ("%ED%A0%80", 404), ("x" * 5000, 422)):
         for method, path in (
             ("GET", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/cancel"), ("POST", "/retry-failed"),
-            ("DELETE", ""), ("GET", "/items"), ("GET", "/ledger"), ("GET", "/dead"), ("GET", "/url?url=http://a/"),
+            ("DELETE", ""), ("GET", "/items"), ("GET", "/ledger"), ("GET", "/failed"), ("GET", "/url?url=http://a/"),
         ):  # fmt: skip
             check_problem(api.ask(method, f"/api/runs/{name}{path}"), status, (method, name[:20], path))
     for method, path, body, status in (
         ("GET", f"/api/runs/{run_id}/items?after=99999999999999999999", None, 422),
         ("GET", f"/api/runs/{run_id}/items?after=-1", None, 422),
         ("GET", f"/api/runs/{run_id}/items?limit=1e9", None, 422),
-        ("GET", f"/api/runs/{run_id}/dead?limit=NaN", None, 422),
+        ("GET", f"/api/runs/{run_id}/failed?limit=NaN", None, 422),
         ("GET", f"/api/runs/{run_id}/url", None, 422),
         ("GET", f"/api/runs/{run_id}/url?url=%00", None, 422),
         ("GET", f"/api/runs/{run_id}/url?url=ftp://a/", None, 422),

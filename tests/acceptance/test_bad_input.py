@@ -613,7 +613,7 @@ async def test_a_file_that_may_not_grow(bad: MisbehavingServer, tmp_path: Path, 
     assert code == 1
     assert "Traceback" not in err
     assert f"{output}: it has reached the maximum size of a file" in err
-    assert re.search(r"lost +0", err)
+    assert not re.search(r"lost +\d", err)
     text = (tmp_path / output).read_text()
     assert len(text) <= 4000
     assert text == "" or text.endswith("\n")  # no half lines
@@ -628,7 +628,7 @@ async def test_a_full_disk(bad: MisbehavingServer, tmp_path: Path) -> None:
     assert code == 1
     assert "Traceback" not in err
     assert "can't write standard output: the disk is full; free some space, then resume the run" in err
-    assert re.search(r"lost +0", err)
+    assert not re.search(r"lost +\d", err)
 
 
 # -- stores
@@ -667,7 +667,7 @@ MISTAKES = {
     "no spider": (["run", "empty.py"], "empty.py: no spider: write a class that inherits from shoal.Spider"),
     "two spiders": (["run", "two.py"], "choose one: two.py:One, two.py:Two"),
     "init": (["run", "init.py"], r"init.py.*Shy.*ValueError: not today.*line 6"),
-    "argument": (["run", "init.py", "-a", "colour=red"], "init.py.*Shy.*unexpected keyword argument 'colour'"),
+    "argument": (["run", "init.py", "-a", "colour=red"], "Shy has no argument 'colour'"),
     "argument form": (["run", "good.py", "-a", "colour"], "-a 'colour': write it as key=value"),
     "method as argument": (["run", "good.py", "-a", "parse=x"], "would replace the spider's own parse"),
     "spider's settings": (["run", "settings.py"], 'spider Wrong: unknown key "downlod_delay".*did you mean'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import time
@@ -438,26 +439,25 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
         assert most_crawlers(site.visits()) == 1
 
 
-def test_a_second_runner_stands_by_though_there_is_a_slot(tmp_path: Path, site: Target) -> None:
+def test_three_runners_share_a_file(tmp_path: Path, site: Target) -> None:
+    """With nothing but ZooKeeper. The process that owns the file and a Runner are killed."""
     with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
-        spider, pages = cluster.folder / cluster.name, urls(site, 1000, wait=0.2)
+        pages = urls(site, 400, wait=0.1)
+        spider = cluster.folder / cluster.name
         spider.write_text(spider.read_text().replace('name = "pages"', f'name = "pages"\n    start_urls = {pages!r}'))
-        for number in (1, 2):
-            cluster.node(f"crawler_{number}", runner=1, backup=1)
+        for number in (1, 2, 3, 4):
+            cluster.node(f"crawler_{number}", "-o", "pages.jsonl", runner=3, backup=1)
         cluster.run_id = "pages"
-        cluster.until_complete(1, 1)
-        cluster.shoal("cluster", "scale", "pages", "--coordinator", cluster.coordinator, "--runner", "2")
-        site.wait_for(20)
+        cluster.until_complete(3, 1)
+        site.wait_for(30)
+        assert most_crawlers(site.visits()) > 1
+        os.kill(int((tmp_path / "cluster.db.lock").read_text().splitlines()[0]), signal.SIGKILL)
+        site.wait_for(30)
+        victim = cluster.with_role("runner")[0]
+        cluster.nodes[victim].kill()
+        cluster.until(lambda shown: all(slot.holder not in ("", victim) for slot in shown.slots))
         site.hurry()
-        cluster.wait()
+        cluster.wait(120)
         check_items(cluster, pages)
-        logs = "".join(worker.log.read_text() for worker in cluster.workers)
-        assert logs.count("one Runner at a time can work on a file") == 1
-
-
-def test_two_runners_cant_share_a_file(tmp_path: Path) -> None:
-    with Cluster(tmp_path, f"sqlite:///{tmp_path}/cluster.db", coordinator_url("zookeeper")) as cluster:
-        refused = cluster.node("crawler_1", runner=2, backup=0)
-        assert refused.wait(120) == 2
-        assert "one Runner at a time" in refused.log.read_text()
-        cluster.workers.clear()
+        lines = (tmp_path / "pages.jsonl").read_text().splitlines()
+        assert sorted(json.loads(line)["url"] for line in lines) == sorted(pages)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shoal import Config, Crawl, Node, Response, Spider
+from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import RunError
 from shoal.frontier import open_store
 from shoal.ports import FrontierOptions, Run
-from shoal.runs.choosing import WantedRun, choose_run
 from shoal.runs.start import find_run, start_run
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits
 from tests.acceptance.test_database_sinks import Place

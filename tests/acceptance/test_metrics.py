@@ -24,7 +24,7 @@ from tests.acceptance.target import Target, host_of, target
 from tests.databases import RedisServer, free_port
 from tests.scraping import Scrape, addresses, get, promtool, scrape, scrape_until
 
-STATES = ("ready", "waiting", "leased", "done", "dead")
+STATES = ("ready", "waiting", "in_flight", "done", "failed")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_worker_tells_what_the_ledger_says(site: Target, tmp_path: Path) -> No
         worker = fleet.worker("--metrics-port", "0", "--keep-alive")
         (url,) = addresses(log_of(fleet))
 
-        settled = {"done": 20, "dead": 3, "leased": 2}
+        settled = {"done": 20, "failed": 3, "in_flight": 2}
         shown = scrape_until(
             url,
             lambda shown: (
@@ -226,7 +226,7 @@ def test_a_crawl_of_its_own_has_metrics_too(site: Target, tmp_path: Path) -> Non
         )
     try:
         (url,) = addresses(log)
-        shown = scrape_until(url, lambda shown: shown.all("shoal_requests", state="leased") == [1])
+        shown = scrape_until(url, lambda shown: shown.all("shoal_requests", state="in_flight") == [1])
         assert shown("shoal_pages_in_flight", spider="pages") == 1
         site.open_gate()
         assert crawl.wait(10) == 0
@@ -249,7 +249,7 @@ def test_the_api_tells_of_its_batches_and_of_the_runs_of_its_store(site: Target,
             assert shown("shoal_pages_total", **batch) == 5
             assert shown("shoal_errors_total", kind="http 404", **batch) == 1
             assert shown("shoal_sessions", kind="local") == 1
-            assert shown("shoal_requests", state="leased", **batch) == 1
+            assert shown("shoal_requests", state="in_flight", **batch) == 1
             assert shown("shoal_requests", state="ready", **run) == 2
             assert shown("shoal_frontier_up", **batch) == 1
             site.open_gate()

@@ -58,19 +58,19 @@ def test_a_run_can_be_seen(fleet: Fleet, url: str) -> None:
     fleet.start(f"{url}/", f"{url}/p/3", "http://127.0.0.1:9/refused", settings={"retry.max_attempts": 1})
     assert fleet.run_id in fleet.shoal("runs").stdout
     stats = fleet.stats()
-    assert (stats["pending"], stats["claimed"], stats["remaining"]) == (3, 0, 3)
+    assert (stats["ready"], stats["in_flight"], stats["left"]) == (3, 0, 3)
     fleet.worker()
     fleet.wait()
     stats = fleet.stats()
-    assert (stats["completed"], stats["failed"], stats["remaining"]) == (PAGES + 1, 1, 0)
-    assert "completed 61" in fleet.shoal("stats", fleet.run_id, "--watch").stdout
+    assert (stats["done"], stats["failed"], stats["left"]) == (PAGES + 1, 1, 0)
+    assert "done 61" in fleet.shoal("stats", fleet.run_id, "--watch").stdout
     assert "finished" in fleet.shoal("runs", "--spider", "pages").stdout
     assert "refused" in fleet.shoal("why", "http://127.0.0.1:9/refused", "--run-id", fleet.run_id).stdout
     hosts = fleet.shoal("hosts").stdout
     assert url.removeprefix("http://") in hosts
     assert "no delay" in hosts
     assert "1 requests" in fleet.shoal("retry-failed", fleet.run_id).stdout
-    assert fleet.stats()["remaining"] == 1
+    assert fleet.stats()["left"] == 1
     fleet.worker()  # a run that was finished goes on
     fleet.wait()
     assert fleet.stats()["failed"] == 1
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert "has changed since run" in says("worker", "spider.py", "--run-id", run_id)
     fleet.worker("--allow-changed")
     fleet.wait()
-    assert fleet.stats()["completed"] == PAGES + 1
+    assert fleet.stats()["done"] == PAGES + 1
     fleet.start(f"{url}/", settings={"download_delay": 1})
     fleet.shoal("cancel", fleet.run_id)
     assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)
@@ -229,7 +229,7 @@ def test_the_scope_is_the_runs(fleet: Fleet, url: str) -> None:
     fleet.start(f"{url}/", settings={"scope.max_depth": 1})
     fleet.worker(settings={"scope.max_depth": 5})
     fleet.wait()
-    assert fleet.stats()["completed"] == 11  # the first page and the ten that it links to
+    assert fleet.stats()["done"] == 11  # the first page and the ten that it links to
     assert "scope.max_depth is ignored: the run fixes this setting" in (fleet.folder / "worker-0.log").read_text()
 
 
@@ -237,7 +237,7 @@ def test_a_page_limit_is_the_runs(fleet: Fleet, url: str) -> None:
     fleet.start(f"{url}/", settings={"scope.max_pages": 20})
     fleet.worker(settings={"concurrency": 4})
     fleet.wait()
-    assert fleet.stats()["completed"] == 20
+    assert fleet.stats()["done"] == 20
     assert "finished" in fleet.shoal("runs").stdout
 
 
@@ -249,7 +249,7 @@ def test_a_run_of_a_single_process_is_not_a_workers(fleet: Fleet, url: str) -> N
     assert (done.returncode, "was created by `shoal run`" in done.stderr) == (2, True)
     started = json.loads(fleet.shoal("start", "alone.py").stdout)  # and the other way round
     fleet.shoal("run", "alone.py", "-q")
-    assert json.loads(fleet.shoal("stats", started["run_id"], "--json").stdout)["completed"] == 0
+    assert json.loads(fleet.shoal("stats", started["run_id"], "--json").stdout)["done"] == 0
 
 
 def test_a_file_that_is_not_there_makes_no_run(fleet: Fleet) -> None:
@@ -272,7 +272,7 @@ def test_a_slow_start_keeps_its_role(fleet: Fleet, url: str) -> None:
         fleet.worker(settings={"lease.ttl": 1})
     fleet.wait()
     assert start.wait(10) == 0
-    assert fleet.stats()["completed"] == PAGES + 1
+    assert fleet.stats()["done"] == PAGES + 1
 
 
 def test_an_interrupted_start_goes_on_at_once(fleet: Fleet) -> None:
@@ -287,4 +287,4 @@ def test_an_interrupted_start_goes_on_at_once(fleet: Fleet) -> None:
     done = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=110)
     assert json.loads(done.stdout)["run_id"] == "x"
     fleet.run_id = "x"
-    assert fleet.stats()["pending"] == 20_000
+    assert fleet.stats()["ready"] == 20_000

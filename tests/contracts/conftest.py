@@ -14,6 +14,7 @@ from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.ports import Store
 from shoal.testing import FakeClock, Harness
+from tests.contracts.local_harness import LocalMemoryHarness, LocalSQLiteHarness
 from tests.contracts.postgres_harness import PostgresHarness
 from tests.contracts.postgres_steps import schema_for
 from tests.contracts.redis_harness import RedisHarness
@@ -73,6 +74,8 @@ class SQLiteHarness(Harness):
 BACKENDS: dict[str, Callable[[], Harness]] = {
     "memory": MemoryHarness,
     "sqlite": SQLiteHarness,
+    "local-memory": LocalMemoryHarness,
+    "local-sqlite": LocalSQLiteHarness,
     "redis": RedisHarness,
     "postgresql": PostgresHarness,
 }

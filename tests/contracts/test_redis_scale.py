@@ -145,24 +145,6 @@ async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> Non
     await check_balance(frontier)
 
 
-async def test_several_large_pages_end_in_one_step(store: RedisStore) -> None:
-    frontier = await new_run(store)
-    await push(frontier, *range(4))
-    one, two, three, four = (await frontier.lease(4, TTL)).leases
-    small = [page(f"small{each}") for each in range(1500)]
-    pages = [
-        Completion(lease=one, children=links(2500), duplicates=3),
-        Completion(lease=two, children=small),
-        Completion(lease=three, children=links(2600)),
-    ]
-    assert await frontier.complete(pages) == [Pushed(2500, 3), Pushed(1500, 0), Pushed(100, 2500)]
-    failure = Failure(lease=four, kind="k", reason="r", children=[page(f"d{each}") for each in range(2100)])
-    assert await frontier.fail([failure]) == ["dead"]
-    stats = await frontier.stats()
-    assert (stats.incoming, stats.pushed, stats.duplicates) == (0, 4 + 4100 + 2100, 2503)
-    await check_balance(frontier)
-
-
 async def test_what_was_uploaded_for_nothing_leaves_no_trace(store: RedisStore, ahead: list[float]) -> None:
     frontier = await new_run(store, options=FrontierOptions(max_attempts=9))
     await push(frontier, 1, 2)

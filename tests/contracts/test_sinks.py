@@ -38,8 +38,9 @@ class FileHarness(SinkHarness):
     ending: str
 
     def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
-        options = "?max_columns=4" if self.rejected_item is not None else ""
-        return open_sink(f"{self.path}{options}", run_id=run_id, on_reject=on_reject)
+        options = ["max_columns=4"] if self.rejected_item is not None else []
+        options += ["replace=yes"] if self.replaces else []
+        return open_sink(f"{self.path}?{'&'.join(options)}", run_id=run_id, on_reject=on_reject)
 
 
 class JsonLinesHarness(FileHarness):

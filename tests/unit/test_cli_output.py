@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shoal.cli import summary
+from shoal.cli.next_steps import next_steps
 from shoal.cli.progress import Speed, _Lines, _Panel, duration, set_up_logging, time_left
 from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
 from shoal.crawling.stats import Counters, Snapshot, Summary
+from shoal.crawling.verdict import Outcome, judge
 from shoal.ports import HostState, Stats
 from shoal.printable import printable
 
@@ -75,31 +77,120 @@ def test_the_plain_line_has_the_same_numbers() -> None:
     assert "ready=10 waiting=3 in_flight=1 errors=2" in line
 
 
+COMMAND = ["run", "books.py", "-o", "a b.jsonl", "--frontier", "sqlite:///b.db"]
+
+
 def test_the_summary_accounts_for_everything() -> None:
     where = console()
-    summary.show(where, ended(), Config(frontier="sqlite:///b.db"), "books.py")
+    counters = Counters()
+    counters.fetched, counters.retried = 7, 2
+    counters.drop("sold out")
+    shown = ended(counters=counters, own_counters={"bargains": 3}, unmatched={"p.prise": 60, "li.nxt a": 1})
+    summary.show(where, shown, Config(frontier="sqlite:///b.db"), COMMAND)
     text = text_of(where)
-    assert "books: finished" in text
-    assert "blocked by robots" in text
-    assert "2 (http 404: 2)" in text
-    assert "lost" in text
-    for step in ("retry-failed", "audit", "why URL", "export", "--new-run"):
-        assert f"{step}" in text
+    own, of_the_run = text.split("run 20260215_120000_3fa9\n")
+    assert "books: finished" in own
+    for row in (r"fetched +7 pages, 0.0 MB", r"retried +2", r"items dropped +1 \(sold out\)", r"bargains +3"):
+        assert re.search(row, own), row
+    for row in (r"done +7", r"items +6", r"failed +2 \(http 404: 2\)", r"blocked by robots +1", r"duplicates +4"):
+        assert re.search(row, of_the_run), row
+    assert "`p.prise` matched nothing on 60 pages" in text
+    assert "`li.nxt a` matched nothing on 1 page\n" in text
 
 
-def test_a_failed_crawl_says_why_and_how_to_go_on() -> None:
+def test_rows_that_are_zero_are_hidden() -> None:
+    where = console()
+    summary.show(where, ended(stats=Stats(pushed=1, done=1), dead_kinds={}), Config())
+    for name in ("retried", "out of scope", "failed", "blocked", "duplicates", "left", "lost", "dropped", "matched"):
+        assert name not in text_of(where)
+    assert re.search(r"items +0", text_of(where))
+    where = console()
+    summary.show(where, ended(stats=Stats(pushed=10, done=9)), Config())
+    assert re.search(r"lost +1", text_of(where))
+
+
+def test_the_next_commands_can_be_pasted() -> None:
+    steps = next_steps(ended(failed_url="http://ex.com/a?b&c"), Config(frontier="sqlite:///b.db"), COMMAND)
+    assert steps == [
+        "next:",
+        "  shoal retry-failed --frontier sqlite:///b.db",
+        "  shoal why 'http://ex.com/a?b&c' --frontier sqlite:///b.db",
+        "  shoal audit --frontier sqlite:///b.db",
+        "  shoal export --frontier sqlite:///b.db -o 20260215_120000_3fa9.csv",
+        "  shoal run books.py -O 'a b.jsonl' --frontier sqlite:///b.db --new-run",
+    ]
+
+
+def test_a_crawl_that_ended_early_is_resumed_by_its_own_command() -> None:
+    at = Config(frontier="sqlite:///b.db")
+    left = Stats(pushed=10, done=7, ready=3)
+    same = "  shoal run books.py -o 'a b.jsonl' --frontier sqlite:///b.db"
+    assert next_steps(ended(state="stopped", stats=left), at, COMMAND)[1] == same
+    assert next_steps(ended(state="failed", error="disk full"), at, COMMAND)[1] == same
+    limit = ended(state="limit", stats=left, dead_kinds={"robots": 3})
+    steps = next_steps(limit, at, [*COMMAND, "--max-pages", "7"])
+    assert steps[1] == f"{same} --max-pages 14"
+    assert next_steps(limit, at, [*COMMAND, "--max-pages=7"])[1] == steps[1]
+    assert not any("retry-failed" in step for step in steps)
+    assert "sqlite:///crawl.db" in next_steps(limit, Config(), COMMAND)[0]
+
+
+def test_the_next_commands_of_a_fleet_have_no_secrets() -> None:
+    run = "20260215_120000_3fa9"
+    steps = next_steps(ended(), Config(frontier="redis://h:6379/0"))
+    assert f"  shoal stats {run} --frontier redis://h:6379/0" in steps
+    steps = next_steps(ended(), Config(frontier="redis://:secret@h:6379/0"), ["run", "b.py", "-o", "mysql://u:pw@h/d"])
+    assert steps[:2] == ["next, with the same --frontier:", f"  shoal retry-failed {run}"]
+    assert "pw" not in "".join(steps)
+    assert "secret" not in "".join(steps)
+
+
+def test_a_failed_crawl_says_why() -> None:
     where = console()
     summary.show(where, ended(state="failed", error="out.jsonl: no space left"), Config(frontier="sqlite:///b.db"))
-    assert "no space left" in text_of(where)
-    assert "run the same command again" in text_of(where)
+    assert "books: failed: out.jsonl: no space left\n" in text_of(where)
 
 
-def test_the_next_step_after_a_page_limit_is_a_higher_one() -> None:
-    steps = summary.next_steps(
-        ended(state="limit", dead_kinds={"robots": 3}), Config(frontier="sqlite:///b.db"), "x.py"
-    )
-    assert "higher --max-pages" in steps[0]
-    assert not any("retry-failed" in step for step in steps)
+def counted(**values: int) -> Counters:
+    counters = Counters()
+    for name, value in values.items():
+        setattr(counters, name, value)
+    return counters
+
+
+NONE_DONE = {"stats": Stats(pushed=3, dead=3)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "line"),
+    [
+        ({}, Outcome.GOOD, ""),
+        ({"state": "failed", "error": "disk full"}, Outcome.FAILED, "disk full"),
+        ({**NONE_DONE, "dead_kinds": {"connect": 2, "dns": 1}}, Outcome.NO_PAGES, "all 3 requests failed .connect: 2"),
+        ({**NONE_DONE, "dead_kinds": {"robots": 3}}, Outcome.NO_PAGES, "robots.txt forbids all 3"),
+        ({**NONE_DONE, "dead_kinds": {"callback": 3}}, Outcome.NO_PAGES, "every callback failed, on 3 pages"),
+        ({**NONE_DONE, "dead_kinds": {"callback": 3}, "state": "stopped"}, Outcome.GOOD, ""),
+        ({"stats": Stats(), "dead_kinds": {}}, Outcome.NO_PAGES, "no start requests"),
+        (
+            {"stats": Stats(pushed=2, done=1, dead=1), "dead_kinds": {"dns": 1}, "counters": counted(redirected=1)},
+            Outcome.NO_PAGES, "all 1 requests failed",
+        ),
+        ({"stats": Stats(pushed=9, done=9), "dead_kinds": {}}, Outcome.GOOD, ""),
+        ({"stats": Stats(pushed=9, done=9), "expects_items": True}, Outcome.NO_ITEMS, "yielded none on 9 pages"),
+        (
+            {"stats": Stats(pushed=9, done=9), "expects_items": True, "counters": counted(item_errors=4)},
+            Outcome.NO_ITEMS, "none of the 4 could be stored",
+        ),
+        (
+            {"stats": Stats(pushed=9, done=9), "expects_items": True, "counters": counted(dropped=4)},
+            Outcome.NO_ITEMS, "dropped all 4",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_that_achieved_nothing_is_no_success(changes: dict[str, Any], outcome: Outcome, line: str) -> None:
+    found, text = judge(ended(**changes))
+    assert found is outcome
+    assert re.search(line, text)
 
 
 def test_a_lost_request_would_show() -> None:

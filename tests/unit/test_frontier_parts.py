@@ -208,7 +208,7 @@ def test_states_have_fixed_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_page_with_100_000_links_is_stored_in_one_short_step(kind: str, tmp_path: Path) -> None:
+async def test_a_page_with_100_000_links_is_stored_in_short_steps(kind: str, tmp_path: Path) -> None:
     """CPU time counts, so that other programs do not matter. The links lead to as many hosts."""
     store = await open_store("memory:" if kind == "memory" else f"sqlite:///{tmp_path}/frontier.db")
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=1.0))
@@ -216,15 +216,18 @@ async def test_a_page_with_100_000_links_is_stored_in_one_short_step(kind: str, 
     await frontier.push([Request("http://large/")])
     (lease,) = (await frontier.lease(1, 600)).leases
     children = [Request(f"http://h{number}/") for number in range(100_000)]
-    ending = asyncio.create_task(frontier.complete([Completion(lease=lease, children=children)]))
-    waits, seen = [], set()
+    ending = asyncio.create_task(frontier.complete([Completion(lease=lease, items=[b"i"], children=children)]))
+    waits, seen_incoming = [], 0
     while not ending.done():
         began = time.process_time()
         await asyncio.sleep(0)
-        seen.add((await frontier.stats()).pushed)
+        stats = await frontier.stats()
         waits.append(time.process_time() - began)
+        assert stats.balanced
+        assert (stats.items, stats.pushed - 1 + stats.incoming) == (stats.done, 100_000 * stats.done)
+        seen_incoming += stats.incoming > 0
     assert await ending == [Pushed(100_000, 0)]
-    assert seen <= {1, 100_001}
-    assert len(waits) > 10
-    assert max(waits) < 2  # in SQLite the step itself takes 1 to 1.5 s
+    assert seen_incoming > 10
+    print(f"others waited at most {max(waits):.3f} s")
+    assert max(waits) < 1  # usually a fifth of that
     await store.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import RequestError, SelectorError
+from shoal.errors import RequestError, SelectorError, TooComplexError
 from shoal.http import LinkBatch, Request, Response
 from shoal.spider import Spider
 from tests.names import steady
@@ -326,8 +326,16 @@ def test_queries() -> None:
         response.css("p[")
 
 
-def test_markdown() -> None:
-    assert page("<h1>T</h1><p>a <b>b</b> <a href=/x>c</a></p>").to_markdown().strip() == "# T\n\na **b** [c](/x)"
+def test_markdown_has_absolute_links() -> None:
+    response = page("<h1>T</h1><p>a <b>b</b> <a href=../x#y>c</a> <a href=mailto:a@b.c>m</a> <img src=i.png></p>")
+    links = "[c](http://ex.com/x#y) [m](mailto:a@b.c) ![](http://ex.com/a/i.png)"
+    assert response.to_markdown().strip() == f"# T\n\na **b** {links}"
+    assert response.css("a::attr(href)").get() == "../x#y"  # the page itself did not change
+
+
+def test_markdown_of_a_page_with_a_long_base_stays_small() -> None:
+    html = f"<base href='http://ex.com/{'a' * 60_000}/'>" + "<a href=b>c</a>" * 20_000
+    assert len(page(html).to_markdown()) < 64 << 20
 
 
 @pytest.mark.parametrize(
@@ -479,3 +487,103 @@ def test_a_charset_that_goes_on_and_on() -> None:
     started = time.process_time()
     assert page("é", "charset " * 8000 + "charset" + " " * 60_000).text == "é"
     assert time.process_time() - started < 1
+
+
+def test_the_callback_is_the_second_argument() -> None:
+    assert Request(URL, Books().book).callback == "book"
+    with pytest.raises(RequestError, match=re.escape("write Request(url, method='POST')")):
+        Request(URL, "POST")
+
+
+def test_cb_kwargs() -> None:
+    request = sent(Request(URL, "book", cb_kwargs={"place": 3, "of": ["x"]}))
+    assert request.cb_kwargs == {"place": 3, "of": ["x"]}
+    assert Response(URL, request=request).cb_kwargs == {"place": 3, "of": ["x"]}
+    assert [each.cb_kwargs for each in page("<a href=x>").follow_all(cb_kwargs={"n": 1})] == [{"n": 1}]
+    assert b"cb_kwargs" not in msgspec.msgpack.encode(Request(URL))
+    with pytest.raises(RequestError, match="cb_kwargs must be a dict"):
+        Request(URL, cb_kwargs={1: 2})  # type: ignore[dict-item]
+
+
+SECTIONS = (
+    "<nav><a href=/a/1>1</a></nav><main><a href=/a/2>2</a><a href=/b/3>3</a><p><a href=/a/4?print>4</a></p></main>"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"allow": r"/a/\d"}, ["/a/1", "/a/2", "/a/4?print"]),
+        ({"allow": [r"/a/1", re.compile("/B/", re.IGNORECASE)]}, ["/a/1", "/b/3"]),
+        ({"deny": [r"print", "/b/"]}, ["/a/1", "/a/2"]),
+        ({"allow": "/a/", "deny": "print"}, ["/a/1", "/a/2"]),
+        ({"allow": "^http://ex.com/b"}, ["/b/3"]),
+        ({"restrict_css": "main"}, ["/a/2", "/b/3", "/a/4?print"]),
+        ({"restrict_css": "nav, p"}, ["/a/1", "/a/4?print"]),
+        ({"restrict_css": "main", "allow": "a/2"}, ["/a/2"]),
+    ],
+)
+def test_follow_some(options: dict[str, Any], expected: list[str]) -> None:
+    assert [each.url for each in page(SECTIONS).follow_all(**options)] == ["http://ex.com" + path for path in expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"allow": "("}, "invalid regular expression"),
+        ({"links": ["/x"], "restrict_css": "main"}, "needs links as a CSS query"),
+        ({"links": "a::attr(href)", "restrict_css": "main"}, "without ::"),
+    ],
+)
+def test_follow_some_badly(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        page(SECTIONS).follow_all(**options)
+
+
+def test_article() -> None:
+    text = "<p>" + "A long paragraph of an article, with commas, and more. " * 10 + "</p>"
+    html = "<html lang=en><head><meta name=author content='A. Writer'></head><body><nav><a href=/>Home</a></nav>"
+    article = page(f"{html}<article><h1>Title</h1>{text * 3}</article></body>").article
+    assert (article.title, article.byline, article.lang) == ("Title", "A. Writer", "en")
+    assert "A long paragraph" in article.text
+    assert "Home" not in article.text
+
+
+def test_structured_data() -> None:
+    data = page(
+        '<script type="application/ld+json">{"@type": "Book", "name": "X"}</script><meta property="og:title" content=T>'
+        '<div itemscope itemtype="http://schema.org/Book"><a itemprop=url href="/p">n</a></div>'
+    ).structured_data
+    assert data.json_ld == [{"@type": "Book", "name": "X"}]
+    assert data.opengraph == {"og:title": "T"}
+    assert data.microdata[0].properties == {"url": ["http://ex.com/p"]}
+
+
+def test_structured_data_that_is_nested_too_deeply() -> None:
+    html = "<div vocab=http://s/ typeof=T property=x>" * 500
+    with pytest.raises(SelectorError, match="structured data"):
+        page(html).structured_data  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<div itemscope itemref='a0 b0'></div>"
+        + "".join(
+            f"<div id={name}{n} itemprop={name} itemscope itemref='a{n + 1} b{n + 1}'></div>"
+            for n in range(30)
+            for name in "ab"
+        ),
+        "<div itemscope>" + "<div itemprop=a>" * 400 + "x" * 200_000,
+        "<p id=a>" + "x" * 200_000 + "</p>" + "<div itemscope itemref=a></div>" * 1000,
+    ],
+    ids=["references to references", "properties in properties", "many references"],
+)
+def test_structured_data_that_would_be_huge(html: str) -> None:
+    with pytest.raises(TooComplexError):
+        page(html).structured_data  # noqa: B018
+
+
+def test_microdata_elsewhere_on_the_page() -> None:
+    html = "<div itemscope itemref=a></div><p id=a>Price: <b itemprop=price>3</b></p>"
+    assert page(html).structured_data.microdata[0].properties == {"price": ["3"]}

@@ -108,7 +108,7 @@ def test_measuring_costs_far_less_than_a_page() -> None:
 
 def test_a_run_tells_its_ledger() -> None:
     shown = everything()
-    states = ("ready", "waiting", "leased", "done", "dead")
+    states = ("ready", "waiting", "in_flight", "done", "failed")
     assert [shown("shoal_requests", state=state, **LABELS) for state in states] == [1, 2, 3, 10, 5]
     assert shown("shoal_requests_pushed_total", **LABELS) == 21
     assert shown("shoal_duplicates_total", **LABELS) == 7

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +11,6 @@ from shoal import Config, Node, Spider, ZookeeperCrawler
 from shoal.cluster import open_coordinator
 from shoal.cluster.slot_session import NodeSession
 from shoal.errors import ConfigError, CoordinatorError
-from shoal.frontier import open_store
 
 REDIS = Config(frontier="redis://127.0.0.1:1/0")
 
@@ -47,8 +42,6 @@ def test_bad_options_are_refused(options: dict[str, Any], word: str) -> None:
 def test_a_frontier_that_nodes_cant_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory"):
         Node(Pages, Config())
-    with pytest.raises(ConfigError, match="one Runner at a time"):
-        Node(Pages, Config(frontier="sqlite:///x.db"), runner=2, coordinator="redis://127.0.0.1:1/0")
     with pytest.raises(ConfigError, match="no coordinator configured"):
         Node(Pages, Config(frontier="sqlite:///x.db"))
     with pytest.raises(ConfigError, match="zk_hosts"):
@@ -77,28 +70,6 @@ def test_coordinators_that_are_none(url: str) -> None:
 async def test_no_coordinator_of_that_kind() -> None:
     with pytest.raises(CoordinatorError, match="zookeeper://"):
         await open_coordinator("ftp://host", "c")
-
-
-@pytest.mark.asyncio
-async def test_a_file_that_another_node_is_just_making_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.db"
-    path.touch()
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as the node does that is at it
-        node = Node(Pages, Config(frontier=f"sqlite:///{path}"), coordinator="redis://127.0.0.1:1/0")
-        making = asyncio.create_task(node._make_run())
-        await asyncio.sleep(0.2)
-        assert not making.done()
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        await asyncio.wait_for(making, 5)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # and now works on it
-        await asyncio.wait_for(node._make_run(), 5)
-    finally:
-        os.close(lock)
-    store = await open_store(f"sqlite:///{path}", readonly=True)
-    assert await store.get_run("pages") is not None
-    await store.close()
 
 
 def test_a_session_ends_before_its_end() -> None:

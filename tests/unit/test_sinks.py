@@ -1050,7 +1050,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 async def test_a_file_that_another_run_has_replaced(tmp_path: Path, name: str, finished: bool, same: bool) -> None:
     path = tmp_path / name
     state = await half_written(path, finished=finished)
-    other = await run_opened(path, "two")
+    other = await run_opened(f"{path}?replace=yes", "two")
     await other.write(rows(9) if same else rows(9, 100))
     await other.flush()
     await other.close(finished=True)
@@ -1058,6 +1058,37 @@ async def test_a_file_that_another_run_has_replaced(tmp_path: Path, name: str, f
     with pytest.raises(SinkError, match=r"changed since run one wrote it. Nothing was .*`shoal export one -o FILE`"):
         await run_opened(path, "one", state)
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("finished", [True, False])
+async def test_a_new_run_does_not_replace_the_file_of_another(tmp_path: Path, name: str, finished: bool) -> None:
+    path = tmp_path / name
+    state = await half_written(path, finished=finished)
+    before = everything(tmp_path)
+    with pytest.raises(SinkError, match=rf"Use -O \S*{name} to replace it"):
+        await run_opened(path, "two")
+    assert everything(tmp_path) == before
+    again = await run_opened(path, "one", state)  # the run itself continues
+    await again.close(finished=False)
+    fresh = await run_opened(path, "one")  # and may begin again, as after a crash before its first flush
+    await fresh.close(finished=False)
+    other = await run_opened(f"{path}?replace=yes", "two")
+    await other.write(rows(2))
+    await other.flush()
+    await other.close(finished=True)
+    assert numbers(path) == [1, 2]
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_file_of_the_user_is_not_replaced_and_an_empty_one_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("mine\n")
+    with pytest.raises(SinkError, match="exists and is not empty"):
+        await run_opened(path, "one")
+    assert path.read_text() == "mine\n"
+    path.write_text("")
+    await (await run_opened(path, "one")).close(finished=False)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -1346,7 +1377,7 @@ async def test_formulas(tmp_path: Path) -> None:
     ]
     assert list(read(path)[0]) == ["n", "r", "'=name", "''=name", "j"]
     assert sink_id(f"{path}?formulas=escape") == sink_id(str(path))
-    sink = await run_opened(path, "two")
+    sink = await run_opened(f"{path}?replace=yes", "two")
     await sink.write(logged(items))
     await sink.close(finished=True)
     assert [row["=name"] for row in read(path)] == FORMULAS  # as they are, unless asked for

@@ -60,7 +60,9 @@ def test_arguments_become_attributes() -> None:
     assert (Books().limit, Books.limit) == (3, 3)
 
 
-@pytest.mark.parametrize("name", ["parse", "book", "start", "spider_name", "callback", "log", "__init__", "__class__"])
+@pytest.mark.parametrize(
+    "name", ["parse", "book", "start", "spider_name", "callback", "log", "stats", "closed", "__init__"]
+)
 def test_an_argument_can_not_hide_what_the_spider_needs(name: str) -> None:
     with pytest.raises(SpiderError, match=f"Books: argument '{name}' would replace"):
         Books(**{name: "x"})

@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 COMMANDS = {
     "Crawl": {
         "crawl": CommandEntry("crawl", "Crawl a site without writing code."),
-        "run": CommandEntry("crawl", "Run a spider in this process."),
+        "run": CommandEntry("crawl", "Run a spider on this machine."),
     },
     "Fleet": {
         "start": CommandEntry("start", "Start a run for a fleet and print its worker command."),

@@ -31,6 +31,10 @@ Output = Annotated[
         "or to standard output (-). Repeatable.",
     ),
 ]  # fmt: skip
+Replace = Annotated[
+    list[str],
+    typer.Option("-O", "--replace", metavar="FILE", help="Like -o, but replace a file that another run wrote."),
+]
 FrontierUrl = Annotated[
     str | None,
     typer.Option(
@@ -83,6 +87,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per 
 def given(options: Mapping[str, object]) -> dict[str, object]:
     """The options that are on the command line."""
     return {key: value for key, value in options.items() if value is not None}
+
+
+def outputs_of(output: list[str], replace: list[str]) -> list[str]:
+    """The outputs of ``-o`` and ``-O``."""
+    from shoal.config import mask
+
+    for spec in replace:
+        if not spec.partition("?")[0].endswith((".jsonl", ".ndjson", ".jsonlines", ".csv", ".parquet")):
+            raise ConfigError(f"-O {mask(spec)}: only files can be replaced; a database keeps all runs, so use -o")
+    return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:

@@ -35,15 +35,29 @@ def current_project() -> str:
 @asynccontextmanager
 async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncIterator[Store]:
     """The store at a frontier's URL, or at the configured one."""
-    from shoal.frontier import open_store
+    from shoal.frontier import join_store
 
     config = resolve(None, given({"frontier": url}), []).config
     with hidden_warnings():
-        store = await open_store(config.frontier, readonly=readonly)
+        store = await join_store(_stored(config.frontier), readonly=readonly)
     try:
         yield store
     finally:
         await store.close()
+
+
+def _stored(frontier: str) -> str:
+    """Where the runs of a frontier are. Those of a frontier in memory are in the crawl that runs now."""
+    from shoal.frontier.local.places import announced
+
+    if not frontier.startswith("memory:"):
+        return frontier
+    if not announced():
+        raise StoreError(
+            "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored "
+            "one, such as --frontier sqlite:///file.db"
+        )
+    return "local:"
 
 
 @asynccontextmanager
@@ -52,10 +66,6 @@ async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> 
     from shoal.runs.queries import run_options
 
     config = resolve(None, given({"frontier": url}), []).config
-    if config.frontier.startswith("memory"):
-        raise StoreError(
-            "a memory frontier ends with its process: name a stored one, such as --frontier sqlite:///file.db"
-        )
     async with opened_store(url, readonly=readonly) as store:
         run = await choose_run(store, run_id)
         yield run, await store.frontier(run.run_id, run_options(run, config))

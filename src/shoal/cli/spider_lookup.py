@@ -34,7 +34,7 @@ def find_spider(name: str) -> tuple[str, Entry | None]:
 
 def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
     """Create the spider of a file with its arguments."""
-    from shoal.spider import load_spider
+    from shoal.spider import check_declared, load_spider
 
     try:
         kind = load_spider(reference)
@@ -43,6 +43,7 @@ def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
         if not hint:
             raise
         raise SpiderError(f"{error}{hint}") from error
+    check_declared(kind, arguments)
     try:
         return kind(**arguments)
     except ShoalError:

@@ -21,7 +21,6 @@ class FrontierWatch:
         """Whether the last poll reached the frontier."""
         self.ended = False
         """The run is finished, cancelled or deleted."""
-        self.shared = store.shared
         self._store = store
         self._run_id = run_id
         self._timeout = timeout

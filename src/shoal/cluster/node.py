@@ -18,8 +18,8 @@ from shoal.cluster.slot_work import NodeSlot
 from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import ConfigError, ShoalError, StoreBusyError, StoreError
-from shoal.frontier import open_store
+from shoal.errors import ConfigError, ShoalError
+from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE, last_stats
@@ -30,9 +30,6 @@ from shoal.spider import Spider
 log = logging.getLogger("shoal.cluster")
 
 _MAX_NAME_LENGTH = 200
-_MAKE_RUN_TIMEOUT = 10.0
-"""Seconds that another node may take to create the run in a file."""
-_MAKE_RUN_POLL = 0.05
 _CLOSE_TIMEOUT = 1.0
 """Seconds for closing, and for the statistics of the summary."""
 
@@ -93,7 +90,7 @@ class Node:
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
         self._makes_run = run_id is None
-        self._outputs = tuple(options.get("outputs", ()))
+        self._outputs = self.spider.with_outputs(options.get("outputs", ()))
         self._keep_alive = options.get("keep_alive", False)
         self._allow_changed = options.get("allow_changed", False)
         self._grace = options.get("grace", GRACE)
@@ -108,12 +105,7 @@ class Node:
         if frontier.startswith("memory:"):
             raise ConfigError(
                 "nodes cannot share a frontier in memory; pass --frontier redis://host or postgresql://host/database, "
-                "or sqlite:///file for one Runner at a time on one machine"
-            )
-        if frontier.startswith("sqlite:") and self.counts.runner > 1:
-            raise ConfigError(
-                f"only one Runner at a time can work on {frontier}, not {self.counts.runner}; for more, pass "
-                "--frontier redis://host or postgresql://host/database"
+                "or sqlite:///file for nodes on one machine"
             )
         if self.coordinator.startswith("sqlite:"):
             raise ConfigError("no coordinator configured: pass --coordinator URL, such as zookeeper://host:2181")
@@ -178,9 +170,9 @@ class Node:
     async def _execute(self) -> Summary:
         started = time.monotonic()
         async with AsyncExitStack() as stack:
-            await self._make_run()
-            store = await open_store(self.config.frontier, readonly=True)
+            store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_in_time, store.close)
+            await self._make_run(store)
             project = self.config.project_name
             run, settings = await find_run(store, self.run_id, self.spider, project, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
@@ -206,35 +198,10 @@ class Node:
         except ShoalError as exc:
             self.error = exc
 
-    async def _make_run(self) -> None:
-        """Create the run, unless another node has. Only one node at a time can open a file: wait while another does."""
-        until = time.monotonic() + _MAKE_RUN_TIMEOUT
-        while self._makes_run:
-            try:
-                store = await open_store(self.config.frontier)
-            except StoreBusyError:
-                if await self._run_exists():
-                    return
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(_MAKE_RUN_POLL)
-                continue
-            try:
-                await ensure_run(store, self.spider, self.config, self.run_id)
-            finally:
-                await store.close()
-            return
-
-    async def _run_exists(self) -> bool:
-        """Whether the file that another node has opened contains the run."""
-        try:
-            store = await open_store(self.config.frontier, readonly=True)
-        except StoreError:  # the file is being created
-            return False
-        try:
-            return await store.get_run(self.run_id) is not None
-        finally:
-            await store.close()
+    async def _make_run(self, store: Store) -> None:
+        """Create the run, unless another node has."""
+        if self._makes_run:
+            await ensure_run(store, self.spider, self.config, self.run_id)
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(

@@ -64,7 +64,6 @@ class NodeSlot:
         self._fenced: Holder | None = None
         self._refusals = 0
         self._not_before = 0.0
-        self._has_warned_of_file = False
         self._cleared: set[tuple[int, int]] = set()
         self._clearing: asyncio.Task[None] | None = None
 
@@ -102,7 +101,7 @@ class NodeSlot:
 
     async def take(self, index: int) -> None:
         """Try to take a slot, if the run can be worked on."""
-        if time.monotonic() < self._not_before or not self._may_hold(index) or not await self._watch.poll():
+        if time.monotonic() < self._not_before or not await self._watch.poll():
             return
         epoch = await self._coordinator.take(index)
         if epoch is None:
@@ -116,14 +115,6 @@ class NodeSlot:
         self.event_counts["took over" if lost else "elected"] += 1
         after = f", takes over from {lost}" if lost else ""
         log.warning("%s is a Runner of %s: slot %d, epoch %d%s", self._name, self._cluster, index, epoch, after)
-
-    def _may_hold(self, index: int) -> bool:
-        if index == 0 or self._watch.shared:
-            return True
-        if not self._has_warned_of_file:
-            log.warning("only one Runner at a time can work on a file: %s is standing by", self._name)
-        self._has_warned_of_file = True
-        return False
 
     # -- holding
 

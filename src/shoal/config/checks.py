@@ -13,7 +13,7 @@ from shoal.suggestions import did_you_mean_scheme
 
 # The kind of store behind each scheme of a frontier URL.
 FRONTIER_KINDS = {
-    **{kind: kind for kind in ("memory", "sqlite", "redis", "postgresql")},
+    **{kind: kind for kind in ("memory", "sqlite", "redis", "postgresql", "local")},
     **dict.fromkeys(("rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
 }
 
@@ -33,7 +33,7 @@ def mask_secret(secret: str | None) -> str | None:
 
 
 def frontier_kind(frontier: object) -> str | None:
-    """Return ``memory``, ``sqlite``, ``redis`` or ``postgresql``; None for anything else."""
+    """Return ``memory``, ``sqlite``, ``redis``, ``postgresql`` or ``local``; None for anything else."""
     return FRONTIER_KINDS.get(frontier.partition(":")[0]) if isinstance(frontier, str) else None
 
 
@@ -121,6 +121,8 @@ def check_frontier(frontier: str) -> str | None:
             valid = valid and bool(several or url.hostname) and re.fullmatch(path, url.path) is not None
         case "postgresql":
             valid = valid and frontier.startswith("postgresql://")
+        case "local":
+            valid = valid and not frontier.startswith("local://")
         case _:
             valid = False
     return None if valid else _bad_frontier(frontier)

@@ -58,6 +58,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     shared: bool = False
     """The frontier is on a server, and other processes use it too."""
+    near: bool = False
+    """That server is another process of this machine."""
     keep_items: bool = True
     """Keep the item log after all drainers have passed it."""
     stay: bool = False
@@ -93,9 +95,9 @@ class Engine:
         self._onion = onion
         self._drains = drains
         self._options = options
-        self._pacing: Pacing = RemotePacing(config.lease.batch) if options.shared else LocalPacing()
+        self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared)
-        self._handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
+        self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
         self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)
         self._seeder = Seeder(
             source, scheduler, config, self.counters, self._persist, self._wake, shared=options.shared
@@ -372,7 +374,7 @@ class Engine:
         settlement: Settlement
         try:
             good = self._leases.is_good(lease)
-            settlement = await self._handler.handle(lease) if good else Released(lease, contacted=False)
+            settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
         self._active.pop(task, None)

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.crawling.retrying import Persistence
 from shoal.ports import ItemSource, Leased, RoleState
@@ -16,10 +16,7 @@ from shoal.sinks.drainer import position_of
 
 log = logging.getLogger("shoal.engine")
 
-_LINGER = 0.02
-"""Seconds that a settlement waits for others while there is enough to do."""
-_POLL = (0.05, 0.5)
-"""Seconds between polls of a queue that other processes may fill: the first, and the maximum."""
+
 _GIVE_UP_AFTER = 0.4
 """Seconds that releasing leases may take after the grace period."""
 _MAX_LAG = 50_000
@@ -83,6 +80,21 @@ class LocalPacing:
         pass
 
 
+class RoundTrip(NamedTuple):
+    """Times in seconds that fit a store at some distance."""
+
+    linger: float
+    """How long a settlement waits for others while there is enough to do."""
+    first_poll: float
+    """Until the second poll of a queue that other processes may fill."""
+    last_poll: float
+    """Between two polls, at most."""
+
+
+_ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5)
+_ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.05)
+
+
 class RemotePacing:
     """The store is a round trip away, and other processes use it too.
 
@@ -90,19 +102,20 @@ class RemotePacing:
     round trip. A queue without due requests is polled, less often if the store asks for it.
     """
 
-    def __init__(self, batch: int) -> None:
-        """``batch``: requests in one call, at most."""
+    def __init__(self, batch: int, *, near: bool = False) -> None:
+        """``batch``: requests in one call, at most. ``near``: another process of this machine has the store."""
         self.poll_after = 0.0
         self.give_up_after: float | None = _GIVE_UP_AFTER
         self._batch = batch
-        self._poll = _POLL[0]
+        self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
+        self._poll = self._times.first_poll
         self._next_poll = 0.0
         """On the monotonic clock. 0: now."""
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         if 4 * busy <= 3 * concurrency or 4 * settled >= self._batch:
             return 0.0
-        return max(0.0, since + _LINGER - time.monotonic())
+        return max(0.0, since + self._times.linger - time.monotonic())
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
         most_ahead = min(self._batch, concurrency)  # not more: other workers need requests too
@@ -115,14 +128,14 @@ class RemotePacing:
 
     def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
         if not short:
-            self._next_poll, self._poll = 0.0, _POLL[0]
+            self._next_poll, self._poll = 0.0, self._times.first_poll
             return 0.0 if has_place else None
         wait = self._poll if leased.wait is None else min(leased.wait, self._poll)
-        self._poll = _POLL[0]
+        self._poll = self._times.first_poll
         self.poll_after = 0.0 if leased.leases else leased.poll_after
         if not leased.leases:
             wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
-            self._poll = min(_POLL[1], 1.5 * wait)
+            self._poll = min(self._times.last_poll, 1.5 * wait)
         self._next_poll = time.monotonic() + wait
         return wait
 

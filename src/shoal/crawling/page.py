@@ -7,10 +7,11 @@ import logging
 import os
 import sysconfig
 import traceback
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from inspect import isawaitable
 from types import GeneratorType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -23,6 +24,7 @@ from shoal.item import encode_item, is_item
 from shoal.middleware import Postponed
 from shoal.middleware.retry import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
+from shoal.selector.usage import begin_page
 from shoal.spider import Spider
 from shoal.urls.normalize import host_of, join_url
 
@@ -41,6 +43,8 @@ _LIBRARIES = (
     "<",
 )
 """Beginnings of file names that are not code of the user."""
+_MAX_REASONS = 5  # of dropped items, in the history of a page
+_MAX_REASON = 200  # characters of the reason why an item was dropped
 
 
 class Released(Struct):
@@ -70,7 +74,7 @@ class Handler:
         self._max_redirects = config.http.max_redirects
         self._retry = RetryPolicy(config.retry)
         self._handled = frozenset(spider.handle_statuses)
-        self._callbacks = Callbacks(spider, counters)
+        self.callbacks = Callbacks(spider, counters)
 
     async def handle(self, lease: Lease) -> Settlement:
         """Fetch and parse the page of a lease. Raises nothing but CancelledError: a failure is a settlement too."""
@@ -99,7 +103,8 @@ class Handler:
         if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
             return await self._redirected(lease, response)
         try:
-            return self._parsed(lease, response, await self._callbacks.call(request.callback, request, response))
+            found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
+            return self._parsed(lease, response, found)
         except TooComplexError as error:
             error.status = status
             return await self._failed(lease, error)
@@ -116,12 +121,13 @@ class Handler:
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
         admitted = self._scheduler.admit(found.links, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
-        note = ""
+        note = _dropped(found.dropped) if found.dropped else ""
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._scheduler.scope.max_links
-            note = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
-            log.warning("%s url=%s", note, lease.request.url)
+            left_out = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
+            log.warning("%s url=%s", left_out, lease.request.url)
+            note = f"{note}; {left_out}" if note else left_out
         completion = Completion(
             lease=lease,
             items=found.items,
@@ -187,7 +193,7 @@ class Handler:
     async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
         try:
             request = lease.request
-            found = await self._callbacks.call(request.errback, request, request, error)
+            found = await self.callbacks.call(request.errback, request, request, error)
             failure.items = found.items
             failure.children = self._scheduler.admit(found.links, request).children
         except Exception as exc:  # the user's code may raise anything
@@ -198,11 +204,18 @@ class Handler:
         """The page is dead, and none of its items is stored. After a fix, `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         reason = describe(exc)
+        self.counters.callback_error = self.counters.callback_error or reason
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure
+
+
+def _dropped(reasons: list[str]) -> str:
+    """What a page's history says about the items that pipelines dropped."""
+    counted = Counter(reasons).most_common(_MAX_REASONS)
+    return "items dropped: " + ", ".join(f"{count} ({reason})" for reason, count in counted)
 
 
 def headers_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -246,6 +259,8 @@ class Found(Struct):
 
     items: list[bytes]
     links: list[Request | LinkBatch]
+    dropped: list[str] = []
+    """The reasons of the items that pipelines dropped."""
 
 
 class Callbacks:
@@ -255,20 +270,24 @@ class Callbacks:
     def __init__(self, spider: Spider, counters: Counters) -> None:
         self._spider = spider
         self._counters = counters
-        self._pipelines = [each() if isinstance(each, type) else each for each in spider.pipelines]
-        for pipeline in self._pipelines:
+        self._fields = dict.fromkeys(spider.fields)
+        self.pipelines: list[Callable[..., Any]] = [
+            each() if isinstance(each, type) else each for each in spider.pipelines
+        ]
+        for pipeline in self.pipelines:
             if not callable(pipeline):
                 name = type(pipeline).__name__
                 raise SpiderError(f"the pipeline {name} is not callable: use a function, or a class with __call__")
 
-    async def call(self, name: str | None, request: Request, *arguments: object) -> Found:
+    async def call(self, name: str | None, request: Request, /, *arguments: object, **named: object) -> Found:
         """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
         found = Found([], [])
-        for output in await _collect(self._spider.callback(name)(*arguments)):
+        begin_page()
+        for output in await _collect(self._spider.callback(name)(*arguments, **named)):
             if isinstance(output, (LinkBatch, Request)):
                 self._check(output)
                 found.links.append(output)
-            elif output is not None and (encoded := await self._encode(output, request)) is not None:
+            elif output is not None and (encoded := await self._encode(output, request, found)) is not None:
                 found.items.append(encoded)
         return found
 
@@ -278,18 +297,22 @@ class Callbacks:
             if name is not None:
                 self._spider.callback(name)
 
-    async def _encode(self, item: object, request: Request) -> bytes | None:
+    async def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
         try:
-            for pipeline in self._pipelines:
+            for pipeline in self.pipelines:
                 item = pipeline(item, self._spider)
                 if isawaitable(item):
                     item = await item
                 if item is None:
                     name = getattr(pipeline, "__name__", type(pipeline).__name__)
                     raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
+            if self._fields and type(item) is dict:
+                item = self._fields | item
             return encode_item(item)
         except DropItem as dropped:
-            self._counters.dropped += 1
+            reason = str(dropped)[:_MAX_REASON] or "no reason"
+            self._counters.drop(reason)
+            found.dropped.append(reason)
             log.debug("item dropped url=%s reason=%s", request.url, dropped)
         except ItemError as error:
             self._counters.item_errors += 1

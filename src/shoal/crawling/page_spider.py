@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shoal.errors import SelectorError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
+from shoal.http.links import LinkFilter
 from shoal.selector import Selector
 from shoal.spider import Spider
 from shoal.urls.normalize import host_of, normalize_url
@@ -15,40 +16,41 @@ DEFAULTS = {"scope": {"max_depth": 3, "max_pages": 1000}}
 """Limits for a site that may be endless."""
 
 
-_MAX_CHARACTERS, _MAX_FACTOR = (
-    1 << 20,
-    4,
-)  # of all fields of a page; or this many times the size of the page, if that is more
+_MAX_CHARACTERS = (1 << 20, 4)  # of all items of a page, or this multiple of the page's size if that is more
+_ANY_PAGE = LinkFilter()
 
 
 class PageSpider(Spider):
-    """Yields one item per page, with its URL and the chosen fields, and follows the links of the page."""
+    """Yields one item per page, or per row of a page, with its URL and the chosen fields. Follows the links of all
+    pages."""
 
-    fields: Mapping[str, str] = {}
-    """Name to CSS query. An element gives its text. Empty: title and text of the page."""
+    queries: Mapping[str, str] = {}
+    """Name to CSS query. An element gives its text. Empty: title and text of the page, or the text of the row."""
+    rows = ""
+    """A CSS query: each element that it finds becomes an item. Empty: each page becomes an item."""
+    items_on = _ANY_PAGE
+    """The pages that yield items, by URL."""
     markdown = False
     """Take the text as Markdown."""
 
     def parse(self, response: Response) -> Iterator[dict[str, object] | LinkBatch]:
         if not _is_html(response):
             return
-        yield {"url": response.url, **(self._chosen(response) if self.fields else self._whole(response))}
+        if self.items_on.accepts(response.url):
+            for fields in self._items(response):
+                yield {"url": response.url, **fields}
         yield response.follow_all()
 
-    def _chosen(self, response: Response) -> dict[str, object]:
-        item: dict[str, object] = {}
-        room = most = max(_MAX_CHARACTERS, _MAX_FACTOR * len(response.body))
-        for name, query in self.fields.items():
-            texts: list[str] = []
-            for each in response.css(query):
-                text = each.text_content().strip()
-                room -= len(text)
-                if room < 0:  # nested elements repeat their text
-                    raise TooComplexError(f"the page is too complex: its fields have more than {most} characters")
-                if text:
-                    texts.append(text)
-            item[name] = texts[0] if len(texts) == 1 else texts or None
-        return item
+    def _items(self, response: Response) -> Iterator[dict[str, object]]:
+        if not self.rows and not self.queries:
+            yield self._whole(response)
+            return
+        texts = _Texts(len(response.body))
+        for part in response.css(self.rows) if self.rows else [response.selector]:
+            if self.queries:
+                yield {name: texts.of(part.css(query)) for name, query in self.queries.items()}
+            else:
+                yield {"text": texts.of([part])}
 
     def _whole(self, response: Response) -> dict[str, object]:
         title = response.css("title::text").get()
@@ -56,12 +58,49 @@ class PageSpider(Spider):
         return {"title": title.strip() if title else None, "text": text}
 
 
-def page_spider(url: str, *, same_site: bool, fields: Mapping[str, str], markdown: bool) -> PageSpider:
-    """Make a spider for one site. It is named after its start URL, so that its crawl can be resumed."""
+class _Texts:
+    """The texts of selected elements of one page, up to a total length: nested elements repeat their text."""
+
+    def __init__(self, size: int) -> None:
+        fixed, multiple = _MAX_CHARACTERS
+        self._room = self._limit = max(fixed, multiple * size)
+
+    def of(self, elements: Iterable[Selector]) -> object:
+        """The text of one element, the texts of several, or None."""
+        texts: list[str] = []
+        for each in elements:
+            text = each.text_content().strip()
+            self._room -= len(text)
+            if self._room < 0:
+                raise TooComplexError(f"the page is too complex: its fields have more than {self._limit} characters")
+            if text:
+                texts.append(text)
+        return texts[0] if len(texts) == 1 else texts or None
+
+
+def page_spider(
+    url: str,
+    *,
+    same_site: bool,
+    fields: Mapping[str, str],
+    markdown: bool,
+    rows: str = "",
+    allow: Sequence[str] = (),
+    deny: Sequence[str] = (),
+) -> PageSpider:
+    """Make a spider for one site. It is named after its start URL, so that its crawl can be resumed.
+
+    ``rows``, ``allow`` and ``deny``: see `PageSpider.rows` and `PageSpider.items_on`.
+    """
+    try:
+        Selector("").css(rows or "p")
+    except SelectorError as exc:
+        raise SpiderError(f"--each {rows!r}: {exc}") from exc
     url = normalize_url(url if re.match(r"\s*[a-zA-Z][\w+.-]*://", url) else "http://" + url.strip())
     host = host_of(url)
     kind = type("PageSpider", (PageSpider,), {"name": url.partition("://")[2].rstrip("/"), "settings": DEFAULTS})
-    spider: PageSpider = kind(start_urls=[url], fields=dict(fields), markdown=markdown)
+    spider: PageSpider = kind(start_urls=[url], queries=dict(fields), markdown=markdown, rows=rows)
+    spider.items_on = LinkFilter(allow, deny)
     if same_site:
         spider.allowed_domains = [host.removeprefix("www.")]
     return spider

@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from shoal.config import Config, config_for
+from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
 from shoal.errors import FrontierError, LeaseLostError, RequestError
+from shoal.frontier import open_store
 from shoal.http import LinkBatch, Request
-from shoal.ports import Completion, Failure, Frontier, Lease, Leased, Store
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Leased, Store
 from shoal.spider import Spider
 from shoal.urls.normalize import origin_of, resolve
 from shoal.urls.scope import Scope
@@ -86,10 +88,6 @@ class Scheduler:
 
         ``config`` is a layer over the file, the spider's settings and the environment. ConfigError if a setting is
         wrong, StoreAwayError or StoreError if the frontier cannot be opened."""
-        from shoal.frontier import open_store
-        from shoal.runs.choosing import WantedRun, choose_run, start_settings
-        from shoal.runs.start import frontier_options
-
         spider = spider() if isinstance(spider, type) else spider
         settings = config_for(config, spider.settings, type(spider).__name__)
         store = await open_store(settings.frontier)
@@ -323,18 +321,30 @@ class Scheduler:
         return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
 
 
+def frontier_options(config: Config) -> FrontierOptions:
+    """The settings that a frontier needs."""
+    return FrontierOptions(
+        max_attempts=config.retry.max_attempts,
+        delay=config.download_delay,
+        concurrency_per_host=config.concurrency_per_host,
+        max_queue_size=config.queue.max_size,
+        in_memory=config.queue.in_memory,
+    )
+
+
 def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
     """Make the scheduler of a run."""
     return Scheduler._of(spider, config, frontier, shared=shared)
 
 
 def _check_storable(found: Request | LinkBatch) -> None:
-    """RequestError if ``meta`` cannot be stored. Everything else was checked when the request was made."""
-    if found.meta:
-        try:
-            _encode(found.meta)
-        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise RequestError(f"meta {found.meta!r:.80} cannot be stored: {exc}") from exc
+    """``meta`` and ``cb_kwargs`` can have any values; the rest was checked when the request was made."""
+    for name in ("meta", "cb_kwargs"):
+        if values := getattr(found, name):
+            try:
+                _encode(values)
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise RequestError(f"{name} {values!r:.80} cannot be stored: {exc}") from exc
 
 
 class KnownLinks:

@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from shoal.ports import HostState, RunView, Stats
 
+_MAX_REASONS = 100
+"""Reasons of dropped items. Others are counted together: a page may decide them."""
+
 
 class Latency:
     """A histogram of fetch times."""
@@ -39,8 +42,8 @@ class Counters:
     """What one process did. The frontier counts for the whole run."""
 
     __slots__ = (
-        "bytes", "dropped", "errors", "fetched", "from_cache", "item_errors", "items", "latency", "leases_lost",
-        "left_out", "out_of_scope", "redirected", "retried", "started",
+        "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
+        "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,13 +54,31 @@ class Counters:
         """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()
         """Failed attempts by kind."""
+        self.drop_reasons: Counter[str] = Counter()
+        """Dropped items by reason, up to a number of reasons."""
+        self.callback_error = ""
+        """The first error of a callback."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of another part of the same process."""
         for name in self.__slots__:
-            if name not in ("errors", "started"):
+            if name not in ("callback_error", "drop_reasons", "errors", "started"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors.update(other.errors)
+        self.drop_reasons.update(other.drop_reasons)
+
+    def drop(self, reason: str) -> None:
+        """Count a dropped item."""
+        self.dropped += 1
+        if reason not in self.drop_reasons and len(self.drop_reasons) >= _MAX_REASONS:
+            reason = "other reasons"
+        self.drop_reasons[reason] += 1
+
+    def numbers(self) -> dict[str, float]:
+        """All plain numbers, by name."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("callback_error", "started")}
+        found = {name: value for name, value in values.items() if isinstance(value, int)}
+        return {**found, "errors": self.errors.total(), "elapsed": self.elapsed}
 
     @property
     def elapsed(self) -> float:
@@ -113,6 +134,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     counters: Counters
     elapsed: float
     outputs: tuple[str, ...]
+    own_counters: dict[str, int] = {}
+    """What the spider counted with ``self.stats.inc``."""
+    failed_url: str = ""
+    """One of the failed requests, if there are any."""
+    unmatched: dict[str, int] = {}
+    """Queries that found nothing on any page of this process, with the number of pages."""
+    expects_items: bool = False
+    """The run has outputs or pipelines, so a run without items is a disappointment."""
 
     @property
     def lost(self) -> int:
@@ -123,6 +152,28 @@ class Summary(Struct, frozen=True, kw_only=True):
     @property
     def pages_per_second(self) -> float:
         return self.counters.fetched / self.elapsed if self.elapsed > 0 else 0.0
+
+
+STATE_NAMES = {"leased": "in flight", "dead": "failed"}
+"""States of a request that users know under another name."""
+
+
+def ledger(stats: Stats) -> dict[str, int | bool]:
+    """The counters of a run under the names that commands, the API and the documentation use."""
+    return {
+        "pushed": stats.pushed,
+        "ready": stats.ready,
+        "waiting": stats.waiting,
+        "in_flight": stats.leased,
+        "done": stats.done,
+        "failed": stats.dead,
+        "left": stats.remaining,
+        "duplicates": stats.duplicates,
+        "items": stats.items,
+        "seeding": stats.seeding,
+        "incoming": stats.incoming,
+        "rewinds": stats.rewinds,
+    }
 
 
 def counts(stats: Stats) -> dict[str, int]:

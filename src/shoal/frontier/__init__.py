@@ -13,7 +13,8 @@ _RETRY_DELAYS = (0.1, 0.3)  # seconds
 
 
 async def open_store(url: str, *, readonly: bool = False) -> Store:
-    """Open the store at a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``.
+    """Open the store at a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``, or
+    ``local:NAME`` for the store of a crawl that runs on this machine.
 
     With ``readonly`` a SQLite file can be inspected while another process works on it. StoreAwayError if a server does
     not answer, StoreError if the URL or the store cannot be used.
@@ -27,6 +28,10 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
         from shoal.frontier.sqlite import SQLiteStore
 
         return await SQLiteStore.open(_sqlite_path(url, rest), readonly=readonly)
+    if scheme == "local":
+        from shoal.frontier.local.store import SocketStore
+
+        return await SocketStore.open(url)
     if scheme.partition("+")[0] in ("redis", "rediss"):
         with needs_extra("redis", scheme):
             from shoal.frontier.redis import RedisStore
@@ -38,6 +43,36 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
     raise StoreError(
         f"no frontier for {scheme!r}; use memory:, sqlite:///file.db, redis://host or postgresql://host/db"
     )
+
+
+async def join_store(url: str, *, readonly: bool = False) -> Store:
+    """Open a store for a short visit. If a process of this machine works on the SQLite file, use the store through that
+    process; otherwise as `open_store`."""
+    path = file_of(url)
+    if path is not None:
+        from shoal.frontier.local.sharing import join_owner
+
+        joined = await join_owner(path)
+        if joined is not None:
+            return joined
+    return await open_store(url, readonly=readonly)
+
+
+async def share_store(url: str) -> Store:
+    """Open a store to work on it beside other processes. A SQLite file gets a process that owns it and serves all
+    others of this machine; other stores as `open_store`."""
+    path = file_of(url)
+    if path is None:
+        return await open_store(url)
+    from shoal.frontier.local.sharing import share_file
+
+    return await share_file(path)
+
+
+def file_of(url: str) -> str | None:
+    """The file of a SQLite frontier; None for other frontiers."""
+    scheme, _, rest = url.partition(":")
+    return _sqlite_path(url, rest) if scheme == "sqlite" else None
 
 
 async def _open_with_retries(open_it: Callable[[], Awaitable[Store]]) -> Store:

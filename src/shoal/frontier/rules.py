@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from hashlib import blake2b
-from typing import NamedTuple
 
 import msgspec
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
-from shoal.urls.normalize import derived_fingerprint, host_of
+from shoal.ports import Claim, Failure, Holder, RequestState, Run, RunState
+from shoal.urls.normalize import derived_fingerprint
 
 # -- states
 
@@ -125,10 +123,10 @@ def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index:
     return derived_fingerprint(fingerprint, b"seed", cursor, b"%d" % index)
 
 
-def child_fingerprint(request: Request, parent: bytes, index: int, fingerprint: bytes | None = None) -> bytes:
+def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     """The name of a child. The name of a child that is not filtered comes from its position on its parent, so that a
-    parent that is handled again after a crash does not add it twice. ``fingerprint``: that of the request, if known."""
-    fingerprint = fingerprint or request.fingerprint()
+    parent that is handled again after a crash does not add it twice."""
+    fingerprint = request.fingerprint()
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
 
@@ -136,42 +134,9 @@ def child_fingerprint(request: Request, parent: bytes, index: int, fingerprint: 
 
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 MAX_LINKS = 2000
-"""Links that one call on a server may add. The links of larger pages are staged."""
+"""Links that one call may add. The links of larger pages are staged."""
 CHUNK = 1000
-"""Links of a staged page that one call uploads, or moves into the queue."""
-LARGE_PAGE = 2000
-"""A page with more children than this is encoded in portions, so that other tasks can run between them."""
-
-
-class Prepared(NamedTuple):
-    """What a step needs of a child."""
-
-    fingerprint: bytes | None = None
-    payload: bytes | None = None
-
-
-NOT_PREPARED = Prepared()
-
-
-async def prepare_children(
-    ended: Sequence[Completion | Failure],
-    encode: Callable[[Request], bytes],
-    add_hosts: Callable[[set[str]], Awaitable[object]],
-) -> dict[int, Prepared]:
-    """Prepare the children of large pages before the step that stores them, so that the step stays short.
-
-    Other calls take their turn in between. Returns them by the ``id`` of each child. RequestError for a child that
-    cannot be stored.
-    """
-    prepared: dict[int, Prepared] = {}
-    for each in ended:
-        if len(each.children) > LARGE_PAGE:
-            for first in range(0, len(each.children), LARGE_PAGE):
-                await asyncio.sleep(0)
-                some = each.children[first : first + LARGE_PAGE]
-                prepared |= {id(child): Prepared(child.fingerprint(), encode_request(child, encode)) for child in some}
-                await add_hosts({host_of(child.url) for child in some})
-    return prepared
+"""Links of a staged page that one step uploads, or moves into the queue."""
 
 
 def encode_request(request: Request, encode: Callable[[Request], bytes]) -> bytes:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from shoal.crawling.stats import Counters, Latency, Standing, Vitals
+from shoal.crawling.stats import Counters, Latency, Standing, Vitals, ledger
 from shoal.metrics.exposition import Family, Labels, Sample, number
 from shoal.ports import HostState, Stats
 
 _ROLES = ("runner", "backup", "spare")
 _CLUSTER_EVENTS = ("elected", "took over", "retired", "lost", "fenced")
-_STATES = ("ready", "waiting", "leased", "done", "dead")
+_STATES = ("ready", "waiting", "in_flight", "done", "failed")
 
 _COUNTED = (
     ("shoal_pages_total", "fetched", "Pages that this process has fetched."),
@@ -89,7 +89,8 @@ def of_ledger(stats: Stats, labels: Labels) -> list[Family]:
 
 def of_depth(stats: Stats, labels: Labels) -> list[Family]:
     """Only the requests by state, for short-lived runs."""
-    depth = {state: getattr(stats, state) for state in _STATES}
+    counted = ledger(stats)
+    depth = {state: counted[state] for state in _STATES}
     return [
         Family(
             "shoal_requests",

@@ -16,7 +16,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
-from shoal.crawling.scheduler import make_scheduler
+from shoal.config.checks import frontier_kind
+from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
@@ -24,14 +26,13 @@ from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
-from shoal.runs.choosing import WantedRun, choose_run, start_settings
+from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import Output, Plan, RunLifecycle
-from shoal.runs.start import frontier_options
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
-from shoal.spider import Spider
+from shoal.spider import Spider, check_declared
 
 log = logging.getLogger("shoal.crawl")
 
@@ -53,6 +54,7 @@ def crawl(
     Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
     """
     if isinstance(spider, type):
+        check_declared(spider, arguments or {})
         spider = spider(**(arguments or {}))
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
@@ -143,7 +145,7 @@ class Crawl:
         self._fetcher = fetcher
         self.spider = spider() if isinstance(spider, type) else spider
         self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
-        self.outputs = tuple(outputs)
+        self.outputs = self.spider.with_outputs(outputs)
         self.items: list[Record] = []
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
@@ -152,8 +154,10 @@ class Crawl:
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
         """Set when the outputs are open and the crawl begins."""
+        self.serves = False
+        """Let other processes of this machine use the store while the crawl works."""
         self._new_run = new_run
-        self._collect = collect and not outputs
+        self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
         self._has_started = False
         self._stop_asked = False
@@ -250,7 +254,7 @@ class Crawl:
             shared=shared,
             output_names=self.outputs,
             resumes=True,
-            watches=self._store is not None,
+            watches=self._store is not None or self.serves,
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
@@ -258,9 +262,15 @@ class Crawl:
         )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
+        if self.serves and frontier_kind(self.config.frontier) in ("memory", "sqlite"):
+            return await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store
+
+    def _poll_now(self) -> None:
+        if self._life is not None and self._life.engine is not None:
+            self._life.engine.poll_now()
 
     @property
     def start_settings(self) -> dict[str, object]:

@@ -15,10 +15,12 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.crawling.engine import Drain, Engine, EngineOptions
+from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import make_fetcher, make_onion
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
@@ -26,6 +28,8 @@ from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Stats, Store
+from shoal.selector.usage import QueryUsage
+from shoal.selector.usage import current as current_queries
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
@@ -35,6 +39,8 @@ _POLL = 1.0
 _POLL_PAUSED = 4.0
 _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
+_MAX_FAILED = 100
+"""Failed requests that are read to find one for the summary."""
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
 
@@ -65,6 +71,8 @@ class Plan(Struct, kw_only=True):
     """See `make_fetcher`."""
     shared: bool = False
     """Other processes, or other crawls of this process, use the frontier too."""
+    near: bool = False
+    """Another process of this machine has the frontier."""
     output_names: tuple[str, ...] = ()
     """For the summary."""
     resumes: bool = False
@@ -110,6 +118,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._queries = QueryUsage()
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -173,15 +182,23 @@ class RunLifecycle:
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             scheduler = await self._prepare(stack)
+            assert self.engine is not None
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
+            hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
+            stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:
-                await self._work(scheduler)
+                await self._open_and_work(hooks, scheduler)
             finally:
                 if watch is not None:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-            return await self._summarize(scheduler, started)
+            summary = await self._summarize(scheduler, started)
+            failure = await hooks.close(summary.state)
+            if failure is not None and self.error is None:
+                self.error = failure
+                summary = msgspec.structs.replace(summary, state="failed", error=str(failure))
+            return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
         plan = self._plan
@@ -204,11 +221,32 @@ class RunLifecycle:
             self._outputs,
             source=plan.source,
             options=EngineOptions(
-                shared=plan.shared, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
+                shared=plan.shared, near=plan.near, keep_items=plan.keep_items, stay=plan.stays, may_work=plan.may_work
             ),
         )
         await self._persist(self._mark_running)
+        if plan.resumes:
+            await self._report_resumed()
         return scheduler
+
+    async def _open_and_work(self, hooks: SpiderHooks, scheduler: Scheduler) -> None:
+        """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
+        assert self.engine is not None
+        self._plan.spider.stats.bind(self.engine.counters.numbers)
+        before = current_queries.set(self._queries)
+        try:
+            self.error = await hooks.open()
+            await (self._work(scheduler) if self.error is None else self._end(scheduler))
+        finally:
+            current_queries.reset(before)
+
+    async def _report_resumed(self) -> None:
+        """Log how far the run is, if an earlier process began it."""
+        assert self.frontier is not None
+        stats = await self._persist(self.frontier.stats)
+        if stats.pushed and stats.remaining:
+            failed = f", {stats.dead} failed" if stats.dead else ""
+            log.info("resuming run %s: %d done%s, %d left", self.run_id, stats.done, failed, stats.remaining)
 
     async def _fence(self, holder: Holder) -> None:
         """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
@@ -321,7 +359,8 @@ class RunLifecycle:
     async def _summarize(self, scheduler: Scheduler, started: float) -> Summary:
         assert self.frontier is not None
         assert self.engine is not None
-        stats, kinds = await last_stats(self.frontier, self._deadline if self.stopping else None)
+        deadline = self._deadline if self.stopping else None
+        stats, kinds = await last_stats(self.frontier, deadline)
         state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
         return Summary(
             run_id=self.run_id,
@@ -333,6 +372,9 @@ class RunLifecycle:
             counters=self.engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
+            failed_url=await failed_url(self.frontier, deadline) if kinds else "",
+            unmatched=self._queries.unmatched(),
+            expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
         )
 
     # -- the state of the run
@@ -358,7 +400,7 @@ class RunLifecycle:
             await self._move_to("running")
             state = "running"
         if state != self._shown:
-            log.warning("run %s is %s", self.run_id, state)
+            log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
             self.halt(state == "paused")
         self._polls += 1
@@ -389,3 +431,19 @@ async def last_stats(frontier: Frontier, deadline: float | None) -> tuple[Stats,
         async with asyncio.timeout_at(deadline):
             return await frontier.stats(), await frontier.dead_kinds()
     return Stats(seeding=True), {}
+
+
+async def failed_url(frontier: Frontier, deadline: float | None) -> str:
+    """The URL of a failed request, if possible of one that robots.txt allows. Empty if the store does not answer."""
+    url = ""
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            left = _MAX_FAILED
+            async for history in frontier.dead():
+                url = url or history.url
+                left -= 1
+                if not history.reason.startswith("robots.txt"):
+                    return history.url
+                if not left:
+                    break
+    return url

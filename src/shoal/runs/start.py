@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import logging
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,8 @@ import msgspec
 
 from shoal.config import Config, Count, Seconds, mask
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_choice import new_run_id
+from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
@@ -107,22 +107,6 @@ def code_hash(spider: Spider) -> str:
     return ""
 
 
-def frontier_options(config: Config) -> FrontierOptions:
-    """The settings that a frontier needs."""
-    return FrontierOptions(
-        max_attempts=config.retry.max_attempts,
-        delay=config.download_delay,
-        concurrency_per_host=config.concurrency_per_host,
-        max_queue_size=config.queue.max_size,
-        in_memory=config.queue.in_memory,
-    )
-
-
-def new_run_id() -> str:
-    """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
-    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
-
-
 def default_run_id(spider: Spider, config: Config) -> str:
     """The name of a run that many processes share without agreeing on it: that of the spider, with its project unless
     that is the default."""
@@ -149,6 +133,7 @@ async def start_run(
     names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
     ``networks``: see `RunSettings`."""
     _check_outputs(outputs)
+    outputs = _with_spiders(spider, outputs)
     source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
     settings = _settings(spider, config, seeds, urls, urls_file, outputs)
@@ -313,6 +298,14 @@ def _check_outputs(outputs: Sequence[str]) -> None:
                 f"{mask(spec)} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
                 "write it at the end with `shoal export RUN -o FILE`, or use a database on a server"
             )
+
+
+def _with_spiders(spider: Spider, outputs: Sequence[str]) -> Sequence[str]:
+    """The outputs with those of the spider that a fleet can share."""
+    for spec in spider.outputs:
+        if not is_shared(spec):
+            log.warning("%s is not written by the fleet: use `shoal export RUN -o %s` at the end", spec, spec)
+    return [*(spec for spec in spider.outputs if is_shared(spec) and spec not in outputs), *outputs]
 
 
 def _source(spider: Spider, urls: Sequence[str] | None, urls_file: str | None) -> Source:

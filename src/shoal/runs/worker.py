@@ -20,7 +20,7 @@ from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError
-from shoal.frontier import open_store
+from shoal.frontier import share_store
 from shoal.ports import Frontier, Holder, Store
 from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
 from shoal.runs.start import RunSettings, find_run
@@ -117,7 +117,7 @@ class Worker:
     async def run(self) -> Summary:
         """Work until the run is finished, cancelled, or ``stop``. The error that ended it early is in ``error``."""
         async with AsyncExitStack() as stack:
-            store = await open_store(self.config.frontier)
+            store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_quietly, store)
             persist = self._starting = Persistence(shared=store.shared)
             changed = self._options.allow_changed

@@ -75,12 +75,12 @@ def parse_html(text: str) -> Document:
 
 def _parse_xml(text: str) -> Document:
     try:
-        return parsing.parse_xml(_without_cdata(text.removeprefix("\ufeff")))
+        return parsing.parse_xml(without_cdata(text.removeprefix("\ufeff")))
     except turbohtml.HTMLParseError as exc:
         raise SelectorError(f"not well-formed XML: {exc}") from exc
 
 
-def _without_cdata(text: str) -> str:
+def without_cdata(text: str) -> str:
     """Replace CDATA sections by escaped text, because turbohtml's ``text()`` does not find them.
 
     The time is linear: after a section that does not end, the search stops.

@@ -13,6 +13,7 @@ from turbohtml import Element, Node
 from shoal.selector.css import find_css
 from shoal.selector.documents import Root, content, drop, is_xml, parse_text, remove_namespaces, replace_entities, top
 from shoal.selector.json_queries import find_jmespath
+from shoal.selector.usage import counted
 from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 _NOT_SET = cast("Root", object())
@@ -90,7 +91,7 @@ class Selector(_Searchable):
         ``p::text`` returns the texts directly in each ``p``, and
         ``p ::text`` also those below it.
         """
-        return SelectorList.of(find_css(self.root, query), self.namespaces)
+        return SelectorList.of(counted(query, find_css(self.root, query)), self.namespaces)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         """Return the nodes and strings that an XPath 1.0 expression finds, or its one value.
@@ -102,14 +103,14 @@ class Selector(_Searchable):
         matches the name as the document writes it: ``//media:title`` needs no declaration.
         """
         declared = self.namespaces if namespaces is None else _merge(self.namespaces, namespaces)
-        return SelectorList.of(find_xpath(self.root, query, variables, declared), self.namespaces)
+        return SelectorList.of(counted(query, find_xpath(self.root, query, variables, declared)), self.namespaces)
 
     def jmespath(self, query: str, **options: object) -> SelectorList:
         """Return the values that a JMESPath query finds. Text and the text of an element are decoded as JSON first.
 
         ``options`` go to ``jmespath.search``. Invalid JSON contains nothing.
         """
-        return SelectorList.of(find_jmespath(self.root, query, options), self.namespaces)
+        return SelectorList.of(counted(query, find_jmespath(self.root, query, options)), self.namespaces)
 
     def get(self) -> Any:
         """Return the markup of a node, the string, or the JSON value."""
@@ -212,16 +213,17 @@ class SelectorList(_Searchable, Sequence[Selector]):
         return SelectorList.of(self._roots + other._roots, _merge(self._namespaces, other._namespaces))
 
     def css(self, query: str) -> SelectorList:
-        return SelectorList.of([found for root in self._roots for found in find_css(root, query)], self._namespaces)
+        found = [each for root in self._roots for each in find_css(root, query)]
+        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         declared = _merge(self._namespaces, namespaces)
         found = [each for root in self._roots for each in find_xpath(root, query, variables, declared)]
-        return SelectorList.of(found, self._namespaces)
+        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
 
     def jmespath(self, query: str, **options: object) -> SelectorList:
         found = [each for root in self._roots for each in find_jmespath(root, query, options)]
-        return SelectorList.of(found, self._namespaces)
+        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
 
     def get(self, default: Any = None) -> Any:
         """Return the first result (a string, or a JSON value), or the default if there is none."""

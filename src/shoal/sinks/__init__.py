@@ -39,8 +39,9 @@ _OPTIONS: dict[_Kind, frozenset[str]] = {
     "mysql": frozenset({"ssl_ca", "ssl_cert", "ssl_key"}),
 }
 _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
-    "csv": {"formulas": "formulas=escape", "max_columns": "max_columns=N"},
-    "parquet": {"max_columns": "max_columns=N"},
+    "jsonl": {"replace": "replace=yes"},
+    "csv": {"formulas": "formulas=escape", "max_columns": "max_columns=N", "replace": "replace=yes"},
+    "parquet": {"max_columns": "max_columns=N", "replace": "replace=yes"},
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
 """The options of files and SQLite, and how to write them."""
@@ -62,16 +63,21 @@ class _Target(Struct, frozen=True):
     max_columns: int = MAX_COLUMNS
     formulas: bool = True
     """Whether CSV cells may be formulas."""
+    replaces: bool = False
+    """Whether a file that another run wrote is replaced."""
 
 
 def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None) -> Sink:
     """Make the sink for a file name or a URL. Nothing is read or written before its ``open``. SinkError if invalid.
 
-    A new run replaces a file. In a database it adds rows, unless the output has a ``?key=``. ``on_reject`` is called
-    with the number of items that the output can't write; they are also logged.
+    A new run refuses a file that another run wrote, unless the output has ``?replace=yes``. In a database it adds rows,
+    unless the output has a ``?key=``. ``on_reject`` is called with the number of items that the output can't write;
+    they are also logged.
     """
     target = _parse(spec)
-    options = TableOptions(target.table, run_id, target.key, target.max_columns, on_reject)
+    options = TableOptions(
+        target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id
+    )
     match target.kind:
         case "stdout":
             from shoal.sinks.files import StreamSink
@@ -80,7 +86,7 @@ def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] |
         case "jsonl":
             from shoal.sinks.files import JsonLinesSink
 
-            return JsonLinesSink(target.path, run_id=run_id)
+            return JsonLinesSink(target.path, options)
         case "csv":
             from shoal.sinks.csvfile import CsvSink
 
@@ -159,11 +165,16 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
     try:
         if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
             raise ValueError
+        if options.get("replace", "yes") != "yes":
+            raise ValueError
         table, key, max_columns = _table_options(kind, options)
     except ValueError:
         allowed = f"?{'&'.join(known.values())}" if known else "none"
         raise SinkError(f"{spec!r}: invalid option after the file name; allowed: {allowed}") from None
-    return _Target(kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options)
+    return _Target(
+        kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options,
+        replaces="replace" in options,
+    )  # fmt: skip
 
 
 def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:

@@ -29,7 +29,7 @@ class CsvSink:
 
     def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = True) -> None:
         options = options or TableOptions()
-        self._file = GrowingFile(path, options.run_id)
+        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._max_columns = options.max_columns
         self._formulas = formulas
         self._rejects = Rejects(self._file.path, options.on_reject)

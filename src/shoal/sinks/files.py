@@ -17,6 +17,7 @@ import msgspec
 from shoal.errors import SinkError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
+from shoal.sinks.keys import TableOptions
 from shoal.sinks.recent import Recent
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, storage_errors, unwritten
 
@@ -56,8 +57,8 @@ def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
 class JsonLinesSink:
     """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
 
-    def __init__(self, path: str, *, run_id: str = "") -> None:
-        self._file = GrowingFile(path, run_id)
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._seq = 0
 
     async def open(self, state: bytes) -> None:

@@ -42,6 +42,8 @@ class TableOptions(msgspec.Struct, frozen=True):
     max_columns: int = MAX_COLUMNS
     on_reject: Callable[[int], None] | None = None
     """Called with the number of items that could not be written."""
+    replaces: bool = True
+    """Whether a file that another run wrote is replaced."""
 
     @property
     def run(self) -> str:

@@ -29,8 +29,11 @@ from shoal.sinks.storage import (
     checksum,
     in_thread,
     lock,
+    owner_of,
     replace_file,
+    set_owner,
     storage_errors,
+    taken,
     unwritten,
 )
 from shoal.sinks.tables import rows_within
@@ -110,6 +113,8 @@ class ParquetSink:
         self._close()
         if os.path.isdir(self._path):
             raise SinkError(f"can't write {self._path}: it is a folder; give the name of a file")
+        if not saved.parts and not self._options.replaces and self._is_taken():
+            raise taken(self._path, None)
         with storage_errors(self._path):
             with suppress(FileExistsError):
                 os.mkdir(self._folder)
@@ -117,17 +122,32 @@ class ParquetSink:
         try:
             with self._errors():
                 lock(self._lock, self._path)
+                set_owner(self._lock, self._options.run_id)
                 mark = self._mark(saved)
                 self._saved, self._merged = saved, mark.rows[: saved.parts]
                 self._keep_parts(saved)
                 if len(mark.rows) > saved.parts:
-                    os.close(replace_file(self._path, self._merge))
+                    self._replace_merged()
                 names = (name for source in self._sources(saved) for name in pq.read_schema(source).names)
                 self._fields = dict.fromkeys(names)
         except BaseException:
             self._close()
             raise
         self._items, self._size, self._seq = [], 0, 0
+
+    def _is_taken(self) -> bool:
+        """Whether another run wrote the file, or parts of it."""
+        with suppress(FileNotFoundError):
+            if os.path.getsize(self._path) and owner_of(self._path) != self._options.run_id:
+                return True
+        with suppress(FileNotFoundError):
+            return any(True for _ in self._own_files()) and owner_of(self._folder) != self._options.run_id
+        return False
+
+    def _replace_merged(self) -> None:
+        descriptor = replace_file(self._path, self._merge)
+        set_owner(descriptor, self._options.run_id)
+        os.close(descriptor)
 
     def _mark(self, saved: _Saved) -> _Mark:
         """The metadata of the existing file; empty if another run wrote it."""
@@ -207,7 +227,7 @@ class ParquetSink:
         try:
             if self._saved.parts > len(self._merged) or not os.path.exists(self._path):
                 with self._errors():
-                    os.close(replace_file(self._path, self._merge))
+                    self._replace_merged()
             with storage_errors(self._path):
                 for path in self._own_files():
                     os.unlink(path)

@@ -79,6 +79,13 @@ def changed(path: str, what: str, run_id: str = "") -> SinkError:
     )
 
 
+def taken(path: str, owner: str | None) -> SinkError:
+    """The error for a file that a new run may not replace."""
+    whose = f"has the output of run {owner}" if owner else "exists and is not empty"
+    name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    return SinkError(f"{name} {whose}. Use -O {name} to replace it, or choose another output")
+
+
 def checksum(tail: bytes) -> bytes:
     """The checksum of the last block before an offset."""
     return blake2b(tail, digest_size=16).digest()
@@ -147,7 +154,9 @@ def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
 class GrowingFile:
     """A file to append to, which can be truncated. All methods block."""
 
-    def __init__(self, path: str, run_id: str = "") -> None:
+    def __init__(self, path: str, run_id: str = "", *, replaces: bool = True) -> None:
+        """``replaces``: a new run may replace a file that another run wrote."""
+        self._replaces = replaces
         self.path = os.path.realpath(path)
         self.run_id = run_id
         self.size = 0
@@ -176,6 +185,8 @@ class GrowingFile:
                     raise SinkError(f"can't write {self.path}: it is not a regular file")
                 if not fresh:
                     self._check_owner(descriptor)
+                elif found.st_size and not self._replaces and (owner := owner_of(descriptor)) != self.run_id:
+                    raise taken(self.path, owner)
                 if found.st_size < size:
                     raise self.changed(f"has {found.st_size} bytes, but had {size}")
                 with suppress(FileNotFoundError):

@@ -25,8 +25,8 @@ from __future__ import annotations
 import pytest
 
 for _module in (
-    "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "roles", "repeating", "fencing", "machine",
-    "pair", "sending", "coordination", "server_faults", "sinks",
+    "steps", "pushing", "leasing", "reissuing", "politeness", "ledger", "large_pages", "roles", "repeating", "fencing",
+    "machine", "pair", "sending", "coordination", "server_faults", "sinks",
 ):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.testing.fencing import FencingContract
+from shoal.testing.large_pages import LargePagesContract
 from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
 from shoal.testing.politeness import PolitenessContract
@@ -20,6 +21,7 @@ class FrontierContract(
     SendingContract,
     PolitenessContract,
     LedgerContract,
+    LargePagesContract,
     RolesContract,
     RepeatingContract,
     FencingContract,

@@ -37,6 +37,7 @@ FULL_REQUEST = Request(
         "map": {"deep": {"bytes": b"\x00\xff", "big": 2**63}},
         "": [],
     },
+    cb_kwargs={"place": 3, "path": ["a", None], "note": "ß"},
     priority=-2.5,
     depth=7,
     callback="parse_item",

@@ -13,6 +13,7 @@ import typer
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import opened_run
+from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ app = Commands()
 def audit(run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
     """Recount the requests of a run and check that none is lost.
 
-    Each pushed request must be ready, waiting, leased, done or dead. The exit code is 1 if the numbers do not
+    Each pushed request must be ready, waiting, in flight, done or failed. The exit code is 1 if the numbers do not
     add up.
     """
 
@@ -58,7 +59,7 @@ def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[st
     if stats.seeding:
         lines.append("balanced, but seeding is not finished: start requests may be missing")
     elif stats.remaining:
-        lines.append(f"balanced: {stats.remaining} requests remain")
+        lines.append(f"balanced: {stats.remaining} requests left")
     elif not rewinds:
         lines.append("balanced: nothing lost")
     else:
@@ -84,7 +85,7 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
     print(f"run {run.run_id} of {run.spider}: {run.state}{', seeding' if stats.seeding else ''}\n")
     print(f"  pushed     {stats.pushed:>10}")
     for name in ("ready", "waiting", "leased", "done", "dead"):
-        print(f"  {'=' if name == 'ready' else '+'} {name:<8} {getattr(stats, name):>10}")
+        print(f"  {'=' if name == 'ready' else '+'} {STATE_NAMES.get(name, name):<9} {getattr(stats, name):>9}")
     for kind, count in sorted(dead.items(), key=lambda pair: -pair[1]):
         print(f"      {kind:<22} {count:>10}")
     if stats.incoming:
@@ -128,7 +129,7 @@ def why(
 
 def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
-    print(f"{history.url}\n  state     {history.state}{status}")
+    print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'none: it is a start request'}")
@@ -163,7 +164,7 @@ def retry_failed(
 ) -> None:
     """Queue the failed requests of a run again.
 
-    They get all their attempts again. Requests that robots.txt disallowed stay dead. `shoal audit` lists the kinds of
+    They get all their attempts again. Requests that robots.txt disallowed stay failed. `shoal audit` lists the kinds of
     failures.
     """
 

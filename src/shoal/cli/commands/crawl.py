@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
+from shoal.cli.commands.processes import fork_ahead, process_crawl, work_as_part
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -20,9 +21,11 @@ from shoal.cli.options import (
     NewRun,
     Output,
     Quiet,
+    Replace,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     pairs,
     resolve,
 )
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from shoal.crawling.stats import Summary
     from shoal.metrics.serving import Observed
     from shoal.runs.crawl import Stoppable
+    from shoal.runs.process_fork import ForkedProcesses
     from shoal.spider import Spider
 
     class Executed(Stoppable, Watched, Observed, Protocol):
@@ -54,17 +58,31 @@ app = Commands()
     examples="""
     shoal crawl https://example.com -o pages.jsonl
     shoal crawl https://example.com --item name=h1 --item price=p.price -o a.csv
+    shoal crawl https://example.com --each article --item name=h3 -o a.csv
     shoal crawl https://example.com -o pages.jsonl --frontier sqlite:///crawl.db
     """
 )
 def crawl(
     url: Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")],
     output: Output = [],
+    replace: Replace = [],
     item: Annotated[
         list[str],
         typer.Option(
             "--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'
         ),
+    ] = [],
+    each: Annotated[
+        str,
+        typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
+    ] = "",
+    allow: Annotated[
+        list[str],
+        typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
+    ] = [],
+    deny: Annotated[
+        list[str],
+        typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
     ] = [],
     depth: Annotated[
         int | None,
@@ -88,15 +106,18 @@ def crawl(
 ) -> None:
     """Crawl a site without writing code.
 
-    Each page becomes an item with its URL, title and text, or with the fields that you choose with --item. Items go to
-    standard output unless you pass --output.
+    Each page becomes an item with its URL, title and text, or with the fields that you choose with --item. With --each,
+    each matching element of a page becomes an item. --allow and --deny choose the pages that yield items; links of all
+    pages are followed. Items go to standard output unless you pass --output.
     """
     from shoal.crawling.page_spider import page_spider, parse_fields
 
-    spider = page_spider(url, same_site=same_site, fields=parse_fields(item), markdown=markdown)
+    spider = page_spider(
+        url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
+    )
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth)
     execute(
-        spider, resolve(spider, options, setting), output or ["-"], new_run=new_run, quiet=quiet,
+        spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port,
     )  # fmt: skip
 
@@ -111,6 +132,7 @@ def crawl(
 def run(
     spider: SpiderName,
     output: Output = [],
+    replace: Replace = [],
     argument: Argument = [],
     delay: Delay = None,
     concurrency: Concurrency = None,
@@ -119,19 +141,28 @@ def run(
     mode: Mode = None,
     setting: Setting = [],
     new_run: NewRun = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1
+        ),
+    ] = 1,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a spider in this process.
+    """Run a spider on this machine.
 
-    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it.
+    With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it. With
+    --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
+    terminal.
     """
+    forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode)
     execute(
-        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *output], new_run=new_run,
-        quiet=quiet, command=spider, metrics_port=metrics_port,
+        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
+        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
     )  # fmt: skip
 
 
@@ -152,22 +183,32 @@ def _crawl_options(
 
 
 def execute(
-    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool, command: str = "",
-    urls: list[str] | None = None, metrics_port: str | None = None,
+    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
+    urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
 ) -> NoReturn:  # fmt: skip
-    """Crawl in this process, then show the summary and exit."""
+    """Crawl on this machine, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
 
-    made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
-    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=command)
+    work_as_part(spider, resolved, quiet=quiet)
+    if processes is not None:
+        made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
+    else:
+        made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    made.serves = True
+    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:])
 
 
 def show_and_exit(
-    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: str = "",
+    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: Sequence[str] = (),
     notices: list[str] = [],
 ) -> NoReturn:  # fmt: skip
-    """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed."""
+    """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
+
+    With a ``command`` (the words after ``shoal``) the run is this process's own, and the exit code also tells a run
+    that achieved nothing. A worker is one of several, and a supervisor restarts a worker that fails.
+    """
     from shoal.cli import progress, summary
+    from shoal.crawling.verdict import Outcome, judge
     from shoal.runs.crawl import run_blocking
 
     collect_rarely()
@@ -178,7 +219,8 @@ def show_and_exit(
     run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port))
     assert made.summary is not None
     summary.show(console, made.summary, resolved.config, command)
-    sys.exit(1 if made.summary.state == "failed" else 0)
+    outcome, _ = judge(made.summary)
+    sys.exit(outcome.value if command or outcome is Outcome.FAILED else 0)
 
 
 def _beside(show: During | None, metrics_port: str | None) -> During | None:

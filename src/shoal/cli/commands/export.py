@@ -6,9 +6,10 @@ import asyncio
 import sys
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, NewestRun, Output
+from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, outputs_of
 from shoal.cli.run_store import opened_run
 from shoal.cli.terminal import raw_stderr
+from shoal.errors import ConfigError
 
 app = Commands()
 
@@ -19,15 +20,19 @@ app = Commands()
     shoal export books_1 --frontier redis://host -o books.parquet
     """
 )
-def export(output: Output, run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
+def export(output: Output = [], replace: Replace = [], run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
     """Write all items of a run to files or databases."""
     from shoal.config import mask
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain
 
+    outputs = outputs_of(output, replace)
+    if not outputs:
+        raise ConfigError("name a file or a database: -o items.csv")
+
     async def work() -> None:
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
-            for spec in output:
+            for spec in outputs:
                 rejects: list[int] = []
                 sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append)
                 count = await drain(store, sink, on_progress=_progress)

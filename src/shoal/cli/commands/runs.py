@@ -42,12 +42,12 @@ def runs(
 
     async def work() -> None:
         from shoal.config import Config
-        from shoal.runs.start import frontier_options
+        from shoal.crawling.scheduler import frontier_options
 
         async with opened_store(frontier, readonly=True) as store:
             found = await store.list_runs(spider, None if all_projects else current_project())
             heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
-            print(heading, *map(_column, ("done", "left", "dead", "items")), *["project"] * all_projects)
+            print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
                 ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
@@ -92,20 +92,21 @@ def stats(
     asyncio.run(work())
 
 
-def _print_stats(run_id: str, ledger: Stats, speed: float | None, *, as_json: bool) -> None:
+_SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
+
+
+def _print_stats(run_id: str, found: Stats, speed: float | None, *, as_json: bool) -> None:
     import json
 
-    from msgspec.structs import asdict
-
-    from shoal.crawling.stats import counts
+    from shoal.crawling.stats import ledger
 
     if as_json:
-        print(json.dumps({"run_id": run_id, **asdict(ledger), **counts(ledger)}), flush=True)
+        print(json.dumps({"run_id": run_id, **ledger(found)}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
-    seeding = "  (seeding)" if ledger.seeding else ""
-    words = " ".join(f" {name} {count}" for name, count in counts(ledger).items())
-    print(f"{time.strftime('%H:%M:%S')} {words}  items {ledger.items}{pace}{seeding}", flush=True)
+    seeding = "  (seeding)" if found.seeding else ""
+    words = " ".join(f" {name.replace('_', ' ')} {ledger(found)[name]}" for name in _SHOWN)
+    print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
 
 
 @app.add(examples="shoal pause books_1 --frontier redis://host")

@@ -13,12 +13,13 @@ from shoal.cli.help import Commands
 from shoal.errors import SpiderError
 
 _TEMPLATE = """\
-from shoal import Request, Response, Spider
+from shoal import Response, Spider
 
 
 class {class_name}(Spider):
     name = "{name}"
     start_urls = ["{url}"]
+    allowed_domains = ["{host}"]
     settings = {{"download_delay": 0.5, "scope": {{"max_depth": 5}}}}
 
     def parse(self, response: Response):
@@ -42,15 +43,17 @@ def new(
     ] = "http://127.0.0.1:8000/",
 ) -> None:
     """Create a spider from a template."""
-    from shoal.urls.normalize import normalize_url
+    from shoal.urls.normalize import host_of, normalize_url
 
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise SpiderError(f"invalid spider name {name!r}: start with a letter, then use letters, digits, _ and -")
     path = Path(name.replace("-", "_") + ".py")
     if path.exists():
         raise SpiderError(f"{path} already exists: choose another name, or delete the file")
+    start = normalize_url(url)
+    host = host_of(start).removeprefix("www.")
     class_name = "".join(part.capitalize() for part in re.split("[-_]", name))
-    path.write_text(_TEMPLATE.format(class_name=class_name, name=name, url=normalize_url(url)))
+    path.write_text(_TEMPLATE.format(class_name=class_name, name=name, url=start, host=host))
     print(f"wrote {path}\nrun it: shoal run {path} -o {name}.jsonl")
 
 

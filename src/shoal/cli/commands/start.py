@@ -74,7 +74,7 @@ def start(
     resolved = resolve(made, given(options), setting)
     outputs = [*(entry.outputs if entry else ()), *output]
     if execution == "single":
-        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, command=spider, urls=_urls_of(urls_file))
+        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file))
     asyncio.run(
         _start(made, resolved, spider, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
     )

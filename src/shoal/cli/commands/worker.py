@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from shoal.cli.commands.crawl import show_and_exit
+from shoal.cli.commands.processes import without_processes
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     AllowChanged,
@@ -91,19 +92,7 @@ def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
         from shoal.metrics.serving import parse_address
 
         parse_address(metrics_port).check_room(count)
-    sys.exit(worker_processes(_without_processes(sys.argv[2:]), count))
-
-
-def _without_processes(arguments: list[str]) -> list[str]:
-    kept, skip = [], False
-    for word in arguments:
-        if skip or word.startswith("--processes="):
-            skip = False
-        elif word == "--processes":
-            skip = True
-        else:
-            kept.append(word)
-    return kept
+    sys.exit(worker_processes(without_processes(sys.argv[2:]), count))
 
 
 def prepare(
@@ -123,10 +112,10 @@ def prepare(
 
 async def _run_arguments(config: Config, run_id: str) -> dict[str, object]:
     """The arguments that the run's spider started with."""
-    from shoal.frontier import open_store
+    from shoal.frontier import join_store
     from shoal.runs.start import RunSettings
 
-    store = await open_store(config.frontier, readonly=True)
+    store = await join_store(config.frontier, readonly=True)
     try:
         run = await store.get_run(run_id)
         return {} if run is None else RunSettings.of(run).arguments

@@ -11,6 +11,7 @@ from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.queue import MemoryQueue
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Host, OpenRuns
 from shoal.ports import FrontierOptions
 
@@ -29,11 +30,12 @@ class MemoryFrontier(ComposedFrontier):
         """``hosts``, ``runs`` and ``facts`` are shared by all runs of the store."""
         self._requests = requests = Requests(options, hosts)
         roles, items = MemoryRoles(clock), MemoryItemLog()
+        self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            options, requests, items, roles, clock, lambda now: runs.expire_others(self, now)
+            options, requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now)
         )
         self.expire_leases = queue.expire_leases
-        inspection = MemoryInspection(requests, queue, roles, items, clock)
+        inspection = MemoryInspection(requests, stages, queue, roles, items, clock)
         super().__init__(queue, roles, items, MemoryHosts(requests, hosts, facts, clock), inspection)
 
     def halt(self, halted: bool) -> None:
@@ -43,4 +45,5 @@ class MemoryFrontier(ComposedFrontier):
     def discard(self) -> None:
         """Drop everything: the run was deleted, or the store was closed."""
         self._queue.close()
+        self._stages.clear()
         self._requests.close()

@@ -9,6 +9,7 @@ from shoal.frontier.memory.queue import MemoryQueue
 from shoal.frontier.memory.records import head_of, request_of
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, SEED_ROLE, STATE_NAMES, is_retried
 from shoal.http import Request
 from shoal.ports import Event, History, Rewind, Stats
@@ -20,32 +21,35 @@ class MemoryInspection:
     def __init__(
         self,
         requests: Requests,
+        stages: MemoryStages,
         queue: MemoryQueue,
         roles: MemoryRoles,
         items: MemoryItemLog,
         clock: Callable[[], float],
     ) -> None:
         self._requests = requests
+        self._stages = stages
         self._queue = queue
         self._roles = roles
         self._items = items
         self._clock = clock
 
     async def stats(self) -> Stats:
-        return self._stats(self._requests.counts)
+        return self._stats(self._requests.counts, self._stages.incoming)
 
     async def audit(self) -> Stats:
         counts = [0] * len(STATE_NAMES)
         for record in self._requests.records.values():
             counts[READY if record is None else record[0]] += 1
-        return self._stats(counts)
+        return self._stats(counts, self._stages.count())
 
-    def _stats(self, counts: Sequence[int]) -> Stats:
+    def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
         return Stats(
             **dict(zip(STATE_NAMES, counts, strict=True)),
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
+            incoming=incoming,
             seeding=not self._roles.is_finished(SEED_ROLE),
         )
 
@@ -55,8 +59,11 @@ class MemoryInspection:
     # -- histories
 
     async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        number: int | None = int.from_bytes(request.fingerprint(), "big")
+        fingerprint = request.fingerprint()
+        number: int | None = int.from_bytes(fingerprint, "big")
         if number not in self._requests.records:
+            if (staged := self._stages.find(fingerprint)) is not None:
+                return staged
             number = None if exact else self._requests.search(request.url)
         return None if number is None else self._history(number)
 

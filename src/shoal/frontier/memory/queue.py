@@ -14,6 +14,7 @@ from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request, encode_request, head_of, request_of
 from shoal.frontier.memory.requests import NewRequests, Requests
 from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -31,11 +32,11 @@ from shoal.frontier.rules import (
     is_fenced,
     lost_reason,
     new_nonce,
-    prepare_children,
     push_fingerprint,
     reissued_token,
     token_base,
 )
+from shoal.frontier.staging import POLL, E, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -49,7 +50,8 @@ from shoal.ports import (
     RequestState,
 )
 
-E = TypeVar("E", Completion, Failure)
+_MAX_REPEATED = 10_000
+"""Completions that are recognized when they are repeated."""
 T = TypeVar("T")
 
 
@@ -69,12 +71,13 @@ class _Held(msgspec.Struct):
 
 class MemoryQueue:
     """See `shoal.ports.Queue`. No method gives way to another task while it changes something, so each call is one
-    atomic step."""
+    atomic step. Only a large page needs more steps: see `MemoryStages`."""
 
     def __init__(
         self,
         options: FrontierOptions,
         requests: Requests,
+        stages: MemoryStages,
         items: MemoryItemLog,
         roles: MemoryRoles,
         clock: Callable[[], float],
@@ -84,6 +87,7 @@ class MemoryQueue:
         """The run is paused or cancelled: nothing is leased."""
         self._options = options
         self._requests = requests
+        self._stages = stages
         self._items = items
         self._roles = roles
         self._clock = clock
@@ -93,8 +97,10 @@ class MemoryQueue:
         """(time, token, request) of leases; an entry is stale if the lease has ended or was extended."""
         self._waiting: list[tuple[float, int, int]] = []
         """(time, sequence, request) of requests that wait for their next attempt."""
-        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
-        """The nonce of the last lease call, and what it leased."""
+        self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
+        """For each holder: the nonce of its last lease call, and what it leased."""
+        self._completed: dict[int, None] = {}
+        """The tokens of the last completions, oldest first."""
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         if seed is not None:
@@ -119,8 +125,9 @@ class MemoryQueue:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
         self._roles.check_holder(holder)
-        if nonce == self._last_call[0]:
-            renewed = await self.renew(self._last_call[1], ttl)
+        last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
+        if nonce == last_nonce:
+            renewed = await self.renew(last_leases, ttl)
             return Leased([lease for lease in renewed if lease], 0.0)
         deadline = clock.now() + ttl
         now = self._clock()
@@ -128,6 +135,7 @@ class MemoryQueue:
         self._expire_others(now)
         if self.halted:
             return Leased([], None)
+        self._stages.help()
         lanes, leases = self._requests.lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
@@ -141,13 +149,14 @@ class MemoryQueue:
             fingerprint = number.to_bytes(16, "big")
             leases.append(Lease(decode_request(payload), fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
-        self._last_call = nonce, leases
+        self._last_calls[holder] = nonce, leases
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
-        """Seconds until something changes by itself: a retry is due, a lease expires, a host is due."""
+        """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""
         next_retry = self._waiting[0][0] if self._waiting else None
-        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due())
+        incoming = now + POLL if self._stages.incoming else None
+        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
 
@@ -221,19 +230,37 @@ class MemoryQueue:
         return None if held is None or held.token != lease.token else (number, held)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        return await self._end(completions, self._complete)
+        repeated = {page.lease.token for page in completions} & self._completed.keys()
+        results, moved = await self._end(completions, self._complete)
+        for place, added in moved.items():
+            results[place] = count_moved(completions[place], added)
+        return [
+            Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
+            for page, pushed in zip(completions, results, strict=True)
+        ]
+
+    def _remember_completion(self, token: int) -> None:
+        """A client whose answer was lost repeats the completion."""
+        self._completed[token] = None
+        if len(self._completed) > _MAX_REPEATED:
+            del self._completed[next(iter(self._completed))]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        return await self._end(failures, self._fail)
+        states, _ = await self._end(failures, self._fail)
+        return states
 
-    async def _end(self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]) -> list[T | None]:
-        """End the leases of pages. None for a lease that was lost. RequestError, and nothing is changed, if a child
-        cannot be encoded."""
-        prepared = await prepare_children(pages, encode_request, self._requests.add_lanes)
+    async def _end(
+        self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]
+    ) -> tuple[list[T | None], dict[int, int]]:
+        """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
+        for a lease that was lost; and by position how many links of large pages were new. RequestError, and nothing is
+        changed, if a child cannot be encoded."""
+        pages, staged = await split_large(pages, encode_request)
         now = self._clock()
-        new = [self._requests.select_children(page, prepared) for page in pages]
+        new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
-        for page, children in zip(pages, new, strict=True):
+        ended: dict[int, bytes] = {}
+        for place, (page, children) in enumerate(zip(pages, new, strict=True)):
             current = self._current(page.lease)
             if current is None:
                 results.append(None)
@@ -242,9 +269,13 @@ class MemoryQueue:
             del self._held[number]
             results.append(end(page, children, number, self._requests.read(number), now))
             held.lane.host.end_lease(now, contacted=page.contacted)
-        return results
+            if place in staged and results[place] != STATE_NAMES[WAITING]:
+                ended[place] = page.lease.fingerprint
+                self._stages.add(page.lease.fingerprint, staged[place])
+        return results, {place: await self._stages.move(parent) for place, parent in ended.items()}
 
     def _complete(self, page: Completion, new: NewRequests, number: int, record: bytes, now: float) -> Pushed:
+        self._remember_completion(page.lease.token)
         requests, head = self._requests, head_of(record)
         items = self._items.append(page.lease.fingerprint, page.items, head.items)
         requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappop
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
 
 _LOAD_COUNT = 1000  # requests that are read from disk at once
-_NONE_PREPARED: Mapping[int, rules.Prepared] = {}
 
 NewRequests = dict[bytes, tuple[Request, bytes]]
 """Requests that the run does not have yet, by fingerprint, with their msgpack."""
@@ -62,25 +61,18 @@ class Requests:
 
     # -- adding
 
-    def select_new(
-        self, named: Iterable[tuple[bytes, Request]], prepared: Mapping[int, rules.Prepared] = _NONE_PREPARED
-    ) -> NewRequests:
+    def select_new(self, named: Iterable[tuple[bytes, Request]]) -> NewRequests:
         """The requests that the run does not have yet, encoded. RequestError if one cannot be; nothing is changed."""
         new: NewRequests = {}
         for fingerprint, request in named:
             if fingerprint not in new and int.from_bytes(fingerprint, "big") not in self.records:
-                payload = prepared.get(id(request), rules.NOT_PREPARED).payload or rules.encode_request(
-                    request, encode_request
-                )
-                new[fingerprint] = request, payload
+                new[fingerprint] = request, rules.encode_request(request, encode_request)
         return new
 
-    def select_children(self, ended: Completion | Failure, prepared: Mapping[int, rules.Prepared]) -> NewRequests:
+    def select_children(self, ended: Completion | Failure) -> NewRequests:
         """The children of a page that the run does not have yet."""
         parent = ended.lease.fingerprint
-        known = ((i, child, prepared.get(id(child), rules.NOT_PREPARED)) for i, child in enumerate(ended.children))
-        named = ((child_fingerprint(child, parent, i, each.fingerprint), child) for i, child, each in known)
-        return self.select_new(named, prepared)
+        return self.select_new((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
 
     def add_children(self, ended: Completion | Failure, new: NewRequests, duplicates: int, now: float) -> Pushed:
         """Add the selected children of a page, which left out ``duplicates`` links itself."""
@@ -118,11 +110,6 @@ class Requests:
     def lane(self, host: str) -> Lane[Backlog]:
         """The lane of a host. It is added if the run has none."""
         return self.lanes.by_name.get(host) or self.lanes.add(host, Backlog(len(self.lanes.by_name)))
-
-    async def add_lanes(self, hosts: set[str]) -> None:
-        """Add empty lanes of hosts that are new to the run: they change nothing for others."""
-        for host in hosts:
-            self.lane(host)
 
     # -- taking and returning
 

@@ -38,6 +38,7 @@ from shoal.frontier.rules import (
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
+from shoal.frontier.staging import incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -418,13 +419,8 @@ def _pushed(page: Completion, state: int, added: int) -> Pushed:
 
 def _incoming(payload: bytes, above: bytes | None) -> History | None:
     """The history of a link that is not in the queue yet."""
-    request, parent = _read(payload), _read(above)
-    if request is None:
-        return None
-    return History(
-        url=request.url, state="ready", depth=request.depth, priority=request.priority, attempts=0, status=0, items=0,
-        parent=parent.url if parent else None, reason="", events=(),
-    )  # fmt: skip
+    request = _read(payload)
+    return None if request is None else incoming_history(request, _read(above))
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:

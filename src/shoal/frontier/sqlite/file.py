@@ -26,9 +26,11 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 6
+VERSION = 7
 _MAGIC = b"SQLite format 3\0"
-_TABLES = frozenset({"run", "host", "lane", "request", "seen", "seen_slice", "item", "event", "role", "fence", "note"})
+_TABLES = frozenset(
+    {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
+)
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -150,7 +152,7 @@ class SQLiteFile:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.pread(lock, 20, 0).decode(errors="replace")
+                pid = os.pread(lock, 20, 0).decode(errors="replace").partition("\n")[0]
                 os.close(lock)
                 raise StoreBusyError(
                     f"another process{f' (pid {pid})' if pid else ''} works on {self.path}; "
@@ -258,3 +260,19 @@ class SQLiteFile:
             self.db.close()
         finally:
             self._drop_lock()
+
+
+def announce_socket(path: str, socket: str) -> None:
+    """Write into the lock file where other processes reach this one. Call it while this process has the file open."""
+    with open(os.path.realpath(path) + ".lock", "r+b") as lock:
+        lock.write(b"%d\n%b" % (os.getpid(), os.fsencode(socket)))
+
+
+def announced_socket(path: str) -> str | None:
+    """Where the process that works on a file, or was killed while it did, said that others reach it."""
+    try:
+        with open(os.path.realpath(path) + ".lock", "rb") as lock:
+            socket = lock.read(4096).partition(b"\n")[2]
+    except OSError:
+        return None
+    return os.fsdecode(socket) or None

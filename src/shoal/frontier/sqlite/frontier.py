@@ -23,7 +23,7 @@ from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.frontier.sqlite.seen import Seen
-from shoal.ports import FrontierOptions
+from shoal.ports import FrontierOptions, Holder
 
 
 class SQLiteFrontier(ComposedFrontier):
@@ -48,7 +48,7 @@ class SQLiteFrontier(ComposedFrontier):
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
         self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles)
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
         super().__init__(queue, roles, items, SQLiteHosts(run, hosts, lanes, self._load_queue), inspection)
 
     def halt(self, halted: bool) -> None:
@@ -72,10 +72,10 @@ class SQLiteFrontier(ComposedFrontier):
         """Make the lanes available for leasing."""
         self._lanes.place(self._run.clock())
 
-    def end_old_leases(self) -> None:
-        """End the leases and roles of a process that is gone. Each lease that had begun was an attempt."""
+    def end_old_leases(self, keeps: Callable[[Holder | None], bool]) -> None:
+        """End the leases and roles of processes that are gone. Each lease that had begun was an attempt."""
         ledger = self._run.ledger()
-        self._leases.lose(self._leases.all(), ledger, self._run.clock())
+        self._leases.lose(self._leases.not_kept(keeps), ledger, self._run.clock())
         self._run.save(ledger)
-        self._roles.free_all()
+        self._roles.free(keeps)
         self.place()

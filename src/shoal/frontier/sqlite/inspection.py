@@ -13,6 +13,7 @@ from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
+from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
 from shoal.ports import History, Rewind, Stats
 
@@ -20,12 +21,21 @@ from shoal.ports import History, Rewind, Stats
 class SQLiteInspection:
     """See `shoal.ports.Inspection`."""
 
-    def __init__(self, run: RunFile, seen: Seen, lanes: StoredLanes, histories: Histories, roles: SQLiteRoles) -> None:
+    def __init__(
+        self,
+        run: RunFile,
+        seen: Seen,
+        lanes: StoredLanes,
+        histories: Histories,
+        roles: SQLiteRoles,
+        stages: Stages,
+    ) -> None:
         self._file = run
         self._seen = seen
         self._lanes = lanes
         self._histories = histories
         self._roles = roles
+        self._stages = stages
 
     async def stats(self) -> Stats:
         return await self._file.read(self._stats)
@@ -42,7 +52,8 @@ class SQLiteInspection:
         # With "+" SQLite uses no index: it counts the requests themselves, in the order of the file.
         sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
-        return msgspec.structs.replace(self._stats(), **{name: counts.get(name, 0) for name in STATE_NAMES})
+        counted = {name: counts.get(name, 0) for name in STATE_NAMES} | {"incoming": self._stages.count()}
+        return msgspec.structs.replace(self._stats(), **counted)
 
     async def rewinds(self) -> list[Rewind]:
         return []
@@ -53,7 +64,10 @@ class SQLiteInspection:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
-            number = self._seen.find(request.fingerprint())
+            fingerprint = request.fingerprint()
+            number = self._seen.find(fingerprint)
+            if number is None and (staged := self._stages.find(fingerprint)):
+                return staged
             if number is None and not exact:
                 number = self._histories.search(request.url)
             return None if number is None else self._histories.of(number)

@@ -96,10 +96,6 @@ class StoredLanes:
     def __getitem__(self, number: int) -> Lane[int]:
         return self._by_number[number]
 
-    def missing(self, names: set[str]) -> set[str]:
-        """The hosts of these that have no lane."""
-        return names - self._lanes.by_name.keys()
-
     def lane(self, name: str) -> Lane[int]:
         """The lane of a host. It is added if the run has none."""
         lane = self._lanes.by_name.get(name)

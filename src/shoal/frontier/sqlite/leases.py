@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from shoal.frontier.politeness import Host, Key, Lane
 from shoal.frontier.rules import (
     DEAD,
+    DONE,
     LEASED,
     LOST_EVENT,
     LOST_KIND,
+    MAX_LEASES,
     READY,
     WAITING,
     is_fenced,
@@ -23,6 +25,7 @@ from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
 from shoal.frontier.sqlite.roles import slot_columns
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.seen import Seen
 from shoal.http import Request
 from shoal.ports import Holder, Lease
 
@@ -87,14 +90,35 @@ class Leases:
             origin = None if nonce is None else (before, nonce)
             self._held[name] = HeldLease(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
 
-    def all(self) -> list[HeldLease]:
-        return list(self._held.values())
+    def not_kept(self, keeps: Callable[[Holder | None], bool]) -> list[HeldLease]:
+        """The leases whose holders are not kept."""
+        return [held for held in self._held.values() if not keeps(held.holder)]
 
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
         return [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]
 
+    def has_completed(self, lease: Lease, seen: Seen) -> bool:
+        """Whether the request is done under the token of this lease: its completion is repeated."""
+        number = seen.find(lease.fingerprint)
+        sql = f"SELECT state = {DONE} AND token = ? FROM request WHERE id = ?"
+        row = None if number is None else self._db.execute(sql, (lease.token, number)).fetchone()
+        return row is not None and bool(row[0])
+
     # -- granting
+
+    def granted_under(self, call: LeaseCall) -> list[Lease]:
+        """The leases that are out and were granted to this call, by their tokens."""
+        base = token_base(call.nonce)
+        held = [each for each in self._held.values() if base < each.token <= base + MAX_LEASES]
+        sql = "SELECT payload FROM request WHERE id = ?"
+        return [
+            Lease(
+                _decode(self._db.execute(sql, (each.number,)).fetchone()[0]), each.fingerprint, each.token,
+                each.attempts, each.lane.host.name, call.deadline, each.lane.host.learned_delay or 0.0,
+            )
+            for each in sorted(held, key=lambda each: each.token)
+        ]  # fmt: skip
 
     def grant(
         self, chosen: Sequence[tuple[Lane[int], Key]], call: LeaseCall, ledger: Ledger, now: float

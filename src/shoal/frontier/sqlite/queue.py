@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -14,17 +15,15 @@ from shoal.frontier.rules import (
     DEAD,
     DONE,
     MAX_LEASES,
-    NOT_PREPARED,
     NOTE_EVENT,
+    STATE_NAMES,
     WAITING,
-    Prepared,
     check_nonce,
     check_queue_size,
     child_fingerprint,
     encode_request,
     failure_event,
     new_nonce,
-    prepare_children,
     push_fingerprint,
 )
 from shoal.frontier.sqlite.history import Histories, storable
@@ -34,6 +33,8 @@ from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
+from shoal.frontier.sqlite.stages import Stages
+from shoal.frontier.staging import POLL, E, Portion, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -48,7 +49,7 @@ from shoal.ports import (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-_NONE_PREPARED: Mapping[int, Prepared] = {}
+T = TypeVar("T")
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 class SQLiteQueue:
-    """See `shoal.ports.Queue`. Each call is one transaction."""
+    """See `shoal.ports.Queue`. Each call is one transaction, but a large page needs more: see `Stages`."""
 
     def __init__(self, tables: Tables, options: FrontierOptions, expire_others: Callable[[float], None]) -> None:
         self.halted = False
@@ -79,7 +80,8 @@ class SQLiteQueue:
         self._items = tables.items
         self._roles = tables.roles
         self._expire_others = expire_others
-        self._last_call: tuple[bytes, list[Lease]] = (b"", [])
+        self.stages = Stages(tables.run, tables.seen, self._add)
+        self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
 
     # -- pushing
@@ -100,9 +102,7 @@ class SQLiteQueue:
 
         return await self._run.change(step)
 
-    def _select_new(
-        self, offered: Sequence[tuple[bytes, Request, int | None]], prepared: Mapping[int, Prepared] = _NONE_PREPARED
-    ) -> list[NewRequest]:
+    def _select_new(self, offered: Sequence[tuple[bytes, Request, int | None]]) -> list[NewRequest]:
         """The requests that the run does not have yet, of (fingerprint, request, parent). RequestError if one cannot
         be encoded; nothing is changed."""
         known = self._seen.known({fingerprint for fingerprint, _, _ in offered})
@@ -110,23 +110,16 @@ class SQLiteQueue:
         for fingerprint, request, parent in offered:
             if fingerprint not in known:
                 known.add(fingerprint)
-                payload = prepared.get(id(request), NOT_PREPARED).payload or encode_request(request, _encode)
-                new.append(NewRequest(fingerprint, request, parent, payload))
+                new.append(NewRequest(fingerprint, request, parent, encode_request(request, _encode)))
         return new
 
-    def _select_children(
-        self, ended: Iterable[tuple[HeldLease, Completion | Failure]], prepared: Mapping[int, Prepared]
-    ) -> list[NewRequest]:
+    def _select_children(self, ended: Iterable[tuple[HeldLease, Completion | Failure]]) -> list[NewRequest]:
         offered: list[tuple[bytes, Request, int | None]] = [
-            (
-                child_fingerprint(child, held.fingerprint, index, prepared.get(id(child), NOT_PREPARED).fingerprint),
-                child,
-                held.number,
-            )
+            (child_fingerprint(child, held.fingerprint, index), child, held.number)
             for held, page in ended
             for index, child in enumerate(page.children)
         ]
-        return self._select_new(offered, prepared)
+        return self._select_new(offered)
 
     def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
         if new:
@@ -135,11 +128,6 @@ class SQLiteQueue:
             ledger.newest = numbers[new[-1].fingerprint]
             ledger.pushed += len(new)
             ledger.ready += len(new)
-
-    async def _add_lanes(self, hosts: set[str]) -> None:
-        """Add empty lanes of hosts that are new to the run: they change nothing for others."""
-        if new := self._lanes.missing(hosts):
-            await self._run.change(lambda *_: [self._lanes.lane(host) for host in new])
 
     # -- leasing
 
@@ -155,19 +143,28 @@ class SQLiteQueue:
     def _lease(self, call: LeaseCall, ledger: Ledger, now: float) -> Leased:
         self._roles.check_holder(call.holder)
         until = now + call.ttl
-        if call.nonce == self._last_call[0]:
-            renewed = self._leases.renew(self._last_call[1], until, call.deadline)
+        if (granted := self._granted_before(call)) is not None:
+            renewed = self._leases.renew(granted, until, call.deadline)
             return Leased([lease for lease in renewed if lease], 0.0)
         self._expire_others(now)
         next_moment = self._leases.expire(now, ledger)
         if self.halted:
             return Leased([], None)
+        self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
-        self._last_call = call.nonce, leases
-        moments = (next_moment, until if leases else None, self._lanes.next_due())
+        self._last_calls[call.holder] = call.nonce, leases
+        incoming = now + POLL if ledger.incoming else None
+        moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now))
+
+    def _granted_before(self, call: LeaseCall) -> list[Lease] | None:
+        """What the same call leased before, if this is a repeat. The process that answered it may be gone."""
+        if call.holder in self._last_calls:
+            nonce, leases = self._last_calls[call.holder]
+            return leases if nonce == call.nonce else None
+        return None if call.holder is None else self._leases.granted_under(call) or None
 
     def expire_leases(self, now: float) -> None:
         """End leases that have run out. Call it within a transaction."""
@@ -189,17 +186,57 @@ class SQLiteQueue:
     # -- ending a lease
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        prepared = await prepare_children(completions, _encode, self._add_lanes)
-        return await self._run.change(partial(self._complete, completions, prepared))
+        results, moved = await self._end(completions, self._complete)
+        for place, added in moved.items():
+            results[place] = count_moved(completions[place], added)
+        return results
 
-    def _complete(
-        self, completions: Sequence[Completion], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
-    ) -> list[Pushed | None]:
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        states, _ = await self._end(failures, self._fail)
+        return states
+
+    async def _end(
+        self, pages: Sequence[E], end: Callable[[Sequence[E], Ledger, float], list[T]]
+    ) -> tuple[list[T], dict[int, int]]:
+        """End the leases of pages in one transaction, then move the links of large ones. Returns what ``end`` returns,
+        and by position how many links of large pages were new."""
+        small, staged = await split_large(pages, _encode)
+        if not staged:
+            return await self._run.change(partial(end, pages)), {}
+
+        def step(ledger: Ledger, now: float) -> tuple[list[T], dict[int, int]]:
+            holders = self._leases.select_ending(page.lease for page in small)
+            results = end(small, ledger, now)
+            return results, self._stage(staged, holders, results, ledger)
+
+        with self.stages.moving():
+            results, parents = await self._run.change(step)
+            return results, {place: await self.stages.move(parent) for place, parent in parents.items()}
+
+    def _stage(
+        self,
+        staged: Mapping[int, list[Portion]],
+        holders: Sequence[HeldLease | None],
+        results: Sequence[object],
+        ledger: Ledger,
+    ) -> dict[int, int]:
+        """Stage the links of the pages that ended done or dead. Returns the numbers of these pages."""
+        parents = {}
+        for place, portions in staged.items():
+            held = holders[place]
+            if held is not None and results[place] != STATE_NAMES[WAITING]:
+                parents[place] = held.number
+                self.stages.add(held.number, portions, ledger)
+        return parents
+
+    def _complete(self, completions: Sequence[Completion], ledger: Ledger, now: float) -> list[Pushed | None]:
         holders = self._leases.select_ending(page.lease for page in completions)
         done = [(held, page) for held, page in zip(holders, completions, strict=True) if held]
-        new = self._select_children(done, prepared)
+        stale = [page.lease for held, page in zip(holders, completions, strict=True) if not held]
+        repeated = {lease.token for lease in stale if self._leases.has_completed(lease, self._seen)}
+        new = self._select_children(done)
         self._db.executemany(
-            f"UPDATE request SET state = {DONE}, due = NULL, token = NULL, status = ?, items = ?, at = ? WHERE id = ?",
+            f"UPDATE request SET state = {DONE}, due = NULL, status = ?, items = ?, at = ? WHERE id = ?",
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
@@ -208,7 +245,7 @@ class SQLiteQueue:
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
-                results.append(None)
+                results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
             known = len(page.children) - added[held.number] + page.duplicates
             results.append(Pushed(added[held.number], known))
@@ -219,13 +256,7 @@ class SQLiteQueue:
         self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
         return results
 
-    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        prepared = await prepare_children(failures, _encode, self._add_lanes)
-        return await self._run.change(partial(self._fail, failures, prepared))
-
-    def _fail(
-        self, failures: Sequence[Failure], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
-    ) -> list[RequestState | None]:
+    def _fail(self, failures: Sequence[Failure], ledger: Ledger, now: float) -> list[RequestState | None]:
         holders = self._leases.select_ending(failure.lease for failure in failures)
         states: list[RequestState | None] = []
         dead, waiting = [], []
@@ -238,7 +269,7 @@ class SQLiteQueue:
             else:
                 states.append("waiting")
                 waiting.append((held, failure, failure.retry_in))
-        self._bury(dead, prepared, ledger, now)
+        self._bury(dead, ledger, now)
         self._db.executemany(
             f"UPDATE request SET state = {WAITING}, due = ?, token = NULL, status = ?, at = ? WHERE id = ?",
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
@@ -249,10 +280,8 @@ class SQLiteQueue:
         self._leases.end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
         return states
 
-    def _bury(
-        self, dead: Sequence[tuple[HeldLease, Failure]], prepared: Mapping[int, Prepared], ledger: Ledger, now: float
-    ) -> None:
-        new = self._select_children(dead, prepared)
+    def _bury(self, dead: Sequence[tuple[HeldLease, Failure]], ledger: Ledger, now: float) -> None:
+        new = self._select_children(dead)
         for held, failure in dead:
             self._db.execute(
                 f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.frontier.rules import check_cursor, check_fence, claim_token, is_claimable, new_nonce
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
@@ -91,9 +93,12 @@ class SQLiteRoles:
         row = self._db.execute("SELECT finished FROM role WHERE run = ? AND role = ?", (self._run, role)).fetchone()
         return row is not None and bool(row[0])
 
-    def free_all(self) -> None:
-        """Free all roles: the process that held them is gone."""
-        self._db.execute("UPDATE role SET token = 0, until = 0 WHERE run = ?", (self._run,))
+    def free(self, keeps: Callable[[Holder | None], bool]) -> None:
+        """Free the roles whose holders are not kept: the processes that held them are gone."""
+        held = self._db.execute("SELECT role, slot, epoch FROM role WHERE run = ? AND token != 0", (self._run,))
+        for role, slot, epoch in held.fetchall():
+            if not keeps(None if slot is None else Holder(slot, epoch)):
+                self._db.execute("UPDATE role SET token = 0, until = 0 WHERE run = ? AND role = ?", (self._run, role))
 
     def fence(self, slot: str, epoch: int) -> None:
         """Fence a slot under this epoch, and free the roles that it holds under earlier ones. FencedError if it is

@@ -12,7 +12,7 @@ from shoal.ports import RunState
 
 T = TypeVar("T")
 
-_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest"
+_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming"
 
 
 class Ledger(msgspec.Struct):
@@ -27,6 +27,7 @@ class Ledger(msgspec.Struct):
     duplicates: int
     items: int
     newest: int
+    incoming: int
 
 
 class RunFile:
@@ -60,7 +61,7 @@ class RunFile:
 
     def save(self, ledger: Ledger) -> None:
         self.db.execute(
-            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
             (*msgspec.structs.astuple(ledger), self.number),
         )
 

@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -21,7 +21,8 @@ CREATE TABLE run (
     dead INTEGER NOT NULL DEFAULT 0,
     duplicates INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
-    newest INTEGER NOT NULL DEFAULT 0      -- the id of its last request
+    newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
+    incoming INTEGER NOT NULL DEFAULT 0    -- staged links
 );
 
 -- The politeness of hosts. All runs in the file share it.
@@ -86,6 +87,15 @@ CREATE TABLE seen_slice (
     through INTEGER NOT NULL,
     PRIMARY KEY (run, slice)
 ) WITHOUT ROWID;
+
+-- Links of large pages that are done or dead, in portions. They enter the queue one portion at a time.
+CREATE TABLE stage (
+    id INTEGER PRIMARY KEY,                -- ascending: first in, first out
+    run INTEGER NOT NULL,
+    parent INTEGER NOT NULL,               -- the page
+    size INTEGER NOT NULL,                 -- the number of links
+    links BLOB NOT NULL                    -- the fingerprint and the Request of each, as msgpack
+);
 
 CREATE TABLE item (
     run INTEGER NOT NULL,

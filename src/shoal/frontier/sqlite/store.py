@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -25,7 +25,7 @@ from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
-_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "item", "role", "fence")
+_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "item", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
     *(f"DELETE FROM {table} WHERE run = ?" for table in _TABLES_OF_A_RUN),
@@ -33,6 +33,10 @@ _DELETE_RUN = (
 )
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, object]).decode
+
+
+Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
+"""See `SQLiteStore.open`."""
 
 
 class SQLiteStore:
@@ -43,9 +47,10 @@ class SQLiteStore:
 
     shared: ClassVar[bool] = False
 
-    def __init__(self, file: SQLiteFile, clock: Callable[[], float]) -> None:
+    def __init__(self, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> None:
         self._file = file
         self._clock = clock
+        self._keeps = keeps
         self._hosts = SharedHosts(file.db)
         self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
         self._opening = asyncio.Lock()
@@ -53,13 +58,21 @@ class SQLiteStore:
 
     @classmethod
     async def open(
-        cls, path: str | os.PathLike[str], *, readonly: bool = False, clock: Callable[[], float] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        clock: Callable[[], float] | None = None,
+        keeps: Keeps = lambda store, run_id, holder: False,
     ) -> SQLiteStore:
         """Open a file, or create it. StoreBusyError while another process works on it, unless ``readonly``; StoreError
-        if it cannot be used."""
+        if it cannot be used.
+
+        ``keeps``: whether a holder of leases and roles in the file is still there. It is called with the store, the run
+        and the holder, in the thread of the file. By default all holders are gone."""
         file = SQLiteFile(path, readonly=readonly)
         await file.open()
-        store = cls(file, clock or steady_time())
+        store = cls(file, clock or steady_time(), keeps)
         if not readonly:
             await file.write(store._correct_times)
         return store
@@ -154,8 +167,8 @@ class SQLiteStore:
         return await self._file.read(runs)
 
     async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
-        """The frontier of a run, the same object each time. The first call ends the leases and roles in the file: the
-        process that held them is gone."""
+        """The frontier of a run, the same object each time. The first call ends the leases and roles in the file whose
+        holders are gone."""
 
         def load() -> SQLiteFrontier:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
@@ -164,7 +177,7 @@ class SQLiteStore:
             frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
             if not self._file.readonly:
                 frontier.load()
-                frontier.end_old_leases()
+                frontier.end_old_leases(lambda held_by: self._keeps(self, run_id, held_by))
             return frontier
 
         async with self._opening:

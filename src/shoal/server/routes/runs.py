@@ -15,7 +15,7 @@ from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
-from shoal.crawling.stats import counts
+from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
@@ -28,7 +28,7 @@ from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.runs import (
-    DeadPage,
+    FailedPage,
     HistoryModel,
     ItemPage,
     Ledger,
@@ -179,8 +179,8 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
 
 @router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
-    """Retry the dead requests of a run, with all attempts. Requests that robots.txt disallows stay dead unless you name
-    the kind `robots`. Resume the run afterwards if it is finished."""
+    """Retry the failed requests of a run, with all attempts. Requests that robots.txt disallows stay failed unless you
+    name the kind `robots`. Resume the run afterwards if it is finished."""
     frontier = await _open_frontier(server_of(request), run_id)
     count = await frontier.retry_dead(None if which is None else which.kinds)
     return json_response({"run_id": run_id, "retried": count})
@@ -242,9 +242,7 @@ async def read_ledger(run_id: RunId, request: Request) -> Response:
     frontier = await _open_frontier(server_of(request), run_id)
     counted = await frontier.audit()
     kinds = await frontier.dead_kinds()
-    return json_response(
-        {"run_id": run_id, **msgspec.structs.asdict(counted), "dead_kinds": kinds, "balanced": counted.balanced}
-    )
+    return json_response({"run_id": run_id, **ledger(counted), "failed_kinds": kinds, "balanced": counted.balanced})
 
 
 @router.get("/{run_id}/url", response_model=HistoryModel, responses=problems(401, 404, 422, 503))
@@ -263,16 +261,17 @@ async def read_url(
     return json_response(_redact_history(history))
 
 
-@router.get("/{run_id}/dead", response_model=DeadPage, responses=problems(401, 404, 422, 503))
-async def read_dead(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
-    """Dead requests: counts by error kind, and up to `limit` requests, in any order."""
+@router.get("/{run_id}/failed", response_model=FailedPage, responses=problems(401, 404, 422, 503))
+async def read_failed(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
+    """Failed requests: counts by error kind, and up to `limit` requests, in any order."""
     frontier = await _open_frontier(server_of(request), run_id)
     kinds = await frontier.dead_kinds()
-    return json_response({"run_id": run_id, "kinds": kinds, "dead": await _read_dead(frontier, limit) if limit else []})
+    failed = await _read_failed(frontier, limit) if limit else []
+    return json_response({"run_id": run_id, "kinds": kinds, "failed": failed})
 
 
-async def _read_dead(frontier: Frontier, limit: int) -> list[History]:
-    found: list[History] = []
+async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
     async with aclosing(cast(Any, frontier.dead())) as dead:
         async for history in dead:
             found.append(_redact_history(history))
@@ -281,10 +280,11 @@ async def _read_dead(frontier: Frontier, limit: int) -> list[History]:
     return found
 
 
-def _redact_history(history: History) -> History:
+def _redact_history(history: History) -> dict[str, object]:
     """Redact internal addresses in the reasons."""
     events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
-    return msgspec.structs.replace(history, reason=redacted(history.reason), events=events)
+    state = STATE_NAMES.get(history.state, history.state)
+    return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
 
 
 async def _find_run(server: Server, run_id: str) -> Run:
@@ -301,12 +301,12 @@ async def _open_frontier(server: Server, run_id: str) -> Frontier:
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
-    ledger = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    stats = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
     return {
         "run_id": run.run_id,
         "spider": run.spider,
         "state": run.state,
         "created_at": run.created_at,
-        "stats": {**msgspec.structs.asdict(ledger), **counts(ledger)},
+        "stats": ledger(stats),
         "error": server.jobs.failure(run.run_id),
     }

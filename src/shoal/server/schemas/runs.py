@@ -13,8 +13,8 @@ from shoal.spider import Spider
 RunStateName: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
 
 _STATS = {
-    "pushed": 120, "ready": 60, "waiting": 0, "leased": 20, "done": 39, "dead": 1, "duplicates": 310, "items": 39,
-    "seeding": False, "pending": 60, "claimed": 20, "completed": 39, "failed": 1, "remaining": 80,
+    "pushed": 120, "ready": 60, "waiting": 0, "in_flight": 20, "done": 39, "failed": 1, "left": 80, "duplicates": 310,
+    "items": 39, "seeding": False,
 }  # fmt: skip
 _PAGE = {"run_id": RUN_ID, "spider": "books", "state": "running", "created_at": 1771156800.0, "stats": _STATS}
 
@@ -83,25 +83,19 @@ class _Counts(BaseModel):
     pushed: int
     ready: int
     waiting: int
-    leased: int
+    in_flight: int
     done: int
-    dead: int
+    failed: int
+    left: Annotated[int, Field(description="Ready, waiting and in flight, and links that are not queued yet.")]
     duplicates: int
     items: int
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
 class RunStats(_Counts):
-    """Request counts of a run: pushed = ready + waiting + leased + done + dead. `pending`, `claimed`, `completed` and
-    `failed` are the same counts under the names of a work queue."""
+    """Request counts of a run: pushed = ready + waiting + in_flight + done + failed."""
 
     model_config = with_examples(_STATS)
-
-    pending: int
-    claimed: int
-    completed: int
-    failed: int
-    remaining: int
 
 
 class RunPage(BaseModel):
@@ -127,7 +121,7 @@ class RunList(BaseModel):
 
 
 class RetryFailed(StrictModel):
-    """Which dead requests to retry."""
+    """Which failed requests to retry."""
 
     model_config = with_examples({"kinds": ["http 500", "timeout"]}, {}, strict=True)
 
@@ -139,7 +133,7 @@ class RetryFailed(StrictModel):
 
 
 class Retried(BaseModel):
-    """How many dead requests are ready again."""
+    """How many failed requests are ready again."""
 
     model_config = with_examples({"run_id": RUN_ID, "retried": 3})
 
@@ -190,15 +184,13 @@ class Ledger(_Counts):
 
     model_config = with_examples(
         {
-            **{name: _STATS[name] for name in ("pushed", "ready", "waiting", "leased", "done", "dead")},
-            "duplicates": 310, "items": 39, "seeding": False, "run_id": RUN_ID, "balanced": True,
-            "dead_kinds": {"http 500": 1},
+            **_STATS, "run_id": RUN_ID, "balanced": True, "failed_kinds": {"http 500": 1},
         }
     )  # fmt: skip
 
     run_id: str
-    dead_kinds: dict[str, int]
-    balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + leased + done + dead.")]
+    failed_kinds: dict[str, int]
+    balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + in_flight + done + failed.")]
 
 
 class EventModel(BaseModel):
@@ -224,7 +216,7 @@ class HistoryModel(BaseModel):
     )  # fmt: skip
 
     url: str
-    state: Literal["ready", "waiting", "leased", "done", "dead"]
+    state: Literal["ready", "waiting", "in flight", "done", "failed"]
     depth: int
     priority: float
     attempts: int
@@ -235,15 +227,15 @@ class HistoryModel(BaseModel):
     events: list[EventModel]
 
 
-class DeadPage(BaseModel):
-    """Dead requests: counts by error kind, and some of the requests."""
+class FailedPage(BaseModel):
+    """Failed requests: counts by error kind, and some of the requests."""
 
     model_config = with_examples(
         {
             "run_id": RUN_ID, "kinds": {"http 500": 1},
-            "dead": [
+            "failed": [
                 {
-                    "url": f"{URL}b", "state": "dead", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
+                    "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
                     "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
                 }
             ],
@@ -252,4 +244,4 @@ class DeadPage(BaseModel):
 
     run_id: str
     kinds: dict[str, int]
-    dead: list[HistoryModel]
+    failed: list[HistoryModel]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -11,10 +12,14 @@ from msgspec import Struct
 
 from shoal.config import NewRunPolicy
 from shoal.ports import Run, Store
-from shoal.runs.start import new_run_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
+
+
+def new_run_id() -> str:
+    """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
 
 
 class WantedRun(Struct, frozen=True, kw_only=True):

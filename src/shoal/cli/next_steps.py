@@ -1,0 +1,64 @@
+"""The commands to run after a crawl, ready to be pasted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from shoal.config import Config, mask
+from shoal.crawling.stats import Summary
+
+_NOT_RETRIED = {"robots", "scope"}
+_OUTPUT_FLAGS = {"-o": "-O", "--output": "--replace"}
+
+
+def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) -> list[str]:
+    """Lines to print: a heading, and commands that can be pasted. ``command``: the words after ``shoal``."""
+    if config.frontier.startswith("memory:"):
+        if summary.state == "finished":
+            return []
+        return ["the queue was in memory and is lost; to keep it, add: --frontier sqlite:///crawl.db"]
+    has_password = mask(config.frontier) != config.frontier
+    at = [] if has_password else ["--frontier", config.frontier]
+    run = [] if config.frontier.startswith("sqlite:") else [summary.run_id]
+    steps = _resume(summary, command)
+    if set(summary.dead_kinds) - _NOT_RETRIED:
+        steps.append(["retry-failed", *run, *at])
+    if summary.failed_url:
+        steps.append(["why", summary.failed_url, *(["--run-id", *run] if run else []), *at])
+    steps += [["stats", *run, *at]] if run else []
+    steps.append(["audit", *run, *at])
+    if summary.stats.items:
+        steps.append(["export", *run, *at, "-o", f"{summary.run_id}.csv"])
+    if summary.state in ("finished", "limit") and command and not _has_secrets(command) and not run:
+        steps.append(_again(command))
+    heading = "next, with the same --frontier:" if has_password else "next:"
+    return [heading, *(f"  shoal {shlex.join(step)}" for step in steps)]
+
+
+def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
+    if not command or _has_secrets(command):
+        return []
+    if summary.state == "limit":
+        return [_with_option(command, "--max-pages", str(2 * max(1, summary.stats.done)))]
+    if summary.state == "failed" or (summary.stats.remaining and summary.state == "stopped"):
+        return [list(command)]
+    return []
+
+
+def _again(command: Sequence[str]) -> list[str]:
+    """The command for a new run. It replaces the files of this one."""
+    words = [_OUTPUT_FLAGS.get(word, word) for word in command if word != "--new-run"]
+    return [*words, "--new-run"]
+
+
+def _with_option(command: Sequence[str], option: str, value: str) -> list[str]:
+    words = [word for word in command if not word.startswith(option + "=")]
+    if option in words:
+        place = words.index(option)
+        del words[place : place + 2]
+    return [*words, option, value]
+
+
+def _has_secrets(command: Sequence[str]) -> bool:
+    return any(mask(word) != word for word in command)

@@ -1,0 +1,156 @@
+"""The connection of a client to the process that owns a frontier. All calls share it, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+
+from shoal import __version__, clock
+from shoal.errors import FrontierError, StoreAwayError, StoreError
+from shoal.frontier.local import wire
+
+_SLOW = frozenset({"audit", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
+"""Calls that may read a whole run."""
+_SLOW_FACTOR = 60.0
+_decode_welcome = msgspec.msgpack.Decoder(wire.Welcome).decode
+
+
+class _Link:
+    """One open socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._number = 0
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @property
+    def is_open(self) -> bool:
+        return not self._reading.done()
+
+    async def call(self, method: str, run: bytes, arguments: msgspec.Raw, timeout: float) -> msgspec.Raw:
+        self._number += 1
+        number = self._number
+        message = wire.Call(number, clock.now() + timeout, method, run, arguments)
+        answer: asyncio.Future[wire.Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._writer.write(wire.frame(wire.encode(message)))
+            async with asyncio.timeout(timeout):
+                answered = await answer
+        except TimeoutError:
+            raise StoreAwayError(f"the process that owns the frontier did not answer in {timeout:g} s") from None
+        finally:
+            self._waiting.pop(number, None)
+        if answered.error is not None:
+            wire.raise_error(answered.error)
+        return answered.result
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                answer = wire.decode_answer(await wire.read_message(reader))
+                waiting = self._waiting.get(answer.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except (asyncio.IncompleteReadError, OSError, FrontierError, msgspec.MsgspecError):
+            pass
+        finally:
+            self._writer.close()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(StoreAwayError("the process that owns the frontier closed the connection"))
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class OwnerConnection:
+    """Calls the owner of a frontier, and connects again when the connection was lost."""
+
+    def __init__(self, find: Callable[[], Awaitable[str]], timeout: float) -> None:
+        """``find`` returns the path of the owner's socket; it may start an owner. ``timeout``: seconds for a call."""
+        self._find = find
+        self._timeout = timeout
+        self._client = secrets.token_hex(6)
+        self._link: _Link | None = None
+        self._welcome: wire.Welcome | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    async def call(self, method: str, run: bytes, arguments: msgspec.Raw) -> msgspec.Raw:
+        """The encoded result. StoreAwayError if the owner does not answer; the error that the call raised there."""
+        link = self._link
+        if link is None or not link.is_open:
+            link = await self._connect()
+        timeout = self._timeout * (_SLOW_FACTOR if method in _SLOW else 1.0)
+        return await link.call(method, run, arguments, timeout)
+
+    async def open(self) -> None:
+        """Connect for the first time."""
+        await self._connect()
+
+    async def _connect(self) -> _Link:
+        async with self._connecting:
+            if self._link is not None and self._link.is_open:
+                return self._link
+            if self._is_closed:
+                raise StoreError("the store is closed")
+            await self._drop()
+            try:
+                link = self._link = await self._open_socket(await self._find())
+                self._check(await self._greet(link))
+            except BaseException:
+                await self._drop()
+                raise
+            return link
+
+    async def _open_socket(self, path: str) -> _Link:
+        try:
+            if os.getuid() not in (0, os.stat(path).st_uid):  # ask nobody else what to fetch
+                raise StoreError(f"the socket {path} belongs to another user")
+            async with asyncio.timeout(self._timeout):
+                return _Link(*await asyncio.open_unix_connection(path))
+        except (OSError, TimeoutError) as exc:
+            if self._welcome is not None and not self._welcome.durable:
+                raise _ended() from exc
+            reason = getattr(exc, "strerror", None) or "no answer"
+            raise StoreAwayError(f"cannot connect to the process that owns the frontier, at {path}: {reason}") from exc
+
+    async def _greet(self, link: _Link) -> wire.Welcome:
+        hello = wire.Hello(__version__, self._client, os.getpid())
+        arguments = msgspec.Raw(wire.encode((hello,)))
+        return _decode_welcome(await link.call(wire.HELLO, b"", arguments, self._timeout))
+
+    def _check(self, welcome: wire.Welcome) -> None:
+        if welcome.version != __version__:
+            raise StoreError(
+                f"the process that owns the frontier runs Shoal {welcome.version}, this one {__version__}; use the same"
+            )
+        known, self._welcome = self._welcome, welcome
+        if known is not None and not known.durable and known.store != welcome.store:
+            raise _ended()
+
+    async def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._drop()
+
+
+def _ended() -> StoreError:
+    return StoreError(
+        "the process that held the frontier in memory has ended, and the crawl with it; "
+        "use --frontier sqlite:///file.db to keep it"
+    )

@@ -1,0 +1,182 @@
+"""Where the socket of a frontier is, and how an address leads to it.
+
+Sockets are in a folder of the user that nobody else can enter: ``$XDG_RUNTIME_DIR/shoal``, or ``shoal-UID`` in the
+folder for temporary files. The owner of a SQLite file writes the path of its socket into the lock file beside the
+file, so ``sqlite:///file`` is enough to find it. A frontier in memory has a name: ``local:NAME``.
+
+The owner holds a lock on ``NAME.lock`` beside its socket. Whoever gets the lock knows that a socket left there is
+stale.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from shoal.errors import StoreBusyError, StoreError
+
+TIMEOUT = 10.0
+_MAX_PATH = 100  # bytes that the path of a Unix socket may have on every system
+_MAX_NAMES = 1000
+_TRIES = 5
+_BETWEEN_TRIES = 0.02
+_UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
+
+
+class LocalAddress(NamedTuple):
+    """The socket of a frontier. ``timeout``: seconds that a call may take."""
+
+    path: str
+    timeout: float = TIMEOUT
+
+    @classmethod
+    def parse(cls, url: str) -> LocalAddress:
+        """``local:NAME``, ``local:/path/of/a.sock``, or ``local:`` for the only crawl that runs. StoreError if there is
+        no such crawl."""
+        place, _, query = url.removeprefix("local:").partition("?")
+        options = dict(parse_qsl(query))
+        try:
+            timeout = float(options.pop("timeout", TIMEOUT))
+        except ValueError:
+            raise StoreError(f"{url!r}: timeout must be a number of seconds") from None
+        if options:
+            raise StoreError(f"{url!r}: unknown option {min(options)!r}; there is only timeout")
+        return cls(place if place.startswith("/") else _find(place), timeout)
+
+
+def _find(name: str) -> str:
+    found = announced()
+    if name in found:
+        return found[name]
+    shown = ", ".join(f"local:{each}" for each in sorted(found)) or "none"
+    if name:
+        raise StoreError(f"no crawl named {name!r} runs on this machine; running now: {shown}")
+    if len(found) != 1:
+        raise StoreError(f"local: needs the name of a crawl: {len(found)} run on this machine; running now: {shown}")
+    return next(iter(found.values()))
+
+
+def announced() -> dict[str, str]:
+    """The running crawls of this user by name, and their sockets. Crawls with a file are found by the file."""
+    found: dict[str, str] = {}
+    for folder in _folders():
+        with suppress(OSError, StoreError):
+            _check(folder)
+            for lock in folder.glob("*.lock"):
+                if not lock.stem.startswith(_FILE_PREFIX) and _is_held(lock):
+                    found.setdefault(lock.stem, str(lock.with_suffix(".sock")))
+    return found
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds a lock."""
+    with suppress(FileNotFoundError), lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the sockets of processes that were killed."""
+    for path in folder.glob("*.lock"):
+        with suppress(OSError):
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_suffix(".sock").unlink(missing_ok=True)
+                path.unlink()
+            finally:
+                os.close(lock)
+
+
+_FILE_PREFIX = "file-"
+
+
+def name_of_file(path: str) -> str:
+    """The name of the socket of a SQLite file."""
+    return _FILE_PREFIX + blake2b(os.path.realpath(path).encode(), digest_size=12).hexdigest()
+
+
+def _folders() -> list[Path]:
+    temporary = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path(runtime) / "shoal", temporary] if runtime else [temporary]
+
+
+def private_folder() -> Path:
+    """The folder for sockets. It is created if need be. StoreError if others could enter it."""
+    failure: OSError | StoreError | None = None
+    for folder in _folders():
+        try:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            _check(folder)
+            return folder
+        except (OSError, StoreError) as exc:  # such as a runtime folder that the system has removed
+            failure = exc
+    raise StoreError(f"no private folder for a socket: {failure}") from failure
+
+
+def _check(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise StoreError(f"{folder} must be a folder of this user that nobody else can enter; remove it")
+
+
+@contextmanager
+def reserved(name: str, *, exact: bool) -> Iterator[Path]:
+    """Reserve a name for this process. Yields the path for its socket; a stale socket there is removed, and both are
+    removed at the end.
+
+    If another process has the name, ``name-2`` is tried, and so on; or, if ``exact``, StoreBusyError."""
+    folder = private_folder()
+    _remove_stale(folder)
+    plain = _UNSAFE.sub("-", name).strip("-.")[:40] or "crawl"
+    for number in range(1, 2 if exact else _MAX_NAMES):
+        path = folder / f"{plain}{'' if number == 1 else f'-{number}'}.sock"
+        if len(os.fsencode(path)) > _MAX_PATH:
+            raise StoreError(f"the path {path} is too long for a socket; set XDG_RUNTIME_DIR or TMPDIR to a short one")
+        lock = _lock(path.with_suffix(".lock"), tries=_TRIES if exact else 1)
+        if lock is None:
+            continue
+        try:
+            path.unlink(missing_ok=True)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+            os.close(lock)
+        return
+    raise StoreBusyError(f"another process has the socket {folder / plain}.sock")
+
+
+def _lock(path: Path, tries: int) -> int | None:
+    """A lock on a file, or None while another process holds it. The system releases it when this process ends.
+
+    Several tries: a process that only checks the lock holds it for a moment."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), path.stat()):
+                    return lock
+        except BlockingIOError:
+            tries -= 1
+            if tries <= 0:
+                os.close(lock)
+                return None
+            time.sleep(_BETWEEN_TRIES)
+        os.close(lock)  # or its last holder has just removed it

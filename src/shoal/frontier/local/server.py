@@ -1,0 +1,221 @@
+"""Serves a store of this process to other processes of the machine, over a Unix socket.
+
+Calls of one connection are answered as they end, in any order. Each call is one call of the store's own methods, so it
+is as atomic as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal import __version__, clock
+from shoal.errors import FrontierError, StoreAwayError, StoreError
+from shoal.frontier.local import wire
+from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, peer_of, started_at
+from shoal.ports import Frontier, History, LoggedItem, Store
+
+log = logging.getLogger("shoal.frontier")
+
+_DEAD_PAGE = 200
+_ITEM_BYTES = 16 * 2**20
+"""Items in one answer take about as much; at least one item is always sent."""
+_BACKLOG = 128
+_CHANGES = frozenset({"push", "retry_dead", "transition", "update_host", "complete", "fail", "release"})
+"""Calls after which there may be something to lease."""
+_decode_hello = msgspec.msgpack.Decoder(tuple[wire.Hello]).decode
+_decode_cursor = msgspec.msgpack.Decoder(tuple[int]).decode
+
+
+class _Client:
+    """A connection: who is at its other end, and the frontiers that it uses."""
+
+    def __init__(self, slot: ProcessSlot | None) -> None:
+        self.slot = slot
+        """None if this system does not show the process. Then its leases expire by time alone."""
+        self.frontiers: dict[bytes, Frontier] = {}
+        self.dead: dict[int, AsyncIterator[History]] = {}
+
+
+class FrontierServer:
+    """Serves one store. ``start``, then ``close``; the caller closes the store afterwards."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        durable: bool,
+        watch: ProcessWatch | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``durable``: the store survives this process. ``on_change``: called when a client may have added something to
+        lease, or changed the state of a run."""
+        self.on_change = on_change
+        self.path = Path()
+        """The socket, while it listens."""
+        self._store = store
+        self._welcome = wire.Welcome(__version__, secrets.token_hex(8), durable)
+        self._watch = watch or ProcessWatch()
+        self._server: asyncio.AbstractServer | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._clients: set[_Client] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def start(self, path: Path) -> None:
+        """Listen at this path. StoreError if that is not possible."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(OSError):
+                os.fchmod(listener.fileno(), 0o600)  # on Linux the file has this mode from its first moment on
+            listener.bind(str(path))
+            path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._connected, sock=listener, backlog=_BACKLOG)
+        except OSError as exc:
+            listener.close()
+            raise StoreError(f"cannot listen at {path}: {exc.strerror or exc}") from exc
+        self.path = path
+        self._watch.start()
+
+    async def close(self) -> None:
+        """Answer the calls that have arrived, and disconnect all clients."""
+        if self._server is not None:
+            self._server.close()
+        await self._watch.stop()
+        if self._calls:
+            await asyncio.wait(self._calls)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    @property
+    def clients(self) -> int:
+        """How many are connected."""
+        return len(self._connections)
+
+    async def wait_for_change(self) -> None:
+        """Until a client connects or leaves."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    # -- connections
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        self._changed.set()
+        client = None
+        try:
+            client = await self._greet(reader, writer)
+            self._clients.add(client)
+            while True:
+                call = wire.decode_call(await wire.read_message(reader))
+                answering = asyncio.create_task(self._answer(client, call, writer))
+                self._calls.add(answering)
+                answering.add_done_callback(self._calls.discard)
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            pass  # it left, or the server closes
+        except (FrontierError, msgspec.MsgspecError) as exc:
+            log.warning("a client of the frontier's socket sent a message that can't be read: %s", exc)
+        finally:
+            if client is not None:
+                self._clients.discard(client)
+            self._connections.discard(task)
+            self._changed.set()
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Client:
+        call = wire.decode_call(await wire.read_message(reader))
+        if call.method != wire.HELLO:
+            raise FrontierError(f"its first call is {call.method!r:.40}")
+        (hello,) = _decode_hello(call.arguments)
+        pid = peer_of(writer.get_extra_info("socket"), hello.pid)
+        started = started_at(pid) if pid else None
+        writer.write(wire.frame(wire.encode((call.number, None, self._welcome))))
+        return _Client(None if started is None else ProcessSlot(pid, started, hello.client))
+
+    # -- calls
+
+    async def _answer(self, client: _Client, call: wire.Call, writer: asyncio.StreamWriter) -> None:
+        if clock.now() > call.not_after:
+            return  # its client has given up, and may have repeated it
+        try:
+            result = await self._call(client, call)
+            answer = wire.frame(wire.encode((call.number, None, result)))
+        except asyncio.CancelledError:
+            raise
+        except msgspec.MsgspecError as exc:
+            error = FrontierError(f"the arguments of {call.method} can't be read: {exc}")
+            answer = wire.frame(wire.encode((call.number, wire.error_of(error), None)))
+        except Exception as exc:  # whatever the call raises is the client's
+            if not isinstance(exc, (FrontierError, ValueError)):
+                log.debug("%s failed", call.method, exc_info=exc)
+            answer = wire.frame(wire.encode((call.number, wire.error_of(exc), None)))
+        if not writer.is_closing():
+            writer.write(answer)
+        if call.method in _CHANGES:
+            self.on_change()
+
+    async def _call(self, client: _Client, call: wire.Call) -> Any:
+        if not call.run:
+            method = wire.STORE.get(call.method)
+            if method is None:
+                raise StoreError(f"the store has no call {call.method!r:.40}")
+            result = await method.call(self._store, call.arguments)
+            if call.method == "delete_run":
+                for each in self._clients:
+                    each.frontiers.clear()
+            return result
+        frontier = client.frontiers.get(call.run) or await self._open(client, call.run)
+        if call.method == wire.DEAD:
+            return await self._dead(client, frontier, *_decode_cursor(call.arguments))
+        method = wire.FRONTIER.get(call.method)
+        if method is None:
+            raise StoreError(f"a frontier has no call {call.method!r:.40}")
+        result = await method.call(frontier, call.arguments)
+        return _shortened(result) if call.method == "read_items" else result
+
+    async def _open(self, client: _Client, run: bytes) -> Frontier:
+        key = wire.decode_run_key(run)
+        holder = key.holder
+        if holder is None and client.slot is not None:
+            holder = client.slot.holder
+        frontier = await self._store.frontier(key.run_id, key.options, holder)
+        if key.holder is None and client.slot is not None:
+            self._watch.add(client.slot, key.run_id, frontier.fence)
+        client.frontiers[run] = frontier
+        return frontier
+
+    async def _dead(self, client: _Client, frontier: Frontier, cursor: int) -> wire.DeadPage:
+        """The next dead requests of a cursor; 0 makes a new one."""
+        if cursor and cursor not in client.dead:
+            raise StoreAwayError("the list of dead requests was interrupted")
+        histories = client.dead.pop(cursor) if cursor else frontier.dead()
+        page = []
+        async for history in histories:
+            page.append(history)
+            if len(page) == _DEAD_PAGE:
+                cursor = cursor or max(client.dead, default=0) + 1
+                client.dead[cursor] = histories
+                return wire.DeadPage(cursor, page)
+        return wire.DeadPage(0, page)
+
+
+def _shortened(items: list[LoggedItem]) -> list[LoggedItem]:
+    """As many of these items as one answer should have."""
+    size = 0
+    for count, item in enumerate(items, 1):
+        size += len(item.payload)
+        if size > _ITEM_BYTES:
+            return items[:count]
+    return items

@@ -1,0 +1,72 @@
+"""Find the process that owns a SQLite file, or start one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from functools import partial
+
+from shoal.errors import StoreAwayError, StoreBusyError
+from shoal.frontier.local.owner import start_owner
+from shoal.frontier.local.store import SocketStore
+from shoal.frontier.sqlite.file import announced_socket
+from shoal.ports import Store
+
+_PATIENCE = 10.0
+"""Seconds that another process may take to begin or to end its work on a file."""
+_BETWEEN_TRIES = 0.05
+
+
+async def join_owner(file: str) -> Store | None:
+    """The store of the process that works on a file now. None if there is none, or it cannot be reached."""
+
+    async def find() -> str:
+        path = _socket_of(file)
+        if path is None:
+            raise StoreAwayError(f"the process that worked on {file} has ended")
+        return path
+
+    return None if _socket_of(file) is None else await SocketStore.connect(find)
+
+
+async def share_file(file: str) -> Store:
+    """The store in a file, for one of several processes of this machine. A process that owns the file is started if
+    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
+    return await SocketStore.connect(partial(_start, file, join=True))
+
+
+async def start_alone(file: str) -> str:
+    """Start a process that owns a file, and return its socket. StoreBusyError if another process works on the file, and
+    goes on to."""
+    return await _start(file, join=False)
+
+
+async def _start(file: str, *, join: bool) -> str:
+    until = time.monotonic() + _PATIENCE
+    while True:
+        path = _socket_of(file) if join else None
+        if path is not None:
+            return path
+        try:
+            return await asyncio.to_thread(start_owner, file)
+        except StoreBusyError:  # another process starts one at this moment, or has not ended yet
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
+
+
+def _socket_of(file: str) -> str | None:
+    """The socket of the process that works on a file. None if nobody listens there."""
+    path = announced_socket(file)
+    if path is None:
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass  # it is busy, or frozen
+        except OSError:
+            return None
+    return path

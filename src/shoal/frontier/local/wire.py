@@ -1,0 +1,181 @@
+"""The messages between the process that owns a frontier and its clients.
+
+A message is a length of four bytes and msgpack. A call names a method from a fixed table, which is made from the ports:
+`STORE` and `FRONTIER`. Each method has decoders for its arguments and its result, so a message can only become the
+values that the port declares. Errors travel as the name of a class of `shoal.errors` and a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from shoal.errors import (
+    FencedError,
+    FrontierError,
+    LeaseLostError,
+    QueueFullError,
+    RequestError,
+    RunError,
+    StoreAwayError,
+    StoreBusyError,
+    StoreError,
+    StoreRewoundError,
+)
+from shoal.ports import Frontier, FrontierOptions, History, Holder, Store
+
+MAX_BYTES = 512 * 2**20
+"""The longest message. A longer one is an error, not a reason to allocate memory."""
+HELLO = "hello"
+"""The first call of a connection. Arguments and result: `Hello` and `Welcome`."""
+DEAD = "dead"
+"""A page of dead requests: the number of a cursor (0 for a new one) in; the number (0 at the end) and histories out."""
+
+_ERRORS: dict[str, type[Exception]] = {
+    error.__name__: error
+    for error in (
+        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreRewoundError,
+        StoreError, RunError, RequestError, ValueError,
+    )
+}  # fmt: skip
+_LENGTH = 4
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Method(NamedTuple):
+    """A method of a port: how to bind and decode its arguments, and how to decode its result."""
+
+    name: str
+    signature: inspect.Signature
+    decode_arguments: Callable[[Any], tuple[Any, ...]]
+    decode_result: Callable[[Any], Any]
+
+    def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments in the order of the port. TypeError as in a direct call."""
+        bound = self.signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def call(self, target: object, arguments: msgspec.Raw) -> Any:
+        """The coroutine of this call on an object that implements the port. MsgspecError for bad arguments."""
+        values = self.decode_arguments(arguments)
+        kinds = zip(values, self.signature.parameters.values(), strict=True)
+        named = {kind.name: value for value, kind in kinds if kind.kind is inspect.Parameter.KEYWORD_ONLY}
+        return getattr(target, self.name)(*values[: len(values) - len(named)], **named)
+
+
+def _methods_of(port: type) -> dict[str, Method]:
+    """All coroutine methods of a port, but ``close``."""
+    found = {}
+    for name, function in inspect.getmembers(port, inspect.iscoroutinefunction):
+        if name == "close":
+            continue
+        hints = get_type_hints(function)
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.name != "self"]
+        arguments = tuple[tuple(hints[each.name] for each in own)] if own else tuple[()]  # type: ignore[misc]
+        found[name] = Method(
+            name,
+            signature.replace(parameters=own),
+            msgspec.msgpack.Decoder(arguments).decode,
+            msgspec.msgpack.Decoder(hints["return"]).decode,
+        )
+    return found
+
+
+FRONTIER = _methods_of(Frontier)
+STORE = {name: method for name, method in _methods_of(Store).items() if name != "frontier"}
+
+
+class RunKey(msgspec.Struct, frozen=True, array_like=True):
+    """The frontier that a call is for, as `Store.frontier` opens it. It is in every call, so that a client which
+    connects to the next owner has nothing to open again."""
+
+    run_id: str
+    options: FrontierOptions
+    holder: Holder | None
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A call. ``run`` is an encoded `RunKey`, or empty for a call to the store."""
+
+    number: int
+    not_after: float
+    """When the client gives up, on the clock of `shoal.clock`, which is the same in all processes of a machine. The
+    owner ignores a call that it finds later: it may have been frozen."""
+    method: str
+    run: bytes
+    arguments: msgspec.Raw
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to the call of this number: a result, or an error as the name of its class and its text."""
+
+    number: int
+    error: tuple[str, str] | None
+    result: msgspec.Raw
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """Who connects."""
+
+    version: str
+    """Of Shoal. Both sides must be the same."""
+    client: str
+    """Random; the same for all connections of one client."""
+    pid: int
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    """Who answers."""
+
+    version: str
+    store: str
+    """Random, for each owner."""
+    durable: bool
+    """Whether the store survives its owner."""
+
+
+class DeadPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some dead requests. ``cursor`` continues; 0 at the end."""
+
+    cursor: int
+    histories: list[History]
+
+
+decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_run_key = msgspec.msgpack.Decoder(RunKey).decode
+
+
+def error_of(error: BaseException) -> tuple[str, str]:
+    """An error as it travels: the nearest class that clients know."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _ERRORS:
+            return kind.__name__, str(error)
+    return FrontierError.__name__, f"the process that owns the frontier failed: {type(error).__name__}: {error}"
+
+
+def raise_error(error: tuple[str, str]) -> None:
+    """Raise an error that travelled."""
+    kind, text = error
+    raise _ERRORS.get(kind, FrontierError)(text)
+
+
+def frame(payload: bytes) -> bytes:
+    """A message as it is sent. FrontierError if it is too long."""
+    if len(payload) > MAX_BYTES:
+        raise FrontierError(f"a message of {len(payload)} bytes is longer than the limit of {MAX_BYTES}")
+    return len(payload).to_bytes(_LENGTH, "big") + payload
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """The next message. EOFError at the end, FrontierError for one that is too long."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
+    if length > MAX_BYTES:
+        raise FrontierError(f"a message of {length} bytes is longer than the limit of {MAX_BYTES}")
+    return await reader.readexactly(length)

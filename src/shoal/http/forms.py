@@ -1,0 +1,237 @@
+"""Forms: fill in the fields of a page's form and make the request that a browser would send."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlencode
+
+from shoal.errors import RequestError, SelectorError
+from shoal.http.request import Request
+
+if TYPE_CHECKING:
+    from turbohtml import Element
+
+    from shoal.http.response import Response
+
+Upload: TypeAlias = tuple[str, bytes]
+"""The name and the content of a file."""
+Value: TypeAlias = str | int | float | bool | list[Any] | Upload | None
+Pair: TypeAlias = tuple[str, str | Upload]
+
+_URLENCODED, _MULTIPART, _PLAIN = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
+_CONTROLS = "input, select, textarea, button"
+_MAX_LISTED = 30
+
+
+def find_form(response: Response, css: str | None, id: str | None, name: str | None) -> Form:
+    """Return the first form of the page that fits. RequestError says which forms the page has."""
+    forms = response.document.select("form")
+    if css is not None:
+        try:
+            chosen = [each for each in response.document.select(css) if each.tag == "form"]
+        except ValueError as exc:
+            raise SelectorError(f"bad CSS query {css!r}: {exc}") from exc
+    else:
+        chosen = [form for form in forms if id in (None, form.attr("id")) and name in (None, form.attr("name"))]
+    if chosen:
+        return Form(response, chosen[0])
+    wanted = {"css": css, "id": id, "name": name}
+    asked = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value is not None)
+    have = ", ".join(_label(form) for form in forms[:_MAX_LISTED]) or "no forms"
+    raise RequestError(f"no form ({asked}) on {response.url}: the page has {have}")
+
+
+def _label(form: Element) -> str:
+    names = [f"{key}={value!r:.40}" for key in ("id", "name", "action") if (value := form.attr(key))]
+    return f"<form {' '.join(names)}>" if names else "<form>"
+
+
+class Form:
+    """A form of a page. ``fill`` returns a changed copy, and ``submit`` the request.
+
+    Hidden fields and defaults stay as the page has them, so a token against forged requests is sent too.
+    """
+
+    def __init__(self, response: Response, element: Element) -> None:
+        self._response = response
+        self._element = element
+        self._controls = _controls(response, element)
+        self._pairs: list[Pair] = [*element.form_data(), *_outside(response, element)]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that would be sent now, without the button: a value, or a list for a repeated name."""
+        found: dict[str, Any] = {}
+        for name, value in self._pairs:
+            if name in found:
+                found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
+            else:
+                found[name] = value
+        return found
+
+    def fill(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
+        """Return a copy with these fields changed; names that are no identifiers go into a dict.
+
+        A list sets several values, True checks a checkbox, False and None leave the field out, and ``(name, content)``
+        is a file. RequestError for a field that the form does not have: use ``add`` for fields that a script adds.
+        """
+        known = {name for control in self._controls if (name := control.attr("name"))}
+        changes = {**(values or {}), **fields}
+        for name in changes:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known)[:_MAX_LISTED])}"
+                raise RequestError(f"the form has no field {name!r}{hint}")
+        return self._with(changes)
+
+    def add(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
+        """Return a copy with these fields, whether the page's form has them or not."""
+        return self._with({**(values or {}), **fields})
+
+    def _with(self, changes: Mapping[str, Value]) -> Form:
+        made = object.__new__(Form)
+        made._response, made._element, made._controls = self._response, self._element, self._controls
+        pairs: list[Pair] = []
+        left = {name: self._values(name, value) for name, value in changes.items()}
+        for name, value in self._pairs:
+            if name not in changes:
+                pairs.append((name, value))
+            else:  # the new values stand where the first of the old ones stood
+                pairs += [(name, each) for each in left.pop(name, [])]
+        made._pairs = pairs + [(name, each) for name, values in left.items() for each in values]
+        return made
+
+    def _values(self, name: str, value: Value) -> list[str | Upload]:
+        if value is None or value is False:
+            return []
+        if value is True:
+            box = next((control for control in self._controls if control.attr("name") == name), None)
+            return [(box.attr("value") if box is not None else None) or "on"]
+        if isinstance(value, tuple):
+            if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], bytes):
+                return [value]
+            raise RequestError(f"a file is a pair of its name and its content in bytes, not {value!r:.80}")
+        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+    def submit(
+        self, callback: Callable[..., Any] | str | None = None, *, button: str | None = None, **options: Any
+    ) -> Request:
+        """Return the request. ``button`` is the name, the value or the text of a button (default: the first one).
+
+        The method, the address and the encoding are those of the button, or else of the form. ``options`` go to the
+        request. RequestError if there is no such button.
+        """
+        pressed = self._button(button)
+        pairs = self._pairs + _sent_by(pressed)
+        action = self._attribute(pressed, "action").strip()
+        url = self._response.urljoin(action) if action else self._response.url
+        method = self._attribute(pressed, "method").upper()
+        charset = _charset(self._element.attr("accept-charset"), self._response.encoding)
+        if method != "POST":
+            texts = [(name, value if isinstance(value, str) else value[0]) for name, value in pairs]
+            query = urlencode(texts, encoding=charset, errors="xmlcharrefreplace")
+            path = url.partition("?")[0]
+            return Request(f"{path}?{query}" if query else path, callback, **options)
+        body, kind = _encode(pairs, self._attribute(pressed, "enctype").lower(), charset)
+        headers = {**options.pop("headers", {}), "Content-Type": kind}
+        return Request(url, callback, method="POST", body=body, headers=headers, **options)
+
+    def _attribute(self, pressed: Element | None, name: str) -> str:
+        own = pressed.attr("form" + name) if pressed is not None else None
+        return own if own is not None else self._element.attr(name) or ""
+
+    def _button(self, wanted: str | None) -> Element | None:
+        buttons = [control for control in self._controls if _is_submit(control)]
+        if wanted is None:
+            return buttons[0] if buttons else None
+        for each in buttons:
+            if wanted in (each.attr("name"), each.attr("value"), each.text.strip()):
+                return each
+        have = ", ".join(repr(each.attr("name") or each.attr("value") or each.text.strip()) for each in buttons)
+        raise RequestError(f"the form has no button {wanted!r}: it has {have or 'none'}")
+
+
+def _controls(response: Response, element: Element) -> list[Element]:
+    """Return the controls inside the form, and those elsewhere that belong to it by their ``form`` attribute."""
+    id = element.attr("id")
+    own = [each for each in element.select(_CONTROLS) if each.attr("form") in (None, id)]
+    return own + (_elsewhere(response, element, id) if id else [])
+
+
+def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
+    inside = set(element.select(_CONTROLS))
+    named = [each for each in response.document.select("[form]") if each.attr("form") == id]
+    return [each for each in named if each not in inside and each.tag in ("input", "select", "textarea", "button")]
+
+
+def _outside(response: Response, element: Element) -> list[Pair]:
+    """Return what the controls elsewhere send: a form that holds a copy of them says it."""
+    id = element.attr("id")
+    found = _elsewhere(response, element, id) if id else []
+    if not found:
+        return []
+    from shoal import parsing
+
+    copy = parsing.parse("<form>" + "".join(each.html for each in found) + "</form>").select_one("form")
+    return list(copy.form_data()) if copy is not None else []
+
+
+def _is_submit(control: Element) -> bool:
+    kind = (control.attr("type") or "").lower()
+    if control.attr("disabled") is not None:
+        return False
+    return kind in ("submit", "image") if control.tag == "input" else control.tag == "button" and kind in ("", "submit")
+
+
+def _sent_by(button: Element | None) -> list[Pair]:
+    """Return what a pressed button adds to the fields."""
+    if button is None:
+        return []
+    name = button.attr("name") or ""
+    if (button.attr("type") or "").lower() == "image":
+        prefix = f"{name}." if name else ""
+        return [(prefix + "x", "0"), (prefix + "y", "0")]
+    return [(name, button.attr("value") or "")] if name else []
+
+
+def _charset(accepted: str | None, encoding: str) -> str:
+    for name in (*(accepted or "").replace(",", " ").split(), encoding):
+        try:
+            "".encode(name)
+        except LookupError:
+            continue
+        return "utf-8" if name.lower().startswith("utf-16") else name
+    return "utf-8"
+
+
+def _encode(pairs: list[Pair], kind: str, charset: str) -> tuple[bytes, str]:
+    """Return the body and its content type."""
+    if kind == _MULTIPART:
+        return _multipart(pairs, charset)
+    texts = [(name, value if isinstance(value, str) else value[0]) for name, value in pairs]
+    if kind == _PLAIN:
+        lines = "".join(f"{name}={value}\r\n" for name, value in texts)
+        return lines.encode(charset, "xmlcharrefreplace"), _PLAIN
+    return urlencode(texts, encoding=charset, errors="xmlcharrefreplace").encode(), _URLENCODED
+
+
+def _multipart(pairs: list[Pair], charset: str) -> tuple[bytes, str]:
+    parts = []
+    for name, value in pairs:
+        head = f'Content-Disposition: form-data; name="{_quoted(name)}"'
+        if isinstance(value, str):
+            parts.append((head + "\r\n\r\n" + value).encode(charset, "xmlcharrefreplace"))
+        else:
+            head += f'; filename="{_quoted(value[0])}"\r\nContent-Type: application/octet-stream\r\n\r\n'
+            parts.append(head.encode(charset, "xmlcharrefreplace") + value[1])
+    # Derived from the content, so that the same fields always give the same request.
+    mark = "shoal-" + hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+    body = b"".join(b"--" + mark.encode() + b"\r\n" + part + b"\r\n" for part in parts)
+    return body + b"--" + mark.encode() + b"--\r\n", f"{_MULTIPART}; boundary={mark}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,0 +1,48 @@
+"""Lets other processes of this machine use the store of a crawl while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from shoal.errors import StoreBusyError, StoreError
+from shoal.frontier import file_of
+from shoal.frontier.local.owner import open_owned, serving
+from shoal.frontier.local.processes import ProcessWatch
+from shoal.ports import Store
+
+log = logging.getLogger("shoal.frontier")
+
+_PATIENCE = 1.5
+_BETWEEN_TRIES = 0.05
+
+
+async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None]) -> Store:
+    """Open a store in memory or in a file, and serve it until the stack is closed. The crawl works without that too, so
+    a machine without a place for the socket costs a warning.
+
+    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
+    file, watch = file_of(url), ProcessWatch()
+    store = await _open_in_time(file, watch)
+    stack.push_async_callback(store.close)
+    try:
+        server = await stack.enter_async_context(serving(store, watch, file, name))
+        server.on_change = on_change
+    except StoreError as exc:
+        log.warning("other commands cannot use this crawl while it runs: %s", exc)
+    return store
+
+
+async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
+    """Open a store. A process that owned the file for others may need a moment to end after the last of them."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await open_owned(file, watch)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)

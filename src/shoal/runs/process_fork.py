@@ -1,0 +1,164 @@
+"""Forks the processes of a crawl ahead, when Shoal is imported and the spider is not.
+
+So a crawl on several processes starts as fast as on one, and each process loads the spider itself: what a spider opens
+when it is imported or made is never shared. Each process first waits for a line that says what it does. If its
+connection ends before that, it exits: the crawl could not begin, and one error message is enough.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.crawling.onion import preload
+from shoal.frontier.local.owner import PendingOwner, run_owner
+
+
+class Inherited(NamedTuple):
+    """What a worker process has from the process that forked it."""
+
+    connection: socket.socket
+    line: bytes
+    """Its part of the crawl."""
+
+
+_inherited: Inherited | None = None
+
+
+class WorkerProcess(NamedTuple):
+    """A worker process, seen from the process that started it."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """The exit code; negative for a signal, None while it runs."""
+    connection: socket.socket
+    output: int | None
+    """Where its standard error can be read. None: it goes where that of this process goes."""
+
+
+class Ownership(msgspec.Struct, frozen=True):
+    """What an owner owns: see `shoal.frontier.local.owner.open_owned`."""
+
+    name: str
+    file: str | None
+
+
+class ForkedOwner:
+    """A process that waits to become the owner of a frontier. It exits when this process does not need it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def own(self, file: str | None, name: str) -> PendingOwner:
+        """Let it own a SQLite file, or a new frontier in memory."""
+        self._connection.sendall(msgspec.json.encode(Ownership(name, file)) + b"\n")
+        return PendingOwner(self._connection.makefile("rb"))
+
+    def close(self) -> None:
+        """Let one that waits exit. One that serves stays while it has clients."""
+        self._connection.close()
+
+
+class ForkedProcesses(NamedTuple):
+    """The processes of a crawl before it begins."""
+
+    owner: ForkedOwner
+    workers: list[WorkerProcess]
+
+
+def fork_processes(count: int, *, relays: bool) -> ForkedProcesses | None:
+    """Fork an owner and worker processes. None in a worker process, which goes on with its caller.
+
+    ``relays``: this process reads what the workers write to standard error. Call it before there are threads."""
+    preload()
+    gc.freeze()
+    connections: list[socket.socket] = []
+    owner = _fork_owner(connections)
+    workers: list[WorkerProcess] = []
+    for _ in range(count):
+        made = _fork_worker(connections, relays=relays)
+        if made is None:
+            return None
+        workers.append(made)
+    return ForkedProcesses(owner, workers)
+
+
+def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
+    near, far = socket.socketpair()
+    if os.fork() == 0:
+        near.close()
+        _detach()
+        os.dup2(0, 1)
+        asked = msgspec.json.decode(_wait_for_line(far), type=Ownership)
+        run_owner(asked.name, asked.file, far.detach())
+        os._exit(0)
+    far.close()
+    connections.append(near)
+    return ForkedOwner(near)
+
+
+def _fork_worker(connections: list[socket.socket], *, relays: bool) -> WorkerProcess | None:
+    global _inherited
+    near, far = socket.socketpair()
+    output, errors = os.pipe() if relays else (None, None)
+    pid = os.fork()
+    if pid == 0:
+        near.close()
+        for each in connections:
+            each.close()
+        _detach()
+        if errors is not None:
+            os.dup2(errors, 2)
+        _inherited = Inherited(far, _wait_for_line(far))
+        return None
+    far.close()
+    if errors is not None:
+        os.close(errors)
+    connections.append(near)
+    return WorkerProcess(pid, partial(_exit_code, pid), near, output)
+
+
+def _detach() -> None:
+    """Signals of the terminal are for the process that forks, and so is its input."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _wait_for_line(connection: socket.socket) -> bytes:
+    """The first line from the process that forked this one. This process exits if there is none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (more := connection.recv(1)):  # no more than the line: what follows is for others
+            os._exit(0)
+        line += more
+    return line
+
+
+def _exit_code(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: bool) -> WorkerProcess:
+    """Start a worker process with this command. Its standard input is the connection."""
+    near, far = socket.socketpair()
+    output, errors = os.pipe() if relays else (None, None)
+    with far:
+        process = subprocess.Popen(command, env=environ, stdin=far.fileno(), stderr=errors, start_new_session=True)
+    if errors is not None:
+        os.close(errors)
+    return WorkerProcess(process.pid, process.poll, near, output)
+
+
+def inherited() -> Inherited | None:
+    """In a forked worker process: what it has from the process that forked it. None in other processes."""
+    return _inherited

@@ -1,0 +1,202 @@
+"""A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started it.
+
+It has a connection to that process, and sends a report there twice a second. The word ``stop`` from there stops it in
+good order. The end of the connection, however that came, stops it at once: no worker is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+
+from shoal.config import Config
+from shoal.config.checks import frontier_kind
+from shoal.crawling.stats import Counters, Latency
+from shoal.errors import RunError
+from shoal.frontier import share_store
+from shoal.frontier.local.processes import name_process
+from shoal.ports import Run, Sink, Store
+from shoal.runs.crawl import Crawl, run_blocking
+from shoal.runs.lifecycle import Plan
+from shoal.runs.process_fork import inherited
+from shoal.spider import Spider
+
+_VARIABLE = "_SHOAL_PART"
+_REPORT_EVERY = 0.5
+_LAST_REPORT = 2.0
+"""Seconds that the last report may take."""
+_ABORT_AFTER = 5.0
+"""Seconds after the end of the connection at which the process ends, whatever it does."""
+_OUTPUT_TIMEOUT = 1.2
+_NUMBERS = tuple(name for name in Counters.__slots__ if name not in ("errors", "latency", "started"))
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process does. A process that was forked gets it over its connection; one that was started as a
+    program of its own, in its environment, and has the connection as its standard input."""
+
+    frontier: str
+    run_id: str
+    concurrency: int
+    relayed: bool
+    """Whether another process reads what this one writes to standard error, line by line."""
+
+    def environ(self) -> dict[str, str]:
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def of_this_process(cls) -> tuple[Part, socket.socket] | None:
+        """The part of this process and its connection. None if it is not a worker process of a crawl."""
+        text = os.environ.pop(_VARIABLE, None)
+        if text is not None:
+            connection = socket.socket(fileno=os.dup(0))
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)  # programs that the spider starts must not hold the connection
+            os.close(nothing)
+            return msgspec.json.decode(text, type=cls), connection
+        forked = inherited()
+        return None if forked is None else (msgspec.json.decode(forked.line, type=cls), forked.connection)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process did so far. One line of JSON."""
+
+    in_flight: int = 0
+    numbers: dict[str, int] = {}
+    errors: dict[str, int] = {}
+    latency: tuple[list[int], float] | None = None
+    error: str = ""
+    """Why it ended early."""
+
+    @classmethod
+    def of(cls, counters: Counters, *, in_flight: int = 0, error: str = "") -> Report:
+        return cls(
+            in_flight=in_flight,
+            numbers={name: getattr(counters, name) for name in _NUMBERS},
+            errors=dict(counters.errors),
+            latency=(list(counters.latency.counts), counters.latency.seconds),
+            error=error,
+        )
+
+    def add_to(self, total: Counters) -> None:
+        """Add these counters to those of all processes."""
+        own = Counters()
+        for name, value in self.numbers.items():
+            setattr(own, name, value)
+        own.errors = Counter(self.errors)
+        if self.latency is not None:
+            own.latency = Latency()
+            own.latency.counts, own.latency.seconds = self.latency
+        total.add(own)
+
+
+class CrawlPart(Crawl):
+    """Fetches and parses pages of a run. Another process seeds it, writes its outputs, and ends it."""
+
+    def __init__(self, spider: Spider, config: Config, part: Part) -> None:
+        config = config.with_settings({"concurrency": part.concurrency})
+        super().__init__(spider, config, collect=False)
+        self._part = part
+
+    async def _open_store(self, stack: AsyncExitStack) -> Store:
+        store = await share_store(self._part.frontier)
+        stack.push_async_callback(store.close)
+        return store
+
+    async def choose_run(self, store: Store) -> Run:
+        run = await store.get_run(self._part.run_id)
+        if run is None:
+            raise RunError(f"there is no run {self._part.run_id}")
+        return run
+
+    def _plan(self, store: Store, collector: Sink | None) -> Plan:
+        return msgspec.structs.replace(
+            super()._plan(store, collector),
+            source=None, resumes=False, watches=True, is_private=False, keep_items=True,
+            output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+        )  # fmt: skip
+
+    def abort(self) -> None:
+        """Stop now. Pages in flight are released."""
+        self._stop_asked = True
+        if self._life is not None:
+            self._life.abort()
+
+
+class _Tether:
+    """The connection to the process that started this one."""
+
+    def __init__(self, crawl: CrawlPart, connection: socket.socket) -> None:
+        self._crawl = crawl
+        self._socket = connection
+        self._ended = threading.Event()
+        self._reporting = threading.Thread(target=self._report, daemon=True)
+
+    async def run(self, crawl: CrawlPart) -> None:
+        """Beside the crawl, on its event loop."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._obey, args=(loop,), daemon=True).start()
+        self._reporting.start()
+
+    def _obey(self, loop: asyncio.AbstractEventLoop) -> None:
+        while words := self._receive():
+            if b"stop" in words:
+                loop.call_soon_threadsafe(self._crawl.stop)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._crawl.abort)
+        if not self._ended.wait(_ABORT_AFTER):
+            os._exit(1)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(4096)
+        except OSError:
+            return b""
+
+    def _report(self) -> None:
+        while not self._ended.wait(_REPORT_EVERY):
+            vitals = self._crawl.vitals()
+            self._send(Report.of(vitals.counters, in_flight=vitals.in_flight))
+
+    def _send(self, report: Report) -> None:
+        with suppress(OSError):  # nobody is there any more
+            self._socket.sendall(msgspec.json.encode(report) + b"\n")
+
+    def end(self, error: str) -> None:
+        """Send the last report."""
+        self._ended.set()
+        if self._reporting.is_alive():
+            self._reporting.join(_LAST_REPORT)
+        self._send(Report.of(self._crawl.vitals().counters, error=error))
+
+
+def run_part(part: Part, connection: socket.socket, spider: Spider, config: Config) -> int:
+    """Work as a worker process until the run is finished, or as told. The exit code: 1 if it failed."""
+    name_process("shoal-worker")
+    made = CrawlPart(spider, config, part)
+    tether = _Tether(made, connection)
+    error = ""
+    try:
+        run_blocking(made, tether.run)
+        error = "" if made.error is None else str(made.error)
+    except BaseException as exc:
+        error = str(exc) or type(exc).__name__
+        raise
+    finally:
+        tether.end(error)
+    return 1 if error else 0
+
+
+def total_of(reports: Sequence[Report]) -> Counters:
+    """The counters of all worker processes together."""
+    total = Counters()
+    for report in reports:
+        report.add_to(total)
+    return total

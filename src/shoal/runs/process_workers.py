@@ -1,0 +1,154 @@
+"""The worker processes of one crawl: started, watched, restarted when they are killed, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from shoal.crawling.stats import Counters
+from shoal.runs.child import command
+from shoal.runs.process_fork import WorkerProcess, start_worker
+from shoal.runs.process_part import Part, Report, total_of
+
+log = logging.getLogger("shoal.worker")
+
+_RESTART_AFTER = (0.5, 30.0)  # seconds before a worker that was killed is started again, first and at most
+_STEADY = 60.0  # seconds after which the death of a worker has nothing to do with the one before
+_LONGEST_REPORT = 2**20
+_KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
+_EXIT_POLL = 0.02
+_decode = msgspec.json.Decoder(Report).decode
+
+
+class WorkerProcesses:
+    """The worker processes of a crawl. One that was killed gets a successor; one that ends by itself is left alone,
+    whatever its exit code."""
+
+    def __init__(
+        self, forked: Sequence[WorkerProcess], words: Sequence[str], *, on_line: Callable[[str], None] | None = None
+    ) -> None:
+        """``forked``: the first worker processes. ``words``: the command line of `shoal` for their successors.
+        ``on_line``: called with each line that a worker writes to standard error. None: it goes where that of this
+        process goes."""
+        self._forked = list(forked)
+        self._words = list(words)
+        self._on_line = on_line
+        self._reports: dict[int, Report] = {}
+        """The last report of each process, also of those that have ended."""
+        self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
+        self._keeping: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self.error = ""
+        """Why the first worker that failed did."""
+
+    @property
+    def relays(self) -> bool:
+        """Whether this process reads what the workers write to standard error."""
+        return self._on_line is not None
+
+    def start(self, part: Part) -> None:
+        """Let all begin."""
+        forked, self._forked = self._forked, []
+        self._keeping = [asyncio.create_task(self._keep(part, worker)) for worker in forked]
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether none is left that works, or will."""
+        return all(task.done() for task in self._keeping)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self._reports[pid].in_flight for pid in self._running if pid in self._reports)
+
+    @property
+    def counters(self) -> Counters:
+        return total_of(list(self._reports.values()))
+
+    def stop(self) -> None:
+        """Ask all to stop in good order."""
+        self._is_stopping = True
+        for _, writer in self._running.values():
+            with suppress(OSError):
+                writer.write(b"stop\n")
+
+    async def wait(self, grace: float) -> None:
+        """Until all have ended. Those that take much longer than the grace period are killed."""
+        self._is_stopping = True
+        if not self._keeping:
+            return
+        _, left = await asyncio.wait(self._keeping, timeout=grace + _KILL_AFTER)
+        if left:
+            self.kill()
+            await asyncio.wait(left)
+
+    def kill(self) -> None:
+        """End all now."""
+        self._is_stopping = True
+        for worker in self._forked:  # they were never told what to do
+            worker.connection.close()
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _keep(self, part: Part, worker: WorkerProcess) -> None:
+        """Watch a worker, and its successors while it is killed."""
+        pause = _RESTART_AFTER[0]
+        worker.connection.sendall(msgspec.json.encode(part) + b"\n")
+        while True:
+            began = time.monotonic()
+            code = await self._watch(worker)
+            if code >= 0 or self._is_stopping:
+                return
+            pause = _RESTART_AFTER[0] if time.monotonic() - began > _STEADY else min(_RESTART_AFTER[1], 2 * pause)
+            name = signal.Signals(-code).name
+            log.warning("worker process %d was killed by %s; starting another one in %g s", worker.pid, name, pause)
+            await asyncio.sleep(pause)
+            if self._is_stopping:
+                return
+            words, environ = command(self._words)
+            worker = start_worker(words, environ | part.environ(), relays=self.relays)
+
+    async def _watch(self, worker: WorkerProcess) -> int:
+        """Follow a worker to its end. Its exit code, negative for a signal."""
+        reader, writer = await asyncio.open_connection(sock=worker.connection, limit=_LONGEST_REPORT)
+        self._running[worker.pid] = worker, writer
+        if self._is_stopping:
+            writer.write(b"stop\n")
+        try:
+            await asyncio.gather(self._read_reports(worker.pid, reader), self._read_output(worker.output))
+            while (code := worker.poll()) is None:
+                await asyncio.sleep(_EXIT_POLL)
+        finally:
+            del self._running[worker.pid]
+            writer.close()
+        if code > 0 and not self.error:
+            report = self._reports.get(worker.pid)
+            self.error = report.error if report is not None and report.error else f"a worker ended with code {code}"
+        return code
+
+    async def _read_reports(self, pid: int, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while line := await reader.readline():
+                with suppress(msgspec.MsgspecError):
+                    self._reports[pid] = _decode(line)
+
+    async def _read_output(self, output: int | None) -> None:
+        if output is None or self._on_line is None:
+            return
+        lines = asyncio.StreamReader()
+        pipe = os.fdopen(output, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), pipe
+        )
+        try:
+            while line := await lines.readline():
+                self._on_line(line.decode(errors="replace").rstrip())
+        finally:
+            transport.close()

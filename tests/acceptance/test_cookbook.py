@@ -1,0 +1,57 @@
+"""The spiders of the cookbook find what is in the shop. `test_docs` runs the commands of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from examples.bookshop import BOOKS, Bookshop
+
+from shoal import crawl
+from shoal.spider import load_spider
+
+COOKBOOK = (Path(__file__).parents[2] / "docs" / "cookbook.md").read_text()
+TITLES = {book.title for book in BOOKS}
+
+
+async def items_of(name: str, folder: Path, shop: Bookshop, **arguments: str) -> list[dict[str, object]]:
+    code = re.search(rf"```python\n(# {name}\n.*?)```", COOKBOOK, re.DOTALL)
+    assert code is not None
+    (folder / name).write_text(code[1].replace("http://127.0.0.1:8000", shop.url))
+    done = await crawl(load_spider(str(folder / name)), {"download_delay": 0}, arguments=arguments)
+    return done.items
+
+
+@pytest.mark.parametrize("name", ["api_books.py", "endless.py"])
+async def test_every_book_once(name: str, tmp_path: Path) -> None:
+    async with Bookshop() as shop:
+        titles = [item["title"] for item in await items_of(name, tmp_path, shop)]
+    assert len(titles) == 60
+    assert set(titles) == TITLES
+
+
+async def test_the_login(tmp_path: Path) -> None:
+    async with Bookshop() as shop:
+        assert len(await items_of("orders.py", tmp_path, shop)) == 3
+        assert [visit.path for visit in shop.log][-3:] == ["/login", "/login", "/account"]
+        assert await items_of("orders.py", tmp_path, shop, password="wrong") == []
+
+
+async def test_the_proxy_and_the_signature(tmp_path: Path) -> None:
+    async with Bookshop() as shop:
+        for name in ("proxied.py", "signed.py"):
+            assert [item["title"] for item in await items_of(name, tmp_path, shop)] == ["All books"]
+
+
+async def test_the_feed_of_the_shop() -> None:
+    from shoal import Response, Spider
+
+    class News(Spider):
+        def parse(self, response: Response) -> object:
+            assert response.feed is not None
+            return [{"title": entry.title} for entry in response.feed.entries]
+
+    async with Bookshop() as shop:
+        done = await crawl(News(start_urls=[shop.url + "/feed.xml"]), {"download_delay": 0})
+    assert [item["title"] for item in done.items] == [book.title for book in BOOKS[:10]]

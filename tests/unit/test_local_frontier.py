@@ -1,0 +1,239 @@
+"""The parts of a frontier that one process owns and others use: sockets, messages, processes, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from shoal.crawling.stats import Counters
+from shoal.errors import FrontierError, QueueFullError, RunError, StoreBusyError, StoreError
+from shoal.frontier import join_store, open_store
+from shoal.frontier.local import wire
+from shoal.frontier.local.places import LocalAddress, announced, private_folder, reserved
+from shoal.frontier.local.processes import ProcessSlot, started_at
+from shoal.frontier.local.server import FrontierServer
+from shoal.frontier.memory import MemoryStore
+from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
+from shoal.runs.process_part import Report, total_of
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for sockets, with a short path."""
+    with TemporaryDirectory(prefix="shoal-t-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- sockets
+
+
+def test_the_folder_is_private_whatever_the_umask(runtime: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = private_folder()
+    finally:
+        os.umask(before)
+    assert folder == runtime / "shoal"
+    assert mode(folder) == 0o700
+
+
+def test_a_folder_that_others_can_enter_is_not_used(runtime: Path) -> None:
+    (runtime / "shoal").mkdir()
+    (runtime / "shoal").chmod(0o755)
+    assert private_folder() == runtime / f"shoal-{os.getuid()}"
+    (runtime / f"shoal-{os.getuid()}").rmdir()
+    (runtime / f"shoal-{os.getuid()}").symlink_to("/tmp")
+    with pytest.raises(StoreError, match="nobody else can enter"):
+        private_folder()
+
+
+async def test_the_socket_is_for_its_user_alone(runtime: Path) -> None:
+    before = os.umask(0)
+    try:
+        with reserved("crawl", exact=False) as path:
+            server = FrontierServer(MemoryStore(), durable=False)
+            await server.start(path)
+            assert mode(path) == mode(path.with_suffix(".lock")) == 0o600
+            await server.close()
+    finally:
+        os.umask(before)
+    assert list((runtime / "shoal").iterdir()) == []
+
+
+def test_stale_sockets_are_removed(runtime: Path) -> None:
+    folder = private_folder()
+    for name in ("books", "news"):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / f"{name}.sock"))
+        (folder / f"{name}.lock").touch(0o600)
+    assert announced() == {}
+    with reserved("books", exact=False) as path:
+        assert path.name == "books.sock"
+        assert not path.exists()
+        assert sorted(each.name for each in folder.iterdir()) == ["books.lock"]
+
+
+def test_a_name_is_given_once(runtime: Path) -> None:
+    with reserved("my books/../x", exact=False) as first, reserved("my books/../x", exact=False) as second:
+        assert (first.parent, first.name) == (runtime / "shoal", "my-books-..-x.sock")
+        assert second.name == "my-books-..-x-2.sock"
+        assert announced() == {"my-books-..-x": str(first), "my-books-..-x-2": str(second)}
+        with pytest.raises(StoreError, match="2 run on this machine; running now: local:my"):
+            LocalAddress.parse("local:")
+        with pytest.raises(StoreBusyError), reserved("my books/../x", exact=True):
+            pass
+    assert announced() == {}
+
+
+def test_an_address(runtime: Path) -> None:
+    assert LocalAddress.parse("local:/run/a.sock?timeout=2.5") == LocalAddress("/run/a.sock", 2.5)
+    with reserved("books", exact=False) as path:
+        assert LocalAddress.parse("local:books") == LocalAddress.parse("local:") == LocalAddress(str(path))
+    for url, words in {
+        "local:books": "no crawl named 'books'",
+        "local:": "0 run on this machine",
+        "local:x?timeout=soon": "must be a number",
+        "local:x?color=red": "unknown option 'color'",
+    }.items():
+        with pytest.raises(StoreError, match=words):
+            LocalAddress.parse(url)
+
+
+# -- messages
+
+
+def test_every_method_of_the_ports_can_be_called() -> None:
+    def methods(port: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(port, inspect.iscoroutinefunction)}
+
+    assert wire.FRONTIER.keys() == methods(Frontier) - {"close"}
+    assert wire.STORE.keys() == methods(Store) - {"close", "frontier"}
+
+
+def test_errors_travel_as_what_they_are() -> None:
+    class OwnError(RunError):
+        pass
+
+    for error, arrives in (
+        (QueueFullError("full"), QueueFullError),
+        (OwnError("no run"), RunError),
+        (ValueError("a nonce"), ValueError),
+        (ZeroDivisionError("oh"), FrontierError),
+    ):
+        with pytest.raises(arrives, match=str(error)) as caught:
+            wire.raise_error(wire.error_of(error))
+        assert type(caught.value) is arrives
+
+
+def test_a_message_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_BYTES", 10)
+    assert wire.frame(bytes(10)) == b"\0\0\0\x0a" + bytes(10)
+    with pytest.raises(FrontierError, match="longer than the limit"):
+        wire.frame(bytes(11))
+
+
+@pytest_asyncio.fixture
+async def path(runtime: Path) -> AsyncIterator[Path]:
+    """The socket of a store in memory."""
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="spider", state="running", created_at=0.0))
+    server = FrontierServer(store, durable=False)
+    await server.start(runtime / "a.sock")
+    yield runtime / "a.sock"
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x05hello",
+        wire.frame(wire.encode((1, 1e18, "list_runs", b"", [None]))),
+        wire.frame(wire.encode((1, 1e18, "hello", b"", [["0", "client", "pid"]]))),
+    ],
+    ids=["too long", "not a call", "not a greeting", "a bad greeting"],
+)
+async def test_a_client_that_sends_something_else_is_disconnected(path: Path, message: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(message)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    store = await open_store(f"local:{path}")  # others are served
+    assert [run.run_id for run in await store.list_runs()] == ["run"]
+    await store.close()
+
+
+async def test_only_methods_of_the_ports_are_called(path: Path) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    run = wire.encode(wire.RunKey("run", FrontierOptions(), None))
+    hello = wire.Hello("0.1.0", "client", os.getpid())
+    for number, (method, where, arguments) in enumerate(
+        [("hello", b"", [hello]), ("close", b"", []), ("__class__", run, []), ("discard", run, []), ("lease", run, "x")]
+    ):
+        writer.write(wire.frame(wire.encode((number, 1e18, method, where, arguments))))
+    answers = [wire.decode_answer(await wire.read_message(reader)) for _ in range(5)]
+    errors = {answer.number: answer.error for answer in answers}
+    assert errors[0] is None
+    assert all(errors[number] is not None for number in (1, 2, 3, 4))
+    assert "no call 'close'" in str(errors[1])
+    assert "can't be read" in str(errors[4])
+    writer.close()
+
+
+async def test_a_file_that_nobody_works_on_is_opened(tmp_path: Path) -> None:
+    store = await join_store(f"sqlite:///{tmp_path}/crawl.db")
+    assert await store.list_runs() == []
+    await store.close()
+
+
+# -- processes
+
+
+def test_a_slot_names_its_process() -> None:
+    started = started_at(os.getpid())
+    assert started is not None
+    slot = ProcessSlot(os.getpid(), started, "abc")
+    assert ProcessSlot.of(slot.holder) == slot
+    assert slot.is_alive
+    assert not ProcessSlot(os.getpid(), started + 1, "abc").is_alive  # another process had the number before
+    assert ProcessSlot.of(Holder("books/0", 3)) is None
+    assert ProcessSlot.of(Holder("pid:1:2:x/0", 3)) is None  # a slot of a cluster with such a name
+
+
+def test_a_process_that_is_not_reaped_has_ended() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert started_at(pid) is None
+    os.waitpid(pid, 0)
+
+
+# -- reports
+
+
+def test_reports_add_up() -> None:
+    counters = Counters()
+    counters.fetched, counters.bytes, counters.errors = 3, 500, Counter({"timeout": 2})
+    counters.latency.measured(0.02)
+    report = msgspec.json.decode(msgspec.json.encode(Report.of(counters, in_flight=4)), type=Report)
+    total = total_of([report, report])
+    assert (total.fetched, total.bytes, total.errors) == (6, 1000, Counter({"timeout": 4}))
+    assert (sum(total.latency.counts), total.latency.seconds) == (2, 0.04)
