@@ -493,6 +493,30 @@ def test_a_config_in_code_is_a_layer() -> None:
     assert {key for key, source in resolved.sources.items() if source == "code"} == {"project_name", "download_delay"}
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("CONCURRENT_REQUESTS", 'did you mean "concurrency"?'),
+        ("DOWNLOAD_DELAY", 'did you mean "download_delay"?'),
+        ("QUEUE_TYPE", 'did you mean "frontier"?'),
+        ("FILTER_TYPE", 'did you mean "frontier"?'),
+        ("REDIS_HOST", 'did you mean "frontier"?'),
+        ("SCHEDULER_MAX_QUEUE_SIZE", 'did you mean "queue.max_size"?'),
+        ("PROJECT_NAME", 'did you mean "project_name"?'),
+        ("RUN_MODE", 'did you mean "mode"?'),
+        ("ITEM_PIPELINES", "list them in the spider's attribute `pipelines`"),
+        ("DOWNLOADER_MIDDLEWARES", "list them in the spider's attribute `middlewares`"),
+    ],
+)
+def test_names_known_from_elsewhere(name: str, said: str) -> None:
+    value = {"books.Clean": 300} if name in ("ITEM_PIPELINES", "DOWNLOADER_MIDDLEWARES") else "x"
+    assert message(load_config, spider={name: value}, spider_name="Books").endswith(f"; {said}")
+
+
+def test_every_alias_is_a_setting() -> None:
+    assert set(Config.aliases.values()) <= keys(Config).keys()
+
+
 class Layered(Spider):
     name = "layered"
     settings = {"user_agent": "books/1.0", "download_delay": 1.0, "frontier": "redis://127.0.0.1:1/0"}

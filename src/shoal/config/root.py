@@ -36,7 +36,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     checks = {"frontier": check_frontier, "user_agent": check_one_line}
     masks = {"frontier": mask}
-    aliases = {  # the names in Scrapy
+    aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
         "autothrottle_max_delay": "throttle.max_delay",
         "closespider_pagecount": "scope.max_pages",
@@ -45,6 +45,21 @@ class Config(Section, frozen=True, kw_only=True):
         "cookies_enabled": "cookies",
         "default_request_headers": "http.headers",
         "depth_limit": "scope.max_depth",
+        "dupefilter_class": "frontier",
+        "filter_class": "frontier",
+        "filter_type": "frontier",
+        "job_dir": "frontier",
+        "jobdir": "frontier",
+        "max_retry_times": "retry.max_attempts",
+        "project": "project_name",
+        "queue_type": "frontier",
+        "redis_host": "frontier",
+        "redis_port": "frontier",
+        "redis_password": "frontier",
+        "redis_url": "frontier",
+        "run_mode": "mode",
+        "scheduler": "frontier",
+        "scheduler_max_queue_size": "queue.max_size",
         "dns_timeout": "http.connect_timeout",
         "download_maxsize": "http.max_body_bytes",
         "download_timeout": "http.total_timeout",
@@ -56,6 +71,18 @@ class Config(Section, frozen=True, kw_only=True):
         "retry_times": "retry.max_attempts",
         "robotstxt_obey": "robots.obey",
         "urllength_limit": "scope.max_url_length",
+    }
+
+    elsewhere = {  # what is no setting here
+        "custom_settings": "settings of a spider are in its attribute `settings`",
+        "downloader_middlewares": "list them in the spider's attribute `middlewares`",
+        "extensions": "use a pipeline or a middleware",
+        "feeds": "name the output with -o FILE, or in the spider's attribute `outputs`",
+        "item_pipelines": "list them in the spider's attribute `pipelines`",
+        "pipelines": "list them in the spider's attribute `pipelines`",
+        "middlewares": "list them in the spider's attribute `middlewares`",
+        "spider_middlewares": "use a pipeline or a middleware",
+        "spider_modules": "list spiders in shoal.toml: [spiders.NAME]",
     }
 
     project_name: Text = "shoal"  # groups the runs of one project
