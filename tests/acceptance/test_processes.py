@@ -164,7 +164,7 @@ def test_ctrl_c_stops_in_good_order(here: Machine, url: str) -> None:
     said = ended(here, crawl, 30)
     assert "stopped before it was finished" in said
     stats = json.loads(here.shoal("stats", "--json", *FRONTIERS["sqlite"]).stdout)
-    assert stats["leased"] == 0
+    assert stats["in_flight"] == 0
     assert stats["done"] == len(written(here))
     fetched = visited(url)
     assert set(written(here)) == set(fetched)  # pages in flight were completed, not dropped
@@ -213,7 +213,7 @@ def test_commands_on_a_running_crawl(here: Machine, url: str, mine: tuple[str, .
     crawl = running(here, url, *mine)
     stats = json.loads(here.shoal("stats", "--json", *theirs).stdout)
     assert stats["done"] > 0
-    assert stats["remaining"] > 0
+    assert stats["left"] > 0
     run_id = stats["run_id"]
     assert run_id in here.shoal("runs", *theirs).stdout
     assert "127.0.0.1" in here.shoal("hosts", *theirs).stdout
