@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.acceptance.serving import serving
+from tests.acceptance.serving import serving, until
 
 
 def rendered(url: str, profile: Path) -> str:
@@ -21,9 +21,14 @@ def rendered(url: str, profile: Path) -> str:
 
 def test_the_page_lists_all_operations(tmp_path: Path) -> None:
     with serving(tmp_path) as api:
-        page = rendered(f"{api.url}/docs", tmp_path / "profile")
-        assert "Unable to render" not in page
         _, schema = api.get("/openapi.json")
+
+        def complete() -> str | None:
+            page = rendered(f"{api.url}/docs", tmp_path / "profile")
+            return page if "operation-tag-content" in page or "Unable to render" in page else None
+
+        page = until(complete, what="the page")  # a busy browser may show it before its scripts have run
+        assert "Unable to render" not in page
         for path, operations in schema["paths"].items():
             assert f'data-path="{path}"' in page
             assert page.count(f'data-path="{path}"') >= len(operations)

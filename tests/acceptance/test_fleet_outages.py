@@ -320,7 +320,7 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
             time.sleep(0.3)
             leaving = fleet.processes[2]
             leaving.terminate()
-            assert seconds_until_exit(leaving, 20) < 4
+            assert seconds_until_exit(leaving, 20) < 10
             assert leaving.returncode == 0, log_of(fleet, 2)
             time.sleep(max(0.0, frozen + ttl + 1 - time.monotonic()))
             site.open_gate()  # what was in flight would end now, and what was leased ahead begin
@@ -369,10 +369,10 @@ def test_nobody_leaves_before_the_last_page_and_everybody_after_it(frontier: str
         urls.append(f"{site.url}/last?gate=1&link=/found?wait=0.3")
         fleet.start(*urls)
         for _ in range(4):
-            start_worker(fleet, lease__ttl=1)
+            start_worker(fleet, lease__ttl=3)
         wait_for_workers(fleet)
         site.wait_until(lambda seen: len(seen) == len(urls))
-        time.sleep(1.5)
+        time.sleep(4)
         assert [process.poll() for process in fleet.processes] == [None] * 4
         site.open_gate()
         left: dict[int, float] = {}
@@ -386,7 +386,7 @@ def test_nobody_leaves_before_the_last_page_and_everybody_after_it(frontier: str
         ended = seen[-1].end
         assert ended is not None
         assert min(left.values()) > ended
-        assert max(left.values()) < ended + 4
+        assert max(left.values()) < ended + 10
         assert_whole(fleet, [*urls, f"{site.url}/found?wait=0.3"])
 
 
@@ -408,7 +408,7 @@ def test_a_worker_that_is_to_stay_takes_what_comes_later(server: RedisServer | P
         with server.frozen():
             time.sleep(1.5)
             worker.terminate()
-            assert seconds_until_exit(worker, 20) < 4
+            assert seconds_until_exit(worker, 20) < 10
             assert worker.returncode == 0, log_of(fleet, 0)
         assert_whole(fleet, urls)
 

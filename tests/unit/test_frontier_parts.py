@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import FencedError, QueueFullError, StoreRewoundError
-from shoal.frontier import open_store
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, decode_request
@@ -23,7 +20,7 @@ from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
-from shoal.ports import Completion, FrontierOptions, Holder, Pushed, Run, Stats
+from shoal.ports import FrontierOptions, Holder, Stats
 from shoal.testing import FakeClock
 
 # -- rules
@@ -202,32 +199,3 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
 def test_states_have_fixed_numbers() -> None:
     """They are stored in files and on servers."""
     assert (READY, LEASED, DONE) == (0, 2, 3)
-
-
-# -- large pages
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_page_with_100_000_links_is_stored_in_short_steps(kind: str, tmp_path: Path) -> None:
-    """CPU time counts, so that other programs do not matter. The links lead to as many hosts."""
-    store = await open_store("memory:" if kind == "memory" else f"sqlite:///{tmp_path}/frontier.db")
-    await store.create_run(Run(run_id="run", spider="s", state="running", created_at=1.0))
-    frontier = await store.frontier("run", FrontierOptions())
-    await frontier.push([Request("http://large/")])
-    (lease,) = (await frontier.lease(1, 600)).leases
-    children = [Request(f"http://h{number}/") for number in range(100_000)]
-    ending = asyncio.create_task(frontier.complete([Completion(lease=lease, items=[b"i"], children=children)]))
-    waits, seen_incoming = [], 0
-    while not ending.done():
-        began = time.process_time()
-        await asyncio.sleep(0)
-        stats = await frontier.stats()
-        waits.append(time.process_time() - began)
-        assert stats.balanced
-        assert (stats.items, stats.pushed - 1 + stats.incoming) == (stats.done, 100_000 * stats.done)
-        seen_incoming += stats.incoming > 0
-    assert await ending == [Pushed(100_000, 0)]
-    assert seen_incoming > 10
-    print(f"others waited at most {max(waits):.3f} s")
-    assert max(waits) < 1  # usually a fifth of that
-    await store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from functools import partial
@@ -89,10 +90,12 @@ class RoundTrip(NamedTuple):
     """Until the second poll of a queue that other processes may fill."""
     last_poll: float
     """Between two polls, at most."""
+    ahead: float
+    """The share of the places for which requests are leased ahead. They count as in flight at their hosts."""
 
 
-_ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5)
-_ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.05)
+_ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5, 1.0)
+_ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.01, 0.25)
 
 
 class RemotePacing:
@@ -118,7 +121,8 @@ class RemotePacing:
         return max(0.0, since + self._times.linger - time.monotonic())
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
-        most_ahead = min(self._batch, concurrency)  # not more: other workers need requests too
+        # Not more: other workers need requests too.
+        most_ahead = min(self._batch, math.ceil(self._times.ahead * concurrency))
         if 2 * ahead > most_ahead or time.monotonic() < self._next_poll:
             return 0
         return min(self._batch, free + most_ahead - ahead)

@@ -35,7 +35,8 @@ _LAST_REPORT = 2.0
 _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process ends, whatever it does."""
 _OUTPUT_TIMEOUT = 1.2
-_NUMBERS = tuple(name for name in Counters.__slots__ if name not in ("errors", "latency", "started"))
+_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "started")
+_NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     numbers: dict[str, int] = {}
     errors: dict[str, int] = {}
+    drop_reasons: dict[str, int] = {}
+    callback_error: str = ""
     latency: tuple[list[int], float] | None = None
     error: str = ""
     """Why it ended early."""
@@ -81,6 +84,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             in_flight=in_flight,
             numbers={name: getattr(counters, name) for name in _NUMBERS},
             errors=dict(counters.errors),
+            drop_reasons=dict(counters.drop_reasons),
+            callback_error=counters.callback_error,
             latency=(list(counters.latency.counts), counters.latency.seconds),
             error=error,
         )
@@ -91,6 +96,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in self.numbers.items():
             setattr(own, name, value)
         own.errors = Counter(self.errors)
+        own.drop_reasons = Counter(self.drop_reasons)
+        total.callback_error = total.callback_error or self.callback_error
         if self.latency is not None:
             own.latency = Latency()
             own.latency.counts, own.latency.seconds = self.latency

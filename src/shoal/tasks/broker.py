@@ -27,7 +27,7 @@ _denial.__enter__()
 async def publish(session_id: str, store: str, leases: Sequence[Lease], task: str = TASK) -> int:
     """Send a task for each lease. Returns how many the broker accepted. ``store`` is the name of the session's
     store."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, _publish, task, session_id, store, leases)
+    return await asyncio.get_running_loop().run_in_executor(_threads, _publish, session_id, store, leases, task)
 
 
 async def queue_is_empty() -> bool:
@@ -35,7 +35,7 @@ async def queue_is_empty() -> bool:
     return await asyncio.get_running_loop().run_in_executor(_threads, _queue_is_empty)
 
 
-def _publish(task: str, session_id: str, store: str, leases: Sequence[Lease]) -> int:
+def _publish(session_id: str, store: str, leases: Sequence[Lease], task: str = TASK) -> int:
     from shoal.tasks.app import app
 
     count = 0

@@ -158,7 +158,7 @@ class _TaskRunner:
         """Byte counts of sessions, including sessions that are no longer open."""
         self._opening = asyncio.Lock()
 
-    async def work(self, session_id: str, sent: Lease, robots_only: bool) -> dict[str, object]:
+    async def work(self, session_id: str, sent: Lease, robots_only: bool = False) -> dict[str, object]:
         outcome: dict[str, object] = {"url": sent.request.url, "session_id": session_id, "attempt": sent.attempt}
         opened = await self._open_session(session_id)
         if opened is None:
