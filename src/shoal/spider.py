@@ -48,6 +48,16 @@ class SpiderStats(Mapping[str, float]):
         return len(list(iter(self)))
 
 
+_NAMES_ELSEWHERE = {
+    "custom_settings": "name it `settings`, with Shoal's keys: `shoal config` lists them",
+    "start_requests": "name it `start`",
+    "make_requests_from_url": "write `start`, and yield requests there",
+    "from_crawler": "write `__init__`; arguments of the spider are keyword arguments",
+    "handle_httpstatus_list": "name it `handle_statuses`",
+}
+"""Attributes of spiders in other frameworks, and what to write here."""
+
+
 class Spider:
     """Base class of all spiders. Set ``name`` and ``start_urls``, and write ``parse``.
 
@@ -76,6 +86,12 @@ class Spider:
 
     arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        for name, instead in _NAMES_ELSEWHERE.items():
+            if name in vars(cls):
+                raise SpiderError(f"{cls.__name__}: Shoal does not use `{name}`; {instead}")
 
     def __init__(self, **arguments: object) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""

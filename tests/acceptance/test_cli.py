@@ -139,6 +139,47 @@ def test_shell_config_doctor_version(shoal, shop: str) -> None:
     assert shoal("--version").stdout.startswith("shoal ")
 
 
+def test_mode_is_an_option(shoal, shop: str, tmp_path: Path) -> None:
+    shown = {line.split()[0]: line.split()[1:] for line in shoal("config", "--mode", "distributed").stdout.splitlines()}
+    assert shown["mode"] == ["distributed", "--mode"]
+    assert shown["frontier"] == ["redis://127.0.0.1:6379/0", "--mode"]
+    refused = shoal("crawl", shop, "--mode", "distributed", "--frontier", "sqlite:///x.db", code=2).stderr
+    assert '--mode: "mode" is "distributed", but a fleet cannot share' in refused
+    assert '--mode: "mode" must be' in shoal("run", str(ROOT / "examples/books.py"), "--mode", "both", code=2).stderr
+    spider = str(ROOT / "examples" / "books.py")
+    one = ["-a", f"start_url={shop}", "-o", "x.jsonl", "--delay", "0", "--max-pages", "2"]
+    (tmp_path / "shoal.toml").write_text('mode = "distributed"\n')
+    shoal("run", spider, "--mode", "standalone", *one)
+    shoal("start", spider, "--mode", "standalone", "-a", f"start_url={shop}", "-o", "y.jsonl",
+          "--set", "scope.max_pages=2", "--delay", "0")  # fmt: skip
+    assert lines(tmp_path / "x.jsonl")
+    assert lines(tmp_path / "y.jsonl")
+
+
+def test_a_finished_crawl_says_so(shoal, shop: str, tmp_path: Path) -> None:
+    spider = str(ROOT / "examples" / "books.py")
+    command = ["run", spider, "-a", f"start_url={shop}", "-o", "books.jsonl", "--delay", "0"]
+    command += ["--frontier", "sqlite:///x.db"]
+    assert "already finished" not in shoal(*command).stderr
+    again = " ".join(shoal(*command).stderr.split())
+    assert "already finished at 20" in again
+    assert "use --new-run to crawl again" in again
+    assert len(lines(tmp_path / "books.jsonl")) == 60
+    for policy in ("after_finish", "always"):
+        anew = ["-O" if word == "-o" else word for word in command]
+        assert "already finished" not in shoal(*anew, "--set", f"new_run={policy}").stderr
+    listed = shoal("runs", "--frontier", "sqlite:///x.db").stdout
+    assert listed.count(" finished ") == 3
+
+
+def test_runs_of_another_project_are_not_listed(shoal, shop: str) -> None:
+    at = ["--frontier", "sqlite:///x.db"]
+    shoal("crawl", shop, "--max-pages", "1", "--delay", "0", "--set", "project_name=other", *at)
+    assert len(shoal("runs", *at).stdout.splitlines()) == 1
+    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[-1] == "other"
+    assert "the project 'shoal' has no runs" in shoal("stats", *at, code=2).stderr
+
+
 def test_mistakes_get_one_clear_line(shoal, tmp_path: Path) -> None:
     assert "did you mean" in shoal("config", "--set", "downlod_delay=1", code=2).stderr
     assert 'did you mean "download_delay"?' in shoal("config", "--set", "delay=3", code=2).stderr

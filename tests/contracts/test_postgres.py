@@ -25,6 +25,7 @@ from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.stores.postgres import client, schema
+from shoal.stores.postgres.address import PostgresAddress
 from shoal.testing.server_faults import wait_until_back
 from shoal.testing.steps import check_balance, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
@@ -125,6 +126,24 @@ async def test_a_user_who_may_only_work_on_what_is_there(url: str) -> None:
     await ask(url, f"REVOKE ALL ON ALL TABLES IN SCHEMA {name} FROM {name}")
     with pytest.raises(StoreError, match="may not"):
         await PostgresStore.open(theirs)
+
+
+async def test_a_run_is_created_after_all_earlier_ones_are_visible(url: str) -> None:
+    """Otherwise two processes that start together could each believe that they are the first."""
+    store = await PostgresStore.open(url)
+    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    link = await asyncpg.connect(url.partition("?")[0])
+    try:
+        async with link.transaction():
+            await link.fetchval(f"""SELECT "{functions}".create_run('a', 's', 'queued', 0, '\\x80', 'shoal', NULL)""")
+            second = asyncio.create_task(store.create_run(Run(run_id="b", spider="s", state="queued", created_at=0.0)))
+            await asyncio.sleep(0.3)
+            assert not second.done()
+        await second
+        assert [run.run_id for run in await store.list_runs()] == ["b", "a"]
+    finally:
+        await link.close()
+        await store.close()
 
 
 async def test_fifty_open_it_first(url: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import Crawl, Node, Spider
 from shoal.config import (
     Config,
     HttpSettings,
@@ -491,6 +492,55 @@ def test_a_config_in_code_is_a_layer() -> None:
     resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, spider=spider, code=code)
     assert resolved.config == Config(project_name="example", concurrency=5, download_delay=2, user_agent="books/1.0")
     assert {key for key, source in resolved.sources.items() if source == "code"} == {"project_name", "download_delay"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("CONCURRENT_REQUESTS", 'did you mean "concurrency"?'),
+        ("DOWNLOAD_DELAY", 'did you mean "download_delay"?'),
+        ("QUEUE_TYPE", 'did you mean "frontier"?'),
+        ("FILTER_TYPE", 'did you mean "frontier"?'),
+        ("REDIS_HOST", 'did you mean "frontier"?'),
+        ("SCHEDULER_MAX_QUEUE_SIZE", 'did you mean "queue.max_size"?'),
+        ("PROJECT_NAME", 'did you mean "project_name"?'),
+        ("RUN_MODE", 'did you mean "mode"?'),
+        ("ITEM_PIPELINES", "list them in the spider's attribute `pipelines`"),
+        ("DOWNLOADER_MIDDLEWARES", "list them in the spider's attribute `middlewares`"),
+    ],
+)
+def test_names_known_from_elsewhere(name: str, said: str) -> None:
+    value = {"books.Clean": 300} if name in ("ITEM_PIPELINES", "DOWNLOADER_MIDDLEWARES") else "x"
+    assert message(load_config, spider={name: value}, spider_name="Books").endswith(f"; {said}")
+
+
+def test_every_alias_is_a_setting() -> None:
+    assert set(Config.aliases.values()) <= keys(Config).keys()
+
+
+class Layered(Spider):
+    name = "layered"
+    settings = {"user_agent": "books/1.0", "download_delay": 1.0, "frontier": "redis://127.0.0.1:1/0"}
+
+
+def test_a_program_passes_a_config_over_all_other_layers(monkeypatch: pytest.MonkeyPatch, toml: Any) -> None:
+    monkeypatch.setenv("SHOAL_CONFIG", str(toml("[retry]\nmax_attempts = 7")))
+    monkeypatch.setenv("SHOAL_CONCURRENCY", "5")
+    expected = Config(
+        user_agent="books/1.0", download_delay=2.0, frontier="redis://127.0.0.1:1/0", concurrency=5,
+        retry=RetrySettings(max_attempts=7),
+    )  # fmt: skip
+    for passed in (Config(download_delay=2.0), {"download_delay": 2.0}):
+        assert Crawl(Layered, passed).config == expected
+        assert Node(Layered, passed).config == expected
+    assert Node(Layered).config.user_agent == "books/1.0"
+
+
+def test_resolved_layers_are_not_merged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line may set what the environment sets otherwise back to the default."""
+    monkeypatch.setenv("SHOAL_CONCURRENCY", "5")
+    resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, command_line={"concurrency": 32})
+    assert Crawl(Layered, resolved).config.concurrency == 32
 
 
 def test_mode_and_frontier_from_different_layers(toml: Any) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import ScopeSettings
+from shoal import Spider
+from shoal.config import Config, QueueSettings, ScopeSettings
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.errors import FrontierError, LeaseLostError, QueueFullError, RequestError
 from shoal.frontier.memory import MemoryStore
@@ -61,6 +63,58 @@ async def test_what_is_new_is_enqueued_once(scheduler: Scheduler) -> None:
     assert await scheduler.enqueue_request(Request(URL, dont_filter=True))
     assert await scheduler.enqueue_requests([Request(URL), Request(URL + "1"), Request(URL + "2")]) == 2
     assert (await scheduler.frontier.stats()).pushed == 5
+
+
+class Books(Spider):
+    name = "books"
+    settings = {"download_delay": 0, "scope.deny": ("private",)}
+
+
+async def test_the_queue_of_a_spider(tmp_path: Path) -> None:
+    config = Config(frontier=f"sqlite:///{tmp_path}/x.db", queue=QueueSettings(max_size=2))
+    scheduler = await Scheduler.open(Books, config)
+    assert await scheduler.idle()
+    assert await scheduler.enqueue_request(Request(URL))
+    assert not await scheduler.enqueue_request(Request(URL + "private"))
+    assert await scheduler.enqueue_request(Request(URL + "2"))
+    with pytest.raises(QueueFullError):
+        await scheduler.enqueue_request(Request(URL + "3"))
+    assert not await scheduler.is_duplicate(Request(URL + "3"))
+    assert await scheduler.size() == 2
+    request = await scheduler.next_request()
+    assert request is not None
+    assert (await scheduler.size(), await scheduler.has_pending_requests()) == (1, True)
+    await scheduler.close()  # releases the request
+    again = await Scheduler.open(Books(), config)  # the same run
+    assert await again.size() == 2
+    await again.close()
+    other = await Scheduler.open(Books, config, new_run=True)
+    assert await other.size() == 0
+    await other.close()
+
+
+async def test_asking_for_a_duplicate_records_nothing(scheduler: Scheduler) -> None:
+    assert not await scheduler.is_duplicate(Request(URL))
+    assert await scheduler.enqueue_request(Request(URL))
+    assert await scheduler.is_duplicate(Request(URL + "#part"))
+    assert not await scheduler.is_duplicate(Request(URL, method="POST"))
+    assert not await scheduler.is_duplicate(Request(URL, dont_filter=True))
+
+
+async def test_each_url_is_logged_at_debug(
+    scheduler: Scheduler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level("INFO", "shoal.scheduler"), monkeypatch.context() as patch:
+        patch.setattr(scheduler.frontier, "find", None)  # nothing is looked up for a log that is off
+        patch.setattr(scheduler.frontier, "stats", None)
+        await scheduler.enqueue_requests([Request(URL)])
+    with caplog.at_level("DEBUG", "shoal.scheduler"):
+        await scheduler.enqueue_requests([Request(URL), Request(URL + "1"), Request(URL + "1")])
+    assert caplog.messages == [
+        f"duplicate {URL} (2 in the queue)",
+        f"enqueued {URL}1 (2 in the queue)",
+        f"duplicate {URL}1 (2 in the queue)",
+    ]
 
 
 async def test_what_is_outside_is_not_enqueued(queue: Frontier) -> None:

@@ -200,3 +200,17 @@ def test_what_stops_the_process_is_not_held_back(folder: Path) -> None:
 def test_pages_may_be_of_any_kind() -> None:
     found: Any = Books().callback(None)(Response("http://ex.com/"))
     assert found == "parsed"
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("custom_settings = {}", "`custom_settings`; name it `settings`"),
+        ("def start_requests(self): ...", "`start_requests`; name it `start`"),
+        ("handle_httpstatus_list = [404]", "`handle_httpstatus_list`; name it `handle_statuses`"),
+    ],
+)
+def test_attributes_known_from_elsewhere(folder: Path, line: str, instead: str) -> None:
+    with pytest.raises(SpiderError, match=r"^books\.py, line \d+: .*Shop: Shoal does not use ") as caught:
+        load_spider(write(folder, f"from shoal import Spider\nclass Shop(Spider):\n    {line}"))
+    assert instead in str(caught.value)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.session import Session
 from shoal.config import Config
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import Scheduler, frontier_options
 from shoal.crawling.stats import Counters
 from shoal.fetch.http import HttpFetcher
 from shoal.ports import Frontier
 from shoal.runs.lifecycle import Output, Plan, RunLifecycle
-from shoal.runs.start import frontier_options
 from shoal.urls.scope import Scope
 
 

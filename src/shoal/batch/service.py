@@ -57,6 +57,7 @@ class BatchService:
         self._distributed = distributed
         self._notify = notify
         self._keep_results = config.serve.keep_results
+        self._project = config.project_name
         self._admission = Admission(config)
         self._ownership = Ownership(store, config.lease.ttl, distributed=distributed)
         self._jobs: dict[str, asyncio.Task[None]] = {}
@@ -68,7 +69,7 @@ class BatchService:
 
     async def open(self) -> None:
         """Resume the sessions and webhooks that an earlier process left."""
-        for run in reversed(await self._store.list_runs(BatchSpider.name)):
+        for run in reversed(await self._store.list_runs(BatchSpider.name, self._project)):
             if run.state not in OVER or run.settings.get("webhook"):
                 await self._ownership.watch(run.run_id)
         await self._take_over()
@@ -214,7 +215,7 @@ class BatchService:
 
     async def _sweep(self) -> None:
         """Watch the sessions that other processes have created, and delete expired ones."""
-        states = await self._store.run_states(BatchSpider.name)
+        states = await self._store.run_states(BatchSpider.name, self._project)
         if self._store.shared:
             running = {session_id for session_id, state in states.items() if state not in OVER}
             await self._ownership.watch_new(running, self._jobs)

@@ -82,7 +82,7 @@ class Session:
         )  # fmt: skip
         run = Run(
             run_id=secrets.token_hex(16), spider=BatchSpider.name, state="running", created_at=time.time(),
-            settings=msgspec.to_builtins(settings),
+            settings=msgspec.to_builtins(settings), project=config.project_name,
         )  # fmt: skip
         await store.create_run(run)
         session = await cls._open(store, run)

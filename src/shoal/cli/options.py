@@ -42,6 +42,13 @@ FrontierUrl = Annotated[
         help="The store of URLs: memory: (default), sqlite:///file.db, redis://host or postgresql://host/db.",
     ),
 ]  # fmt: skip
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode", metavar="MODE",
+        help="standalone (default), or distributed: share the frontier in Redis, unless --frontier names another.",
+    ),
+]  # fmt: skip
 Argument = Annotated[
     list[str],
     typer.Option("-a", "--argument", metavar="KEY=VALUE", help="Pass an argument to the spider. Repeatable."),
@@ -110,6 +117,7 @@ _OPTION_NAMES = {
     "scope.max_pages": "--max-pages",
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
+    "mode": "--mode",
     "lease.batch": "--batch-size",
     "log_level": "--log-level",
     **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},

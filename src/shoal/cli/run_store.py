@@ -27,6 +27,11 @@ def hidden_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def current_project() -> str:
+    """``project_name`` of the file and the environment."""
+    return resolve(None, {}, []).config.project_name
+
+
 @asynccontextmanager
 async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncIterator[Store]:
     """The store at a frontier's URL, or at the configured one."""
@@ -67,15 +72,22 @@ async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> 
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:
-    """This run, or the newest. RunError lists the runs that exist."""
+    """This run, or the newest of the project. RunError lists the runs that exist."""
     run = await store.get_run(run_id) if run_id is not None else None
     if run is not None:
         return run
-    runs = await store.list_runs()
+    project = current_project()
+    runs = await store.list_runs(project=project)
     if run_id is None and runs:
         return runs[0]
     if not runs:
-        raise RunError(f"there is no run{f' {run_id}' if run_id else ''}: the frontier has no runs")
+        others = await store.list_runs()
+        where = (
+            f"the project {project!r} has no runs; see `shoal runs --all-projects`"
+            if others
+            else "the frontier has no runs"
+        )
+        raise RunError(f"there is no run{f' {run_id}' if run_id else ''}: {where}")
     newest = ", ".join(run.run_id for run in runs[:5])
     near = did_you_mean(run_id or "", [run.run_id for run in runs])
     raise RunError(f"there is no run {run_id}; the newest ones are: {newest}{near}")

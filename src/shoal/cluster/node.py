@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TypedDict, Unpack
 
@@ -15,7 +15,7 @@ from shoal.cluster.election import Role
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
 from shoal.cluster.slot_work import NodeSlot
-from shoal.config import Config, mask
+from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, ShoalError
@@ -24,7 +24,7 @@ from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.last_questions import last_stats
 from shoal.runs.lifecycle import GRACE
-from shoal.runs.start import ensure_run, find_run
+from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.worker import Worker, WorkerOptions
 from shoal.runs.worker_session import new_worker_id
 from shoal.spider import Spider
@@ -65,7 +65,7 @@ class Node:
     def __init__(
         self,
         spider: Spider | type[Spider],
-        config: Config | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         name: str | None = None,
         runner: int | None = None,
@@ -81,10 +81,10 @@ class Node:
         settings = {"runner": runner, "backup": backup, "coordinator": coordinator, "session": options.get("session")}
         given = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
         self.spider = spider() if isinstance(spider, type) else spider
-        self.config = (config or Config()).with_settings(given)
+        self.config = config_for(config, self.spider.settings, type(self.spider).__name__).with_settings(given)
         run_id, cluster = options.get("run_id"), options.get("cluster")
         self.name = new_worker_id() if name is None else name
-        self.run_id = run_id or cluster or self.spider.spider_name()
+        self.run_id = run_id or cluster or default_run_id(self.spider, self.config)
         self.cluster = cluster or self.run_id
         self.counts = Counts(self.config.cluster.runner, self.config.cluster.backup)
         self.coordinator = self.config.cluster.coordinator or self.config.frontier
@@ -175,7 +175,8 @@ class Node:
             store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_in_time, store.close)
             await self._make_run(store)
-            run, settings = await find_run(store, self.run_id, self.spider, allow_changed=self._allow_changed)
+            project = self.config.project_name
+            run, settings = await find_run(store, self.run_id, self.spider, project, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
             stack.push_async_callback(_close_in_time, coordinator.close)
@@ -245,7 +246,7 @@ class ZookeeperCrawler(Node):
     def __init__(
         self,
         spider: Spider | type[Spider],
-        config: Config | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         runner: int,
         backup: int,

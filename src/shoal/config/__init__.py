@@ -12,10 +12,12 @@ from shoal.config.checks import mask as mask
 from shoal.config.layers import flatten as flatten
 from shoal.config.layers import read_toml as read_toml
 from shoal.config.loading import Resolved as Resolved
+from shoal.config.loading import config_for as config_for
 from shoal.config.loading import env_name as env_name
 from shoal.config.loading import find_config_file as find_config_file
 from shoal.config.loading import load_config as load_config
 from shoal.config.root import Config as Config
+from shoal.config.root import NewRunPolicy as NewRunPolicy
 from shoal.config.sections import USER_AGENT as USER_AGENT
 from shoal.config.sections import CacheSettings as CacheSettings
 from shoal.config.sections import ClusterSettings as ClusterSettings

@@ -39,6 +39,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """By field, how to hide its secrets."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Names that other tools use for a setting, with its dotted key. An unknown key suggests it."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Settings of other tools that are no settings here, with what to use instead."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -159,6 +161,9 @@ def nearest(root: type[Section], key: str, spell: Callable[[str], str] = '"{}"'.
     """Return ``; did you mean ...?`` with the keys most similar to an unknown one, or an empty string."""
     key = key.lower().replace("-", "_")
     last = key.rpartition(".")[2]
+    first = key.partition(".")[0]
+    if first in root.elsewhere and first not in sections(root):
+        return f"; {root.elsewhere[first]}"
     found = (
         [known for known in keys(root) if known.rpartition(".")[2] == last]
         or [root.aliases[last] for _ in root.aliases.keys() & {last}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -85,6 +86,24 @@ def load_config(
         return Resolved(build(Config, values), sources)
     except ConfigError as exc:  # each value is valid by itself: only the mode can contradict others
         raise ConfigError(f"{sources['mode']}: {exc}") from exc
+
+
+def config_for(
+    given: Config | Resolved | Mapping[str, object] | None, spider_settings: Mapping[str, object], spider_name: str
+) -> Config:
+    """The Config of a crawl that a program starts: ``given`` over the environment, the spider's settings and the file.
+
+    A Resolved is used as it is: its layers were merged before.
+    """
+    if isinstance(given, Resolved):
+        return given.config
+    return load_config(
+        file=find_config_file(os.environ),
+        environ=os.environ,
+        spider=spider_settings,
+        spider_name=spider_name,
+        code=given,
+    ).config
 
 
 def changed(config: Config) -> dict[str, object]:

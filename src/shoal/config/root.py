@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
@@ -28,13 +28,15 @@ from shoal.config.sections import (
 )
 from shoal.errors import ConfigError
 
+NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
+
 
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
 
     checks = {"frontier": check_frontier, "user_agent": check_one_line}
     masks = {"frontier": mask}
-    aliases = {  # the names in Scrapy
+    aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
         "autothrottle_max_delay": "throttle.max_delay",
         "closespider_pagecount": "scope.max_pages",
@@ -43,6 +45,21 @@ class Config(Section, frozen=True, kw_only=True):
         "cookies_enabled": "cookies",
         "default_request_headers": "http.headers",
         "depth_limit": "scope.max_depth",
+        "dupefilter_class": "frontier",
+        "filter_class": "frontier",
+        "filter_type": "frontier",
+        "job_dir": "frontier",
+        "jobdir": "frontier",
+        "max_retry_times": "retry.max_attempts",
+        "project": "project_name",
+        "queue_type": "frontier",
+        "redis_host": "frontier",
+        "redis_port": "frontier",
+        "redis_password": "frontier",
+        "redis_url": "frontier",
+        "run_mode": "mode",
+        "scheduler": "frontier",
+        "scheduler_max_queue_size": "queue.max_size",
         "dns_timeout": "http.connect_timeout",
         "download_maxsize": "http.max_body_bytes",
         "download_timeout": "http.total_timeout",
@@ -56,9 +73,23 @@ class Config(Section, frozen=True, kw_only=True):
         "urllength_limit": "scope.max_url_length",
     }
 
+    elsewhere = {  # what is no setting here
+        "custom_settings": "settings of a spider are in its attribute `settings`",
+        "downloader_middlewares": "list them in the spider's attribute `middlewares`",
+        "extensions": "use a pipeline or a middleware",
+        "feeds": "name the output with -o FILE, or in the spider's attribute `outputs`",
+        "item_pipelines": "list them in the spider's attribute `pipelines`",
+        "pipelines": "list them in the spider's attribute `pipelines`",
+        "middlewares": "list them in the spider's attribute `middlewares`",
+        "spider_middlewares": "use a pipeline or a middleware",
+        "spider_modules": "list spiders in shoal.toml: [spiders.NAME]",
+    }
+
     project_name: Text = "shoal"  # groups the runs of one project
     mode: Literal["standalone", "distributed"] = "standalone"  # one process, or a fleet with a shared frontier
     frontier: str = "memory:"  # or sqlite:///file, redis://, rediss://, postgresql://
+    # Whether the start of a crawl begins a new run: only with --new-run, also if the last run is finished, or always.
+    new_run: NewRunPolicy = "never"
     concurrency: Count = 32  # requests in flight in one worker
     concurrency_per_host: Count = 8  # requests in flight to one host, over all workers
     # From the end of one fetch to the start of the next on the same host. With a delay, a host has one request in

@@ -164,7 +164,10 @@ class Settler:
 
     async def _complete(self, parsed: list[Parsed]) -> dict[int, Outcome]:
         completions = [each.completion for each in parsed]
+        children = [child for each in completions for child in each.children] if self._scheduler.logs_urls else []
+        known = await self._scheduler.look_up(children)
         results = await self._persist(lambda: self._queue.complete(completions))
+        await self._scheduler.log_pushed(children, known)
         if self._learns:
             for each, pushed in zip(parsed, results, strict=True):
                 if pushed is not None and pushed.added + pushed.duplicates:  # otherwise no links, or a repeat

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Self
 
 import msgspec
 from msgspec import Struct
 
-from shoal.config import Config
-from shoal.errors import LeaseLostError, RequestError
+from shoal.config import Config, config_for
+from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.errors import FrontierError, LeaseLostError, RequestError
+from shoal.frontier import open_store
 from shoal.http import LinkBatch, Request
-from shoal.ports import Completion, Failure, Frontier, Lease, Leased
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Leased, Store
 from shoal.spider import Spider
 from shoal.urls.normalize import origin_of, resolve
 from shoal.urls.scope import Scope
+
+log = logging.getLogger("shoal.scheduler")
 
 _encode = msgspec.msgpack.Encoder().encode
 _MAX_HREF = 500
@@ -37,7 +44,9 @@ class Scheduler:
 
     The engine uses the methods for batches, and settles leases with the frontier. The methods for one request are for
     programs with their own loop: complete, fail or release each request that ``next_request`` returned. LeaseLostError
-    means that this came too late.
+    means that this came too late. `Scheduler.open` makes one for a spider.
+
+    Every method may raise StoreAwayError: the server of the frontier cannot be reached. Nothing was changed then.
     """
 
     def __init__(
@@ -64,6 +73,44 @@ class Scheduler:
         """The nonce of the last lease under a page limit, and how many requests it asked for."""
         self._known = KnownLinks()
         self._out: dict[int, Lease] = {}
+        self._store: Store | None = None
+        """The store that ``open`` opened."""
+
+    @classmethod
+    async def open(
+        cls,
+        spider: type[Spider] | Spider,
+        config: Config | Mapping[str, object] | None = None,
+        *,
+        new_run: bool = False,
+    ) -> Self:
+        """Open the queue of a spider: that of its unfinished run, or of a new one. ``close`` it at the end.
+
+        ``config`` is a layer over the file, the spider's settings and the environment. ConfigError if a setting is
+        wrong, StoreAwayError or StoreError if the frontier cannot be opened."""
+        spider = spider() if isinstance(spider, type) else spider
+        settings = config_for(config, spider.settings, type(spider).__name__)
+        store = await open_store(settings.frontier)
+        try:
+            wanted = WantedRun(
+                spider=spider.spider_name(), project=settings.project_name, start=start_settings(spider),
+                new="always" if new_run else "after_finish",
+            )  # fmt: skip
+            run = await choose_run(store, wanted)
+            if run.state == "queued":
+                run = await store.transition(run.run_id, "running")
+            frontier = await store.frontier(run.run_id, frontier_options(settings))
+        except BaseException:
+            await store.close()
+            raise
+        scheduler = cls._of(spider, settings, frontier, shared=store.shared)
+        scheduler._store = store
+        return scheduler
+
+    @classmethod
+    def _of(cls, spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Self:
+        scope = Scope(config.scope, spider.allowed_domains)
+        return cls(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
 
     # -- in batches
 
@@ -126,7 +173,39 @@ class Scheduler:
     async def enqueue_requests(self, requests: Sequence[Request]) -> int:
         """Push the requests that are in scope. Returns how many were new. QueueFullError: none was recorded."""
         inside = [request for request in requests if not self._outside(request)]
-        return (await self.frontier.push(inside)).added if inside else 0
+        if not inside:
+            return 0
+        known = await self.look_up(inside)
+        added = (await self.frontier.push(inside)).added
+        await self.log_pushed(inside, known)
+        return added
+
+    @property
+    def logs_urls(self) -> bool:
+        """Whether each URL that is pushed is logged, at the cost of a lookup: if ``shoal.scheduler`` logs DEBUG."""
+        return log.isEnabledFor(logging.DEBUG)
+
+    async def look_up(self, requests: Sequence[Request]) -> list[bool]:
+        """For the log: which of these requests are duplicates. Empty if they are not logged."""
+        known, seen = list[bool](), set[bytes]()
+        if not self.logs_urls:
+            return known
+        with suppress(FrontierError):
+            for request in requests:
+                fingerprint = request.fingerprint()
+                known.append(fingerprint in seen or await self.is_duplicate(request))
+                if not request.dont_filter:
+                    seen.add(fingerprint)
+        return known
+
+    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool]) -> None:
+        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push."""
+        if not known:
+            return
+        with suppress(FrontierError):
+            size = await self.size()
+            for request, duplicate in zip(requests, known, strict=False):
+                log.debug("%s %s (%d in the queue)", "duplicate" if duplicate else "enqueued", request.url, size)
 
     async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
@@ -162,7 +241,8 @@ class Scheduler:
     # -- one at a time
 
     async def enqueue_request(self, request: Request) -> bool:
-        """Push a request. False if it is a duplicate or out of scope."""
+        """Push a request. False if it is a duplicate or out of scope. QueueFullError: the queue has ``queue.max_size``
+        requests; nothing was recorded, so try again later. RequestError: the request cannot be stored."""
         return await self.enqueue_requests([request]) == 1
 
     async def next_request(self) -> Request | None:
@@ -207,15 +287,29 @@ class Scheduler:
         """Whether any request is ready, waiting or leased."""
         return (await self.frontier.stats()).remaining > 0
 
+    async def size(self) -> int:
+        """How many requests are in the queue: ready, or waiting for another attempt. Leased ones are not."""
+        stats = await self.frontier.stats()
+        return stats.remaining - stats.leased
+
+    async def is_duplicate(self, request: Request) -> bool:
+        """Whether the run already has this request. Nothing is recorded. A request with ``dont_filter`` never is."""
+        return not request.dont_filter and await self.frontier.find(request, exact=True) is not None
+
     async def idle(self) -> bool:
         """The opposite of ``has_pending_requests``."""
         return not await self.has_pending_requests()
 
     async def close(self) -> None:
-        """Release the requests of ``next_request`` that were not settled."""
-        if self._out:
-            await self.frontier.release(list(self._out.values()))
-            self._out.clear()
+        """Release the requests of ``next_request`` that were not settled, and what ``open`` opened."""
+        try:
+            if self._out:
+                await self.frontier.release(list(self._out.values()))
+                self._out.clear()
+        finally:
+            store, self._store = self._store, None
+            if store is not None:
+                await store.close()
 
     def _lease_of(self, request: Request) -> Lease:
         lease = self._out.get(id(request))
@@ -227,10 +321,20 @@ class Scheduler:
         return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
 
 
+def frontier_options(config: Config) -> FrontierOptions:
+    """The settings that a frontier needs."""
+    return FrontierOptions(
+        max_attempts=config.retry.max_attempts,
+        delay=config.download_delay,
+        concurrency_per_host=config.concurrency_per_host,
+        max_queue_size=config.queue.max_size,
+        in_memory=config.queue.in_memory,
+    )
+
+
 def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
     """Make the scheduler of a run."""
-    scope = Scope(config.scope, spider.allowed_domains)
-    return Scheduler(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
+    return Scheduler._of(spider, config, frontier, shared=shared)
 
 
 def _check_storable(found: Request | LinkBatch) -> None:

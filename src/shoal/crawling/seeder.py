@@ -62,6 +62,7 @@ class Seeder:
         self._persist = persist
         self._shared = shared
         self._scope = scheduler.scope
+        self._scheduler = scheduler
         self._frontier = scheduler.frontier
         self._ttl = min(_ROLE_TTL, config.lease.ttl)
         self._size = min(_BATCH, config.queue.max_size or _BATCH)
@@ -206,9 +207,11 @@ class Seeder:
     async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
         claim = self._claim
         assert claim is not None
+        known = await self._scheduler.look_up(requests)
         while True:
             try:
                 pushed = await self._persist(lambda: self._frontier.push(requests, seed=claim, cursor=cursor))
+                await self._scheduler.log_pushed(requests, known)
                 break
             except QueueFullError:
                 await asyncio.sleep(_FULL_WAIT)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection
 from hashlib import blake2b
+
+import msgspec
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
@@ -26,6 +29,7 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "finished": frozenset({"running"}),
     "cancelled": frozenset({"running"}),
 }
+_ENDED: frozenset[RunState] = frozenset({"finished", "cancelled"})
 
 
 def no_run(run_id: str) -> RunError:
@@ -44,6 +48,18 @@ def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
         raise no_run(run_id)
     if state != run.state and state not in _TRANSITIONS[run.state]:
         raise RunError(f"run {run_id} is {run.state}; it cannot become {state}")
+
+
+def moved(run: Run, state: RunState) -> Run:
+    """The run in this state. The time is for people."""
+    if state == run.state:
+        return run
+    return msgspec.structs.replace(run, state=state, ended_at=time.time() if state in _ENDED else None)
+
+
+def belongs(run: Run, spider: str | None, project: str | None) -> bool:
+    """Whether the run is one of this spider and this project. None: of any."""
+    return spider in (None, run.spider) and project in (None, run.project)
 
 
 def check_queue_size(max_size: int | None, queued: int, new: int) -> None:

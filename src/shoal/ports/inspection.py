@@ -94,9 +94,9 @@ class Inspection(Protocol):
         """The rewinds of the store that clients of this run noticed, oldest first."""
         ...
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         """The history of a request. If the run has its URL only under other fingerprints (not filtered, or not a GET),
-        the history of the first one; that search may read the whole run."""
+        the history of the first one; that search may read the whole run. ``exact``: without that search."""
         ...
 
     async def dead_kinds(self) -> dict[str, int]:

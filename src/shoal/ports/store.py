@@ -25,6 +25,10 @@ class Run(Struct, frozen=True, kw_only=True):
     state: RunState
     created_at: float
     settings: Mapping[str, Any] = {}
+    project: str = "shoal"
+    """``project_name`` of the configuration. Projects on one store share only the politeness to hosts."""
+    ended_at: float | None = None
+    """When it was finished or cancelled."""
 
 
 class ItemSource(Roles, ItemLog, Inspection, Protocol):
@@ -80,12 +84,13 @@ class Store(Protocol):
         """The state alone, for callers that poll: the settings of a run may be large."""
         ...
 
-    async def run_states(self, spider: str) -> dict[str, RunState]:
-        """The states of all runs of a spider, oldest first."""
+    async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
+        """The states of all runs of a spider, in one project or in all; oldest first."""
         ...
 
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
-        """Newest first."""
+    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
+        """Runs of one spider or of all, in one project or in all; newest first. When ``create_run`` has returned, all
+        runs that are older than the new one are in the list, also those that were created at the same time."""
         ...
 
     async def delete_run(self, run_id: str) -> None:

@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from shoal.config import Config, find_config_file, load_config, mask
+from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
@@ -25,12 +26,12 @@ from shoal.frontier import open_store
 from shoal.item import Record
 from shoal.ports import Fetcher, Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
-from shoal.runs.lifecycle import Plan, RunLifecycle
-from shoal.runs.start import frontier_options, new_run_id
+from shoal.runs.lifecycle import Output, Plan, RunLifecycle
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, check_declared
 
 log = logging.getLogger("shoal.crawl")
@@ -41,7 +42,7 @@ _OUTPUT_TIMEOUT = 5.0
 
 def crawl(
     spider: type[Spider] | Spider,
-    config: Config | Mapping[str, object] | None = None,
+    config: Config | Resolved | Mapping[str, object] | None = None,
     *,
     outputs: Sequence[str] = (),
     arguments: Mapping[str, object] | None = None,
@@ -126,7 +127,7 @@ class Crawl:
     def __init__(
         self,
         spider: type[Spider] | Spider,
-        config: Config | Mapping[str, object] | None = None,
+        config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         outputs: Sequence[str] = (),
         new_run: bool = False,
@@ -135,23 +136,15 @@ class Crawl:
         store: Store | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:
-        """``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
+        """``config`` changes the file, the spider's settings and the environment: see `load_config`.
+        ``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
         crawl these instead of the spider's start requests. A process with several crawls passes the same ``store`` to
         all of them, and may pass a ``fetcher``. It closes both itself."""
         self._urls = urls
         self._store = store
         self._fetcher = fetcher
         self.spider = spider() if isinstance(spider, type) else spider
-        if isinstance(config, Config):
-            self.config = config
-        else:
-            self.config = load_config(
-                file=find_config_file(os.environ),
-                environ=os.environ,
-                spider=self.spider.settings,
-                spider_name=type(self.spider).__name__,
-                code=config,
-            ).config
+        self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
         self.outputs = self.spider.with_outputs(outputs)
         self.items: list[Record] = []
         self.summary: Summary | None = None
@@ -234,7 +227,10 @@ class Crawl:
         self._has_started = True
         async with AsyncExitStack() as stack:
             store = self._store or await self._open_store(stack)
-            run = self.run = self.run or await self.choose_run(store)
+            run = self.run
+            if run is None:
+                run = self.run = await self.choose_run(store)
+                await self._report_finished(store, run)
             self._check_outputs()
             self._life = RunLifecycle(store, run, self._plan(store, collector))
             if self._stop_asked:
@@ -256,7 +252,7 @@ class Crawl:
             spider=self.spider,
             config=self.config,
             options=options,
-            open_outputs=partial(self._open_outputs, collector),
+            open_outputs=partial(self._open_outputs, collector, shared=store.shared),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
             fetcher=self._fetcher,
@@ -285,36 +281,46 @@ class Crawl:
     @property
     def start_settings(self) -> dict[str, object]:
         """The start URLs and arguments. They are stored with a run that this crawl creates."""
-        return {
-            "start_urls": [str(url) for url in (self.spider.start_urls if self._urls is None else self._urls)][:100],
-            "arguments": {name: repr(value) for name, value in self.spider.arguments.items()},
-        }
+        return start_settings(self.spider, self._urls)
 
     async def choose_run(self, store: Store) -> Run:
         """Find the run to resume, or create one."""
-        name, start = self.spider.spider_name(), self.start_settings
-        if not self._new_run:
-            for run in await store.list_runs(name):
-                if run.state == "finished" and self._urls is not None:
-                    break  # it had other URLs, or all of them are done
-                if run.state != "cancelled" and "seeds" not in run.settings:  # runs of a fleet are for workers
-                    if run.settings != start:
-                        log.warning("run %s resumes with the start URLs and arguments that it has", run.run_id)
-                    return run
-        run = Run(run_id=new_run_id(), spider=name, state="running", created_at=time.time(), settings=start)
-        return await store.create_run(run)
+        policy: NewRunPolicy = "always" if self._new_run else self.config.new_run
+        if policy == "never" and self._urls is not None:
+            policy = "after_finish"  # the finished run had other URLs, or all of them are done
+        wanted = WantedRun(
+            spider=self.spider.spider_name(), project=self.config.project_name, start=self.start_settings, new=policy
+        )
+        return await choose_run(store, wanted)
+
+    async def _report_finished(self, store: Store, run: Run) -> None:
+        """Log that the crawl was over before. Its outputs are completed all the same."""
+        if run.state != "finished":
+            return
+        frontier = await store.frontier(run.run_id, frontier_options(self.config))
+        if (await frontier.stats()).finished:
+            at = time.localtime(run.ended_at or run.created_at)
+            ended = time.strftime("%Y-%m-%d %H:%M:%S", at)
+            log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
     def _source(self) -> Source:
         urls = self._urls
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
 
-    async def _open_outputs(self, collector: Sink | None, frontier: Frontier) -> list[Drainer]:
+    async def _open_outputs(self, collector: Sink | None, frontier: Frontier, *, shared: bool) -> list[Output]:
+        """On a shared store, other processes may crawl the same run: one of them writes, and the others stand by."""
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
-        drainers = [Drainer(frontier, make_sink(spec), sink_id(spec)) for spec in self.outputs]
+        ttl = min(ROLE_TTL, self.config.lease.ttl)
+        drainers: list[Drainer | StandbyDrainer] = [
+            StandbyDrainer(frontier, partial(make_sink, spec), sink_id(spec), ttl=ttl)
+            if shared
+            else Drainer(frontier, make_sink(spec), sink_id(spec))
+            for spec in self.outputs
+        ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
             drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
-        started: list[Drainer] = []
+        started: list[Drainer | StandbyDrainer] = []
         try:
             for drainer in drainers:
                 await drainer.start()
@@ -323,7 +329,7 @@ class Crawl:
             for drainer in started:
                 await drainer.abandon()
             raise
-        return drainers
+        return [*drainers]
 
     def _check_outputs(self) -> None:
         identities = [sink_id(spec) for spec in self.outputs]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from shoal.config import Config, find_config_file, load_config
+from shoal.config import Config, Resolved, find_config_file, load_config
 from shoal.crawling.stats import counts
 from shoal.errors import ConfigError, RunError, ShoalError, SpiderError
 from shoal.frontier import open_store
@@ -28,9 +28,13 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
     name: str
     spider: Spider
-    config: Config
+    resolved: Resolved
     outputs: tuple[str, ...]
     mode: ExecutionMode
+
+    @property
+    def config(self) -> Config:
+        return self.resolved.config
 
 
 class Orchestrator:
@@ -79,11 +83,11 @@ class Orchestrator:
         ConfigError if its settings are wrong, or a fleet cannot share the frontier."""
         entry = self.registry[name]
         spider = _make(load_spider(self.registry.reference(name)), {**entry.arguments, **(arguments or {})})
-        config = self._config(spider)
+        resolved = self._resolve(spider)
         mode = mode or entry.execution_mode
         if mode == "distributed":
-            check_fleet(config)
-        return Chosen(name=name, spider=spider, config=config, outputs=entry.outputs, mode=mode)
+            check_fleet(resolved.config)
+        return Chosen(name=name, spider=spider, resolved=resolved, outputs=entry.outputs, mode=mode)
 
     async def astart(
         self,
@@ -100,7 +104,7 @@ class Orchestrator:
         return await self._queue(chosen, urls, new_run=new_run)
 
     async def _run_here(self, chosen: Chosen, urls: Sequence[str] | None, *, new_run: bool) -> dict[str, object]:
-        crawl = Crawl(chosen.spider, chosen.config, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls)
+        crawl = Crawl(chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=new_run, collect=False, urls=urls)
         await crawl
         assert crawl.summary is not None
         summary = crawl.summary
@@ -124,21 +128,21 @@ class Orchestrator:
 
     async def aget_stats(self, name: str, run_id: str) -> dict[str, int]:
         spider = load_spider(self.registry.reference(name))
-        config = self._config(spider)
+        config = self._resolve(spider).config
         store = await open_store(config.frontier, readonly=True)
         try:
             run = await store.get_run(run_id)
-            if run is None or run.spider != spider.spider_name():
+            if run is None or (run.spider, run.project) != (spider.spider_name(), config.project_name):
                 raise RunError(f"{name} has no run {run_id}")
             return counts(await (await store.frontier(run_id, RunSettings.of(run).options)).stats())
         finally:
             await store.close()
 
-    def _config(self, spider: Spider | type[Spider]) -> Config:
+    def _resolve(self, spider: Spider | type[Spider]) -> Resolved:
         kind = spider if isinstance(spider, type) else type(spider)
         return load_config(
             file=self._file, environ=os.environ, spider=spider.settings, spider_name=kind.__name__, code=self._settings
-        ).config
+        )
 
 
 def _make(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:

@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from shoal.config import Config
+from shoal.config import Config, Resolved
 from shoal.config.checks import frontier_kind
 from shoal.crawling.scheduler import Scheduler, make_scheduler
 from shoal.crawling.stats import Snapshot, Summary, Vitals
@@ -41,7 +41,7 @@ class ProcessCrawl(Crawl):
     def __init__(
         self,
         spider: Spider,
-        config: Config,
+        config: Config | Resolved,
         forked: ForkedProcesses,
         words: Sequence[str],
         *,
@@ -55,7 +55,7 @@ class ProcessCrawl(Crawl):
         self._processes = len(forked.workers)
         self._owner = forked.owner
         self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
-        self._address = config.frontier
+        self._address = self.config.frontier
         """Where worker processes find the frontier."""
         self._scheduler: Scheduler | None = None
         self._supervising: asyncio.Task[None] | None = None

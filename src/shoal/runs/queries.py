@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shoal.config import Config
+from shoal.crawling.scheduler import frontier_options
 from shoal.errors import ConfigError
 from shoal.ports import FrontierOptions, HostState, Run, Store
-from shoal.runs.start import RunSettings, frontier_options
+from shoal.runs.start import RunSettings
 from shoal.urls.normalize import host_of, normalize_url
 
 

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import logging
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,8 @@ import msgspec
 
 from shoal.config import Config, Count, Seconds, mask
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_choice import new_run_id
+from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
@@ -107,20 +107,11 @@ def code_hash(spider: Spider) -> str:
     return ""
 
 
-def frontier_options(config: Config) -> FrontierOptions:
-    """The settings that a frontier needs."""
-    return FrontierOptions(
-        max_attempts=config.retry.max_attempts,
-        delay=config.download_delay,
-        concurrency_per_host=config.concurrency_per_host,
-        max_queue_size=config.queue.max_size,
-        in_memory=config.queue.in_memory,
-    )
-
-
-def new_run_id() -> str:
-    """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
-    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
+def default_run_id(spider: Spider, config: Config) -> str:
+    """The name of a run that many processes share without agreeing on it: that of the spider, with its project unless
+    that is the default."""
+    name, project = spider.spider_name(), config.project_name
+    return name if project == Config().project_name else f"{project}.{name}"
 
 
 async def start_run(
@@ -150,8 +141,9 @@ async def start_run(
         settings = msgspec.structs.replace(settings, networks=tuple(networks))
     check_arguments(run_id or "(new)", settings.arguments)
     persist = Persistence(shared=store.shared)
+    project = config.project_name
     fresh_id = new_run_id()  # made here, so that a retry after a lost answer finds the run that it created
-    run = await persist(lambda: _choose_run(store, spider, settings, run_id, fresh_id, new_run=new_run))
+    run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, new_run=new_run))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
     counters = Counters()
@@ -198,22 +190,23 @@ def _settings(
 
 
 async def _choose_run(
-    store: Store, spider: Spider, settings: RunSettings, run_id: str | None, fresh_id: str, *, new_run: bool
-) -> Run:
+    store: Store, spider: Spider, project: str, settings: RunSettings, run_id: str | None, fresh_id: str, *,
+    new_run: bool,
+) -> Run:  # fmt: skip
     """Find the run to resume, or create one named ``run_id`` or ``fresh_id``."""
     name = spider.spider_name()
     if run_id is not None:
         run = await store.get_run(run_id)
         if run is not None:
-            check_spider(run, spider)
+            check_owner(run, spider, project)
             return run
     elif not new_run:
-        for run in await store.list_runs(name):
+        for run in await store.list_runs(name, project):
             if run.state in ("queued", "running") and await _is_the_same_start(store, run, settings):
                 return run
     run = Run(
         run_id=run_id or fresh_id, spider=name, state="queued", created_at=time.time(),
-        settings=_stored(settings),
+        settings=_stored(settings), project=project,
     )  # fmt: skip
     try:
         return await store.create_run(run)
@@ -253,15 +246,17 @@ def _stored(settings: RunSettings) -> Mapping[str, object]:
     return plain
 
 
-async def find_run(store: Store, run_id: str, spider: Spider, *, allow_changed: bool) -> tuple[Run, RunSettings]:
+async def find_run(
+    store: Store, run_id: str, spider: Spider, project: str, *, allow_changed: bool
+) -> tuple[Run, RunSettings]:
     """Find a run for a worker. RunError if it does not exist, or the worker may not work on it."""
     run = await store.get_run(run_id)
     if run is None:
-        known = ", ".join(each.run_id for each in (await store.list_runs())[:5]) or "none"
+        known = ", ".join(each.run_id for each in (await store.list_runs(project=project))[:5]) or "none"
         raise RunError(f"there is no run {run_id}; the newest ones are: {known}")
     if run.state == "cancelled":
         raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` resumes it")
-    check_spider(run, spider)
+    check_owner(run, spider, project)
     settings = RunSettings.of(run)
     if settings.code and settings.code != code_hash(spider) and not allow_changed:
         raise RunError(
@@ -276,16 +271,21 @@ async def ensure_run(store: Store, spider: Spider, config: Config, run_id: str, 
     _check_outputs(outputs)
     settings = _settings(spider, config, "spider", None, None, outputs)
     try:
-        return await _choose_run(store, spider, settings, run_id, run_id, new_run=False)
+        return await _choose_run(store, spider, config.project_name, settings, run_id, run_id, new_run=False)
     except RunError:
         if (run := await store.get_run(run_id)) is not None:  # another process was first
-            check_spider(run, spider)
+            check_owner(run, spider, config.project_name)
             return run
         raise
 
 
-def check_spider(run: Run, spider: Spider) -> None:
-    """RunError if the run belongs to another spider."""
+def check_owner(run: Run, spider: Spider, project: str) -> None:
+    """RunError if the run belongs to another spider or another project."""
+    if run.project != project:
+        raise RunError(
+            f'run {run.run_id} belongs to the project {run.project!r}, not to {project!r}; see "project_name" in the '
+            "settings"
+        )
     if run.spider != spider.spider_name():
         raise RunError(f"run {run.run_id} belongs to the spider {run.spider!r}, not to {spider.spider_name()!r}")
 

@@ -24,12 +24,11 @@ from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.takeover import StandbyDrainer
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.worker")
 
-_ROLE_TTL = 60.0
 _OUTPUT_TIMEOUT = 1.2
 """Seconds that outputs have after a stop. Another worker continues with them."""
 _CLOSE_TIMEOUT = 0.5
@@ -62,7 +61,8 @@ class Worker:
         outputs: Sequence[str] = (),
         options: WorkerOptions = WorkerOptions(),
     ) -> None:
-        """``outputs`` are written by this worker, in addition to those of the run."""
+        """``config`` is complete: `load_config` merges the layers. ``outputs`` are written by this worker, in addition
+        to those of the run."""
         self.spider = spider
         self.config = config
         self.run_id = run_id
@@ -119,7 +119,10 @@ class Worker:
             stack.push_async_callback(_close_quietly, store)
             persist = self._starting = Persistence(shared=store.shared)
             changed = self._options.allow_changed
-            run, settings = await persist(partial(find_run, store, self.run_id, self.spider, allow_changed=changed))
+            project = self.config.project_name
+            run, settings = await persist(
+                partial(find_run, store, self.run_id, self.spider, project, allow_changed=changed)
+            )
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
             check_proxies(self.spider, self.config)
@@ -159,7 +162,7 @@ class Worker:
 
     async def _open_outputs(self, settings: RunSettings, frontier: Frontier) -> Sequence[Output]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
-        ttl = min(_ROLE_TTL, self.config.lease.ttl)
+        ttl = min(ROLE_TTL, self.config.lease.ttl)
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
         return [

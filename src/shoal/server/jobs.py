@@ -111,13 +111,13 @@ class Jobs:
         chosen = job_request.chosen
         fetcher = HttpFetcher(chosen.config.http, chosen.config.user_agent, self._guard)
         crawl = Crawl(
-            chosen.spider, chosen.config, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
+            chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
             store=self._store, fetcher=fetcher,
         )  # fmt: skip
         return crawl, fetcher
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
-        for run in await self._store.list_runs(crawl.spider.spider_name()):
+        for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
             if (
                 run.state in ("running", "paused")
                 and run.settings == crawl.start_settings

@@ -14,13 +14,16 @@ from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
 
+ROLE_TTL = 60.0  # seconds until the role of a dead process is free; less if leases are shorter
 _POLL = 1.0  # seconds between attempts to take the role
 _FINISH_POLL = 0.2
 _MAX_PAUSE = 30.0
 
 
 class StandbyDrainer:
-    """Drains while it holds the sink's role, and waits for the role otherwise: ``run`` as a task, then ``finish``."""
+    """Drains while it holds the sink's role, and waits for the role otherwise: ``run`` as a task, then ``finish``.
+
+    ``start`` before ``run`` is optional: it raises at once if the output can't be written."""
 
     def __init__(self, frontier: ItemSource, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
         """``make_sink`` is called each time before the role is requested."""
@@ -37,6 +40,17 @@ class StandbyDrainer:
         if self._current is not None:
             self._current.nudge()
 
+    async def start(self) -> None:
+        """Take the role if it is free. SinkError if the output can't be opened."""
+        try:
+            await self._try_start()
+        except (RoleTakenError, SinkBusyError) as exc:
+            await self._stand_by(exc)
+
+    async def abandon(self) -> None:
+        """Release the role, and leave the output as it is."""
+        await self._leave()
+
     async def run(self) -> None:
         """Drain until cancelled. SinkError if the output can't be written and a retry can't help.
 
@@ -44,7 +58,7 @@ class StandbyDrainer:
         """
         while True:
             try:
-                if await self._try_start():
+                if self._current is not None or await self._try_start():
                     assert self._current is not None
                     await self._current.run()
                 pause = _POLL
@@ -107,6 +121,7 @@ class StandbyDrainer:
         if not await drainer.try_start():
             return False
         self._current = drainer
+        log.info("this process writes the items to %s", self._role)
         return True
 
     async def _leave(self) -> None:

@@ -228,6 +228,9 @@ class LedgerContract(ContractTests):
         assert (await history(frontier, Request("http://a.example/twice"))).state == "ready"
         assert (await history(frontier, Request("http://a.example/form"))).url == "http://a.example/form"
         assert await frontier.find(Request("http://a.example/tw")) is None
+        assert await frontier.find(Request("http://a.example/twice"), exact=True) is None
+        assert await frontier.find(Request("http://a.example/form"), exact=True) is None
+        assert await frontier.find(page("http-like"), exact=True) is not None
 
     async def test_the_history_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "parent")

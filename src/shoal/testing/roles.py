@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import permutations
 from typing import get_args
 
@@ -164,8 +165,9 @@ class RolesContract(ContractTests):
     async def test_runs_are_created_and_found(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store
         made = Run(
-            run_id="r-1", spider="books", state="queued", created_at=5.5, settings={"delay": 1.5, "x": {"y": [1]}}
-        )
+            run_id="r-1", spider="books", state="queued", created_at=5.5, settings={"delay": 1.5, "x": {"y": [1]}},
+            project="shop", ended_at=7.25,
+        )  # fmt: skip
         assert await store.create_run(made) == made
         assert await store.get_run("r-1") == made
         assert await store.get_run("r-2") is None
@@ -185,6 +187,45 @@ class RolesContract(ContractTests):
         await harness.store.transition("r-1", "running")
         assert list((await harness.store.run_states("s-1")).items()) == [("r-1", "running"), ("r-3", "queued")]
         assert await harness.store.run_states("nothing") == {}
+
+    async def test_projects_do_not_see_each_others_runs(self, harness: Harness, frontier: Frontier) -> None:
+        store = harness.store
+        for number, (spider, project) in enumerate([("s", "a"), ("s", "b"), ("t", "a"), ("s", "a")]):
+            run = Run(run_id=f"r-{number}", spider=spider, state="queued", created_at=0.0, project=project)
+            await store.create_run(run)
+        assert [run.run_id for run in await store.list_runs("s", "a")] == ["r-3", "r-0"]
+        assert [run.run_id for run in await store.list_runs(project="a")] == ["r-3", "r-2", "r-0"]
+        assert [run.run_id for run in await store.list_runs("s")] == ["r-3", "r-1", "r-0"]
+        assert [run.project for run in await store.list_runs(project="b")] == ["b"]
+        assert await store.list_runs("s", "c") == []
+        assert list(await store.run_states("s", "a")) == ["r-0", "r-3"]
+        assert list(await store.run_states("s")) == ["r-0", "r-1", "r-3"]
+        with pytest.raises(RunError):  # the name of a run is unique in the store
+            await store.create_run(Run(run_id="r-1", spider="s", state="queued", created_at=0.0, project="a"))
+
+    async def test_of_runs_created_at_once_only_the_first_sees_no_earlier_one(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        """So processes that start together can agree on one run."""
+        store = harness.store
+
+        async def create(number: int) -> bool:
+            run_id = f"r-{number}"
+            await store.create_run(Run(run_id=run_id, spider="s", state="queued", created_at=0.0))
+            return (await store.list_runs("s"))[-1].run_id == run_id
+
+        assert sum(await asyncio.gather(*map(create, range(12)))) == 1
+
+    async def test_a_run_has_the_time_of_its_end(self, harness: Harness, frontier: Frontier) -> None:
+        before = time.time()
+        store = harness.store
+        for state in ("finished", "running", "cancelled"):
+            changed = await store.transition("run", state)
+            assert await store.get_run("run") == changed
+            assert (changed.ended_at is None) == (state == "running")
+            assert changed.ended_at is None or before <= changed.ended_at <= time.time()
+        again = await store.transition("run", "cancelled")  # it stays in its state
+        assert again == changed
 
     async def test_a_run_makes_only_allowed_transitions(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store

@@ -126,7 +126,8 @@ async def _checked_spider(frontier: str, run_id: str, spider: str | None, option
         name = spider or _registered_spider(run)
         reference, entry = find_spider(name)
         made = make_spider(reference, {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments})
-        await find_run(store, run_id, made, allow_changed="--allow-changed" in options)
+        project = resolve(made, {}, []).config.project_name
+        await find_run(store, run_id, made, project, allow_changed="--allow-changed" in options)
     return name
 
 

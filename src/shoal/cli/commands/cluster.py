@@ -122,7 +122,7 @@ def node(
     made, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
-            made, resolved.config, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
+            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
             allow_changed=allow_changed, grace=shutdown_grace(resolved),
         ),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),

@@ -17,6 +17,7 @@ from shoal.cli.options import (
     Delay,
     FrontierUrl,
     MetricsPort,
+    Mode,
     NewRun,
     Output,
     Quiet,
@@ -99,6 +100,7 @@ def crawl(
     delay: Delay = None,
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
+    mode: Mode = None,
     setting: Setting = [],
     new_run: NewRun = False,
     metrics_port: MetricsPort = None,
@@ -115,7 +117,7 @@ def crawl(
     spider = page_spider(
         url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
     )
-    options = _crawl_options(delay, concurrency, max_pages, frontier, depth)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port,
@@ -138,6 +140,7 @@ def run(
     concurrency: Concurrency = None,
     max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
     frontier: FrontierUrl = None,
+    mode: Mode = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -160,7 +163,7 @@ def run(
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    options = _crawl_options(delay, concurrency, max_pages, frontier)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
@@ -168,8 +171,9 @@ def run(
 
 
 def _crawl_options(
-    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, depth: int | None = None
-) -> dict[str, object]:
+    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
+    depth: int | None = None,
+) -> dict[str, object]:  # fmt: skip
     return given(
         {
             "scope.max_depth": depth,
@@ -177,6 +181,7 @@ def _crawl_options(
             "download_delay": delay,
             "concurrency": concurrency,
             "frontier": frontier,
+            "mode": mode,
         }
     )
 
@@ -192,7 +197,7 @@ def execute(
     if processes is not None:
         made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
     else:
-        made = Crawl(spider, resolved.config, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+        made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     made.serves = True
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:])
 

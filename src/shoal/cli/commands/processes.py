@@ -37,7 +37,7 @@ def process_crawl(
     words = [sys.argv[1], *without_processes(sys.argv[2:])]
     relays = forked.workers[0].output is not None
     return ProcessCrawl(
-        spider, resolved.config, forked, words, outputs=outputs, new_run=new_run,
+        spider, resolved, forked, words, outputs=outputs, new_run=new_run,
         on_line=_show_line if relays else None,
     )  # fmt: skip
 

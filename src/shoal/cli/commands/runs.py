@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
-from shoal.cli.run_store import choose_run, opened_run, opened_store
+from shoal.cli.run_store import choose_run, current_project, opened_run, opened_store
 from shoal.errors import RunError
 
 if TYPE_CHECKING:
@@ -33,24 +33,29 @@ def runs(
         str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
+    all_projects: Annotated[
+        bool, typer.Option("--all-projects", help="List the runs of all projects, not only of project_name.")
+    ] = False,
 ) -> None:
-    """List the runs of a frontier, newest first."""
+    """List the runs of a frontier, newest first.
+
+    They are those of the project in the setting project_name.
+    """
 
     async def work() -> None:
         from shoal.config import Config
-        from shoal.runs.start import frontier_options
+        from shoal.crawling.scheduler import frontier_options
 
         async with opened_store(frontier, readonly=True) as store:
-            found = await store.list_runs(spider)
-            print(
-                f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}",
-                *map(_column, ("done", "left", "failed", "items")),
-            )
+            found = await store.list_runs(spider, None if all_projects else current_project())
+            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
+            print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
                 ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
                 numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
-                print(f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}", *map(_column, numbers))
+                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}"
+                print(line, *map(_column, numbers), *[run.project] * all_projects)
             if len(found) > limit:
                 print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
 

@@ -64,7 +64,10 @@ def start(
         str | None, typer.Option("--run-id", metavar="ID", help="The ID of the new run (default: made from the time).")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", metavar="MODE", help="single or distributed; overrides shoal.toml.")
+        str | None,
+        typer.Option(
+            "--mode", metavar="MODE", help="distributed (default), or single or standalone: crawl in this process."
+        ),
     ] = None,
     delay: Delay = None,
     setting: Setting = [],
@@ -81,9 +84,11 @@ def start(
     new_run = starts_anew(new_run, resume)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    resolved = resolve(made, given({"frontier": frontier, "download_delay": delay}), setting)
+    execution = _mode(mode, entry)
+    options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
+    resolved = resolve(made, given(options), setting)
     outputs = [*(entry.outputs if entry else ()), *output]
-    if _mode(mode, entry) == "single":
+    if execution == "single":
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file))
     asyncio.run(
         _start(made, resolved, spider, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
@@ -91,9 +96,11 @@ def start(
 
 
 def _mode(mode: str | None, entry: Entry | None) -> str:
-    modes = ("single", "distributed")
+    modes = ("single", "standalone", "distributed")
     if mode is not None and mode not in modes:
-        raise ConfigError(f'--mode must be single or distributed, not "{mode}"{did_you_mean(mode, modes)}')
+        raise ConfigError(f'--mode must be single, standalone or distributed, not "{mode}"{did_you_mean(mode, modes)}')
+    if mode == "standalone":
+        return "single"
     return mode or (entry.execution_mode if entry is not None else "distributed")
 
 

@@ -58,13 +58,13 @@ class MemoryInspection:
 
     # -- histories
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         fingerprint = request.fingerprint()
         number: int | None = int.from_bytes(fingerprint, "big")
         if number not in self._requests.records:
             if (staged := self._stages.find(fingerprint)) is not None:
                 return staged
-            number = self._requests.search(request.url)
+            number = None if exact else self._requests.search(request.url)
         return None if number is None else self._history(number)
 
     def _history(self, number: int) -> History:

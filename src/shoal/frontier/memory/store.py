@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-import msgspec
-
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.frontier.rules import HALTED, check_transition, no_run, run_exists
+from shoal.frontier.rules import HALTED, belongs, check_transition, moved, no_run, run_exists
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
@@ -38,7 +36,7 @@ class MemoryStore:
         run = self._runs.get(run_id)
         check_transition(run_id, run, state)
         assert run is not None
-        changed = self._runs[run_id] = msgspec.structs.replace(run, state=state)
+        changed = self._runs[run_id] = moved(run, state)
         if run_id in self._frontiers:
             self._frontiers[run_id].halt(state in HALTED)
         return changed
@@ -49,11 +47,11 @@ class MemoryStore:
     async def run_state(self, run_id: str) -> RunState | None:
         return self._runs[run_id].state if run_id in self._runs else None
 
-    async def run_states(self, spider: str) -> dict[str, RunState]:
-        return {run.run_id: run.state for run in self._runs.values() if run.spider == spider}
+    async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
+        return {run.run_id: run.state for run in reversed(await self.list_runs(spider, project))}
 
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
-        return [run for run in reversed(self._runs.values()) if spider is None or run.spider == spider]
+    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
+        return [run for run in reversed(self._runs.values()) if belongs(run, spider, project)]
 
     async def delete_run(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is None:

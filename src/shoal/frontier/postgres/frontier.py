@@ -381,13 +381,15 @@ class PostgresFrontier:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         fingerprint = request.fingerprint()
         number = await self._database.value("find", self._run, fingerprint)
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
             if staged:
                 return _incoming(*staged[0])
+            if exact:
+                return None
             named = b"\xa3url" + _pack(request.url)
             number = await self._database.value("search", self._run, named, patient=True)
         if number is None:

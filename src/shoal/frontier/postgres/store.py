@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.frontier import PostgresFrontier
-from shoal.frontier.rules import check_transition, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
@@ -54,6 +54,8 @@ class PostgresStore:
             run.state,
             run.created_at,
             _encode(run.settings),
+            storable_text(run.project),
+            run.ended_at,
         )
         if not made:
             raise run_exists(run.run_id)
@@ -65,8 +67,9 @@ class PostgresStore:
             check_transition(run_id, found and found[1], state)
             assert found is not None
             number, run = found
-            if await self._database.value("set_state", number, run.state, state):
-                return msgspec.structs.replace(run, state=state)
+            changed = moved(run, state)
+            if await self._database.value("set_state", number, run.state, state, changed.ended_at):
+                return changed
 
     async def get_run(self, run_id: str) -> Run | None:
         found = await self._find(run_id)
@@ -75,16 +78,16 @@ class PostgresStore:
     async def run_state(self, run_id: str) -> RunState | None:
         return cast("RunState | None", await self._database.value("run_state", storable_text(run_id)))
 
-    async def run_states(self, spider: str) -> dict[str, RunState]:
-        rows = await self._database.call("run_states", storable_text(spider))
+    async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
+        rows = await self._database.call("run_states", storable_text(spider), _wanted(project))
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        rows = await self._database.call("runs", storable_text(run_id), None)
+        rows = await self._database.call("runs", storable_text(run_id), None, None)
         return (rows[0][0], _run_of(rows[0])) if rows else None
 
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
-        rows = await self._database.call("runs", None, None if spider is None else storable_text(spider))
+    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
+        rows = await self._database.call("runs", None, _wanted(spider), _wanted(project))
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:
@@ -115,6 +118,13 @@ class PostgresStore:
         await self._database.close()
 
 
+def _wanted(name: str | None) -> str | None:
+    return None if name is None else storable_text(name)
+
+
 def _run_of(row: asyncpg.Record) -> Run:
-    _, run_id, spider, state, created_at, settings = row
-    return Run(run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings))
+    _, run_id, spider, state, created_at, settings, project, ended_at = row
+    return Run(
+        run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings), project=project,
+        ended_at=ended_at,
+    )  # fmt: skip

@@ -91,10 +91,10 @@ class RunInspection:
 
     # -- histories
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         fingerprint = request.fingerprint()
         (found,) = await self._histories([fingerprint])
-        if found is None and (other := await self._search(request.url)) is not None:
+        if found is None and not exact and (other := await self._search(request.url)) is not None:
             (found,) = await self._histories([other])
         return found or await self._staged(fingerprint)
 

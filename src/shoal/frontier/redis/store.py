@@ -32,15 +32,15 @@ from shoal.errors import StoreError
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
-from shoal.frontier.rules import check_transition, no_run, run_exists
+from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-FORMAT = 2
+FORMAT = 3
 """Version of the stored data. Data of another version is not touched."""
 
-_FIELDS = ("run_id", "spider", "state", "created_at", "settings")
+_FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, object]).decode
@@ -87,6 +87,7 @@ class RedisStore:
         made = await self._run(
             "create", FORMAT, storable_bytes(run.run_id), "spider", storable_bytes(run.spider), "state", run.state,
             "created_at", repr(run.created_at), "settings", _encode(run.settings),
+            "project", storable_bytes(run.project), "ended_at", _time_word(run.ended_at),
         )  # fmt: skip
         if not made:
             raise run_exists(run.run_id)
@@ -98,8 +99,9 @@ class RedisStore:
             check_transition(run_id, found[1] if found else None, state)
             assert found is not None
             number, run = found
-            if await self._run("transition", run.state, state, run=number):
-                return msgspec.structs.replace(run, state=state)
+            changed = moved(run, state)
+            if await self._run("transition", run.state, state, _time_word(changed.ended_at), run=number):
+                return changed
 
     async def get_run(self, run_id: str) -> Run | None:
         found = await self._find(run_id)
@@ -109,19 +111,20 @@ class RedisStore:
         found = await self._run("runs", storable_bytes(run_id), "state")
         return cast("RunState", found[0][1].decode()) if found else None
 
-    async def run_states(self, spider: str) -> dict[str, RunState]:
-        runs = await self._run("runs", b"", "run_id", "spider", "state")
-        mine = [each for each in reversed(runs) if each[2] == storable_bytes(spider)]
-        return {run_id.decode(): cast("RunState", state.decode()) for _, run_id, _, state in mine}
+    async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
+        runs = await self._run("runs", b"", "run_id", "spider", "project", "state")
+        wanted = storable_bytes(spider), None if project is None else storable_bytes(project)
+        mine = [each for each in reversed(runs) if each[2] == wanted[0] and wanted[1] in (None, each[3])]
+        return {run_id.decode(): cast("RunState", state.decode()) for _, run_id, _, _, state in mine}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         """The number of the run, as in its keys, and the run."""
         rows = await self._run("runs", storable_bytes(run_id), *_FIELDS)
         return _run_of(rows[0]) if rows else None
 
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
+    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
         runs = [_run_of(row)[1] for row in await self._run("runs", b"", *_FIELDS)]
-        return [run for run in runs if spider is None or run.spider == spider]
+        return [run for run in runs if belongs(run, spider, project)]
 
     async def delete_run(self, run_id: str) -> None:
         found = await self._find(run_id)
@@ -146,13 +149,18 @@ class RedisStore:
         await self._scripts.client.close()
 
 
+def _time_word(at: float | None) -> str:
+    return "" if at is None else repr(at)
+
+
 def _run_of(row: list[Answer]) -> tuple[int, Run]:
     number, run_id, *texts, settings = row
     try:
-        spider, state, created_at = (text.decode() for text in texts)
+        spider, state, created_at, project, ended_at = (text.decode() for text in texts)
         run = Run(
-            run_id=run_id.decode(), spider=spider, state=state, created_at=float(created_at), settings=_decode(settings)
-        )
+            run_id=run_id.decode(), spider=spider, state=state, created_at=float(created_at),
+            settings=_decode(settings), project=project, ended_at=float(ended_at) if ended_at else None,
+        )  # fmt: skip
     except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as exc:
         raise StoreError(f"cannot read run {run_id!r} ({exc}): another program has changed it") from exc
     return number, run

@@ -60,7 +60,7 @@ class SQLiteInspection:
 
     # -- histories
 
-    async def find(self, request: Request) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False) -> History | None:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
@@ -68,7 +68,8 @@ class SQLiteInspection:
             number = self._seen.find(fingerprint)
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged
-            number = number or self._histories.search(request.url)
+            if number is None and not exact:
+                number = self._histories.search(request.url)
             return None if number is None else self._histories.of(number)
 
         return await self._file.read(step)

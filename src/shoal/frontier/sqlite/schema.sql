@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -11,6 +11,8 @@ CREATE TABLE run (
     state TEXT NOT NULL,
     created_at REAL NOT NULL,
     settings BLOB NOT NULL,                -- msgpack
+    project TEXT NOT NULL,
+    ended_at REAL,                         -- when it was finished or cancelled
     pushed INTEGER NOT NULL DEFAULT 0,
     ready INTEGER NOT NULL DEFAULT 0,
     waiting INTEGER NOT NULL DEFAULT 0,

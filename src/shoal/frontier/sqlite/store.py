@@ -17,13 +17,14 @@ import msgspec
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import HALTED, check_transition, no_run, run_exists
+from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
-_RUN = "SELECT run_id, spider, state, created_at, settings FROM run"
+_RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
+_BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
 _TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "item", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
@@ -104,8 +105,9 @@ class SQLiteStore:
             if self._run(run.run_id) is not None:
                 raise run_exists(run.run_id)
             self._file.db.execute(
-                "INSERT INTO run (run_id, spider, state, created_at, settings) VALUES (?, ?, ?, ?, ?)",
-                (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings)),
+                "INSERT INTO run (run_id, spider, state, created_at, settings, project, ended_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
             )
             return run
 
@@ -116,8 +118,11 @@ class SQLiteStore:
             run = self._run(run_id)
             check_transition(run_id, run, state)
             assert run is not None
-            self._file.db.execute("UPDATE run SET state = ? WHERE run_id = ?", (state, run_id))
-            return msgspec.structs.replace(run, state=state)
+            changed = moved(run, state)
+            self._file.db.execute(
+                "UPDATE run SET state = ?, ended_at = ? WHERE run_id = ?", (changed.state, changed.ended_at, run_id)
+            )
+            return changed
 
         changed = await self._file.write(change)
         if run_id in self._frontiers:
@@ -146,17 +151,17 @@ class SQLiteStore:
 
         return await self._file.read(read)
 
-    async def run_states(self, spider: str) -> dict[str, RunState]:
-        query = "SELECT run_id, state FROM run WHERE spider = ? ORDER BY number"
-        return await self._file.read(lambda: dict(self._file.db.execute(query, (spider,)).fetchall()))
+    async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
+        query = f"SELECT run_id, state FROM run WHERE {_BELONGS} ORDER BY number"
+        return await self._file.read(lambda: dict(self._file.db.execute(query, (spider, project)).fetchall()))
 
     def _run(self, run_id: str) -> Run | None:
         row = self._file.db.execute(f"{_RUN} WHERE run_id = ?", (run_id,)).fetchone()
         return _run_of(row) if row else None
 
-    async def list_runs(self, spider: str | None = None) -> list[Run]:
+    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
         def runs() -> list[Run]:
-            rows = self._file.db.execute(f"{_RUN} WHERE ?1 IS NULL OR spider = ?1 ORDER BY number DESC", (spider,))
+            rows = self._file.db.execute(f"{_RUN} WHERE {_BELONGS} ORDER BY number DESC", (spider, project))
             return [_run_of(row) for row in rows]
 
         return await self._file.read(runs)
@@ -189,5 +194,8 @@ class SQLiteStore:
 
 
 def _run_of(row: StoredRow) -> Run:
-    run_id, spider, state, created_at, settings = row
-    return Run(run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings))
+    run_id, spider, state, created_at, settings, project, ended_at = row
+    return Run(
+        run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings), project=project,
+        ended_at=ended_at,
+    )  # fmt: skip

@@ -77,7 +77,7 @@ async def _of_runs(server: Server) -> list[Family]:
     families: list[Family] = []
     live = [
         run
-        for run in await server.store.list_runs()
+        for run in await server.store.list_runs(project=server.config.project_name)
         if run.state in ("queued", "running", "paused") and run.spider != BatchSpider.name
     ]
     for run in live[:_MAX_RUNS]:

@@ -126,7 +126,8 @@ async def list_runs(
 ) -> Response:
     """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
     server = server_of(request)
-    found = [run for run in await server.store.list_runs(spider) if run.spider != BatchSpider.name]
+    runs = await server.store.list_runs(spider, server.config.project_name)
+    found = [run for run in runs if run.spider != BatchSpider.name]
     pages = []
     for run in found[:limit]:
         try:
@@ -287,9 +288,9 @@ def _redact_history(history: History) -> dict[str, object]:
 
 
 async def _find_run(server: Server, run_id: str) -> Run:
-    """Find a run. Batches are 404: each belongs to its caller."""
+    """Find a run. Batches are 404: each belongs to its caller. So are runs of other projects."""
     run = await server.store.get_run(run_id)
-    if run is None or run.spider == BatchSpider.name:
+    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
         raise ProblemError(404, "no such run", f"run {run_id} does not exist")
     return run
 

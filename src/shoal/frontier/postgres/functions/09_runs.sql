@@ -1,24 +1,32 @@
 -- Runs.
 
--- False if a run of this name exists.
+-- False if a run of this name exists. One at a time until the commit: whoever sees a run also sees all runs with a smaller
+-- number.
 CREATE FUNCTION create_run(
-    _run_id text, _spider text, _state text, _created_at double precision, _settings bytea
-) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
-    WITH made AS (
-        INSERT INTO run (run_id, spider, state, created_at, settings)
-            VALUES (_run_id, _spider, _state, _created_at, _settings) ON CONFLICT (run_id) DO NOTHING RETURNING id
-    ), opened AS (
-        INSERT INTO ledger (run) SELECT id FROM made
-    )
-    SELECT EXISTS (SELECT FROM made)
+    _run_id text, _spider text, _state text, _created_at double precision, _settings bytea, _project text,
+    _ended_at double precision
+) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    _id integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock('run'::regclass::oid::integer, 0);
+    INSERT INTO run (run_id, spider, state, created_at, settings, project, ended_at)
+        VALUES (_run_id, _spider, _state, _created_at, _settings, _project, _ended_at)
+        ON CONFLICT (run_id) DO NOTHING RETURNING id INTO _id;
+    INSERT INTO ledger (run) SELECT _id WHERE _id IS NOT NULL;
+    RETURN _id IS NOT NULL;
+END
 $$;
 
--- The run of this name, or all runs, or those of a spider; newest first.
-CREATE FUNCTION runs(_run_id text, _spider text)
-RETURNS TABLE (id integer, run_id text, spider text, state text, created_at double precision, settings bytea)
-LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings FROM run r
-    WHERE (_run_id IS NULL OR r.run_id = _run_id) AND (_spider IS NULL OR r.spider = _spider) AND NOT r.deleting
+-- The run of this name, or all runs, or those of a spider or a project; newest first.
+CREATE FUNCTION runs(_run_id text, _spider text, _project text)
+RETURNS TABLE (
+    id integer, run_id text, spider text, state text, created_at double precision, settings bytea, project text,
+    ended_at double precision
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings, r.project, r.ended_at FROM run r
+    WHERE (_run_id IS NULL OR r.run_id = _run_id) AND (_spider IS NULL OR r.spider = _spider)
+        AND (_project IS NULL OR r.project = _project) AND NOT r.deleting
     ORDER BY r.number DESC
 $$;
 
@@ -26,13 +34,19 @@ CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql SET search_pat
     SELECT r.state FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
 $$;
 
-CREATE FUNCTION run_states(_spider text) RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.run_id, r.state FROM run r WHERE r.spider = _spider AND NOT r.deleting ORDER BY r.number
+CREATE FUNCTION run_states(_spider text, _project text)
+RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT r.run_id, r.state FROM run r
+    WHERE r.spider = _spider AND (_project IS NULL OR r.project = _project) AND NOT r.deleting
+    ORDER BY r.number
 $$;
 
 -- False if its state is not _from.
-CREATE FUNCTION set_state(_run integer, _from text, _to text) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
-    WITH changed AS (UPDATE run r SET state = _to WHERE r.id = _run AND r.state = _from AND NOT r.deleting RETURNING 1)
+CREATE FUNCTION set_state(_run integer, _from text, _to text, _ended_at double precision)
+RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
+    WITH changed AS (
+        UPDATE run r SET state = _to, ended_at = _ended_at
+        WHERE r.id = _run AND r.state = _from AND NOT r.deleting RETURNING 1)
     SELECT EXISTS (SELECT FROM changed)
 $$;
 

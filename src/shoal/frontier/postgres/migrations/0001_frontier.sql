@@ -21,6 +21,8 @@ CREATE TABLE run (
     state text NOT NULL,
     created_at double precision NOT NULL,
     settings bytea NOT NULL,                  -- msgpack
+    project text NOT NULL,
+    ended_at double precision,                -- when it was finished or cancelled
     -- Options of its workers. Other runs need them to requeue its lost leases and to place its lanes.
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,

@@ -1,0 +1,94 @@
+"""Which run a crawl works on: one to resume, one that other processes have just begun, or a new one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from shoal.config import NewRunPolicy
+from shoal.ports import Run, Store
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.crawl")
+
+
+def new_run_id() -> str:
+    """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
+
+
+class WantedRun(Struct, frozen=True, kw_only=True):
+    """What a process wants to crawl."""
+
+    spider: str
+    project: str
+    start: Mapping[str, object]
+    """The start URLs and arguments. They are stored with a new run."""
+    new: NewRunPolicy
+
+
+def start_settings(spider: Spider, urls: Sequence[str] | None = None) -> dict[str, object]:
+    """The start URLs and arguments of a crawl."""
+    return {
+        "start_urls": [str(url) for url in (spider.start_urls if urls is None else urls)][:100],
+        "arguments": {name: repr(value) for name, value in spider.arguments.items()},
+    }
+
+
+async def choose_run(store: Store, wanted: WantedRun) -> Run:
+    """Find the run to resume, or create one. Processes that start at the same time on a shared store choose the same
+    run, unless each of them wants a new one."""
+    if wanted.new == "always":
+        return await _create(store, wanted, "running")
+    before = await store.list_runs(wanted.spider, wanted.project)
+    run = _to_resume(before, wanted)
+    if run is not None:
+        if run.settings != wanted.start:
+            log.warning("run %s resumes with the start URLs and arguments that it has", run.run_id)
+        return run
+    if not store.shared:
+        return await _create(store, wanted, "running")
+    return await _agree(store, wanted, before)
+
+
+def _to_resume(runs: list[Run], wanted: WantedRun) -> Run | None:
+    for run in runs:
+        if run.state in ("queued", "cancelled") or "seeds" in run.settings:  # runs of a fleet are for workers
+            continue
+        return None if run.state == "finished" and wanted.new == "after_finish" else run
+    return None
+
+
+async def _agree(store: Store, wanted: WantedRun, before: list[Run]) -> Run:
+    """Create a run, then list the runs again. If another process has created one of the same start earlier, delete the
+    own one and join that.
+
+    Two processes never keep different runs. Stores number runs in the order in which they become visible, so a process
+    that lists the runs after it has created one sees every earlier one. Only the process with the first run sees none
+    and keeps its own; all others see that one. Nobody joins a run that is then deleted: it is queued until its process
+    has decided, a queued run is joined only here, and only if there is no earlier one. If a process dies in between,
+    its queued run is the first one for those that come later.
+    """
+    mine = await _create(store, wanted, "queued")
+    known = {run.run_id for run in before if run.state != "queued"}
+    for run in reversed(await store.list_runs(wanted.spider, wanted.project)):
+        if run.run_id == mine.run_id:
+            break
+        if run.run_id not in known and run.state != "cancelled" and run.settings == mine.settings:
+            await store.delete_run(mine.run_id)
+            log.info("joining run %s, which another process has begun", run.run_id)
+            return run
+    return mine
+
+
+async def _create(store: Store, wanted: WantedRun, state: Literal["queued", "running"]) -> Run:
+    run = Run(
+        run_id=new_run_id(), spider=wanted.spider, state=state, created_at=time.time(), settings=wanted.start,
+        project=wanted.project,
+    )  # fmt: skip
+    return await store.create_run(run)
