@@ -367,7 +367,7 @@ def test_a_page_that_kills_its_worker_is_dead_after_its_attempts(kind: str, tmp_
         assert_exactly([str(tmp_path / "items.jsonl")], all_pages(url, 300) - Counter([poison]))
         assert_balanced(fleet)
         why = fleet.shoal("why", poison, "--run-id", fleet.run_id).stdout
-        assert re.search(r"state +dead", why), why
+        assert re.search(r"state +failed", why), why
         assert re.search(r"reason +its worker was lost in attempt 3", why), why
         assert re.search(r"attempts +3", why), why
         assert why.count("lease lost: its worker was lost") == 3, why

@@ -92,7 +92,7 @@ def test_pages_of_a_killed_worker_return_within_its_session(kind: str, tmp_path:
         victim.kill()
         assert wait_until(lambda: victim.pid not in held(fleet)) < SESSION + 3  # the machine may be busy
         fleet.wait()
-        assert fleet.stats()["dead"] == 0
+        assert fleet.stats()["failed"] == 0
         assert items(fleet) == expected(url)
         fetched = Counter(path for _, path, _, _ in visits(url))
         assert {path for path, count in fetched.items() if count > 2} == set()
@@ -126,7 +126,7 @@ def test_a_frozen_worker_changes_nothing_and_joins_again(kind: str, tmp_path: Pa
         frozen.send_signal(signal.SIGCONT)
         wait_until(lambda: held(fleet).get(frozen.pid, 0) > 0)
         fleet.wait()
-        assert fleet.stats()["dead"] == 0
+        assert fleet.stats()["failed"] == 0
         assert items(fleet) == expected(url)
         assert "joins again" in (tmp_path / "worker-0.log").read_text()
 

@@ -133,7 +133,10 @@ def clock() -> FakeClock:
 async def run_file(tmp_path: Path, clock: FakeClock) -> AsyncIterator[RunFile]:
     file = SQLiteFile(tmp_path / "f.db", readonly=False)
     await file.open()
-    run = "INSERT INTO run (number, run_id, spider, state, created_at, settings) VALUES (1, 'r', 's', 'running', 0, '')"
+    run = (
+        "INSERT INTO run (number, run_id, spider, state, created_at, settings, project)"
+        " VALUES (1, 'r', 's', 'running', 0, '', 'p')"
+    )
     await file.write(lambda: file.db.execute(run))
     yield RunFile(file, 1, clock)
     await file.close()

@@ -15,11 +15,13 @@ from shoal.batch.session import Session
 from shoal.config import Config
 from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.fetch.http import HttpFetcher
+from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.ports import Completion, Frontier, FrontierOptions, Rewind, Run
+from shoal.runs import worker as workers
 from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.sinks.collect import CollectSink
@@ -123,6 +125,7 @@ async def test_a_worker_does_not_end_a_run_that_went_back_meanwhile(
 
     monkeypatch.setattr(SQLiteStore, "frontier", frontier)
     monkeypatch.setattr(SQLiteStore, "transition", transition)
+    monkeypatch.setattr(workers, "share_store", open_store)  # in this process, not in one of its own
     worker = Worker(Pages(), config, "run")
     async with asyncio.timeout(30):
         summary = await worker

@@ -315,7 +315,10 @@ local function take(fingerprints, numbers, sequences, ranks)
   own.is_changed = own.is_changed or n > 0
   finish()
   many('ZADD', LEASES, members)
-  if slot then remember(':slot', leased, function(token) return slot_entry(token, epoch, slot) end) end
+  if slot then
+    local holder = sub(slot_entry(NO_TOKEN, epoch, slot), TOKEN_SIZE + 1)
+    remember(':slot', leased, function(token) return token .. holder end)
+  end
   if begun == '0' then remember(':sent', leased, function(token) return token end) end
   if client ~= '' and n > 0 then save_grant(leased) end
   return leased, answer
