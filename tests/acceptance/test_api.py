@@ -168,7 +168,7 @@ def test_formats(api: Api, shop: Shop, form: str, content: Any) -> None:
 def test_markdown(api: Api, shop: Shop) -> None:
     content = only(api, shop.url + "/", format="markdown")["content"]
     assert "# Two books" in content
-    assert "[first](/one" in content
+    assert f"[first]({shop.url}/one" in content
     assert "hidden" not in content
 
 
