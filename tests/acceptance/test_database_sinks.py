@@ -1123,7 +1123,7 @@ async def test_a_file_that_is_replaced_between_two_crawls(tmp_path: Path, ending
     out, frontier = tmp_path / f"out.{ending}", f"sqlite:///{tmp_path}/crawl.db"
     async with SiteServer(pages=20) as site:
         first = await crawl_once(site, str(out), frontier)
-        await crawl_once(site, str(out), frontier)
+        await crawl_once(site, f"{out}?replace=yes", frontier)
         replaced = out.read_bytes()
         assert first.run is not None
         with pytest.raises(SinkError, match=f"changed since run {first.run.run_id} wrote it"):
