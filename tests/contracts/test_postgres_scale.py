@@ -196,8 +196,8 @@ async def test_thousands_of_runs_on_one_host(url: str) -> None:
         await ask(
             url,
             f"""WITH runs AS (
-                    INSERT INTO {name}.run (run_id, spider, state, created_at, settings, concurrency)
-                    SELECT 'many' || n, 's', 'running', 0, '\\x80', 1 FROM generate_series(1, 3000) n RETURNING id
+                    INSERT INTO {name}.run (run_id, spider, state, created_at, settings, concurrency, project)
+                    SELECT 'many' || n, 's', 'running', 0, '\\x80', 1, 'p' FROM generate_series(1, 3000) n RETURNING id
                 ), ledgers AS (INSERT INTO {name}.ledger (run) SELECT id FROM runs)
                 INSERT INTO {name}.lane (run, host, place, ready, best_rank, best_id, due)
                 SELECT id, 1, 3, 1, 0, id, 0 FROM runs""",
