@@ -105,3 +105,13 @@ def test_every_command_is_listed() -> None:
     real = set(commands(typer.main.get_command(app), "shoal"))
     assert real <= listed
     assert listed <= real | {"shoal hosts"}, "no such command"
+
+
+def test_every_origin_has_a_test() -> None:
+    """Each row of docs/origins.md names a test that exists."""
+    rows = [line for line in (DOCS / "origins.md").read_text().splitlines() if re.match(r"\| (?!you had|---)", line)]
+    assert len(rows) > 30
+    for row in rows:
+        found = re.search(r"\| `(tests/[\w/]+\.py)::(test_\w+)` \|$", row)
+        assert found, row
+        assert re.search(rf"def {found[2]}\(", (ROOT / found[1]).read_text()), row
