@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
@@ -175,6 +175,23 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
+
+
+class BrowserSettings(Section, frozen=True, kw_only=True):
+    """How pages are rendered in Chromium (`Request(url, render=True)`)."""
+
+    executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
+    sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
+    max_pages: Count = 4  # rendered at the same time in one worker
+    timeout: Timeout = 30.0  # one page, from its navigation to its result
+    block: tuple[Literal["image", "media", "font"], ...] = ("image", "media", "font")  # not loaded
+    block_urls: tuple[str, ...] = ()  # patterns with * of URLs that are not loaded, such as *://*.tracker.example/*
+    max_requests: Count = 500  # of one page
+    max_bytes: Count = 64 * 1024 * 1024  # of one page with everything that it loads
+    max_memory: Count = 1024**3  # bytes of a browser with its processes; beyond it, a new one replaces it
+    recycle_pages: Count = 500  # a browser is replaced after so many pages
+    recycle_after: Timeout = 3600.0  # seconds; a browser is replaced after this time
+    downloads: Literal["refuse", "save"] = "refuse"  # save: as the body of the response
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
