@@ -95,6 +95,10 @@ class TooComplexError(FetchError):
         super().__init__(message, kind="too complex", retryable=False)
 
 
+class BrowserError(ShoalError):
+    """The browser cannot be started. The message says what to install or change."""
+
+
 class ItemError(ShoalError):
     """An item cannot be stored."""
 

@@ -28,6 +28,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.http.rendering import render_choice
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
 from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.worker_session import WorkerSession
@@ -217,8 +218,11 @@ class RunLifecycle:
         scheduler = plan.make_scheduler(frontier)
         fetcher = plan.fetcher
         if fetcher is None:
-            fetcher = make_fetcher(plan.config, plan.networks)
-            stack.push_async_callback(fetcher.close)
+            render = render_choice(plan.spider.render)
+            routing = make_fetcher(plan.config, plan.networks, render=render, scope=self.run_id, hosts=frontier)
+            stack.push_async_callback(routing.close)
+            await routing.open()
+            fetcher = routing
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,
