@@ -26,7 +26,7 @@ LAYERS = [
     {"ports"},
     {"stores"},
     {"stores"},
-    {"frontier", "browser", "fetch", "middleware", "sinks"},
+    {"frontier", "browser", "fetch", "middleware", "tor", "sinks"},
     {"testing"},
     {"crawling"},
     {"metrics"},

@@ -25,6 +25,7 @@ from shoal.config.sections import (
     ServerSettings,
     Text,
     ThrottleSettings,
+    TorSettings,
     WorkerSettings,
 )
 from shoal.errors import ConfigError
@@ -103,6 +104,7 @@ class Config(Section, frozen=True, kw_only=True):
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
     browser: BrowserSettings = BrowserSettings()
+    tor: TorSettings = TorSettings()
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()
@@ -120,6 +122,11 @@ class Config(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
                 'set "frontier" to redis://host:port/number or postgresql://host/database'
+            )
+
+        if self.tor.enabled and self.http.proxy is not None:
+            raise ConfigError(
+                '"http.proxy" and "tor.enabled" contradict each other: pages go through one of them. Remove one'
             )
 
     @classmethod

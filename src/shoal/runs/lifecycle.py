@@ -22,13 +22,12 @@ from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
-from shoal.crawling.onion import make_fetcher, make_onion
+from shoal.crawling.onion import make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.http.rendering import render_choice
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
 from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.worker_session import WorkerSession
@@ -216,19 +215,15 @@ class RunLifecycle:
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
-        fetcher = plan.fetcher
+        fetcher, tor = plan.fetcher, None
         if fetcher is None:
-            render = render_choice(plan.spider.render)
-            routing = make_fetcher(plan.config, plan.networks, render=render, scope=self.run_id, hosts=frontier)
-            stack.push_async_callback(routing.close)
-            await routing.open()
-            fetcher = routing
+            fetcher, tor = await open_fetcher(stack, plan.spider, plan.config, self.run_id, frontier, plan.networks)
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,
             plan.config,
             scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
+            make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor),
             self._outputs,
             source=plan.source,
             options=EngineOptions(

@@ -28,6 +28,7 @@ from shoal.cli.options import (
     Quiet,
     Setting,
     SpiderName,
+    Tor,
     given,
     pairs,
     resolve,
@@ -99,6 +100,7 @@ def node(
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    tor: Tor = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -115,6 +117,7 @@ def node(
         {
             "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "cluster.runner": runner,
             "cluster.backup": backup, "cluster.coordinator": coordinator, "cluster.session": session,
+            "tor.enabled": tor or None,
         }
     )  # fmt: skip
     if argument and run_id is not None:

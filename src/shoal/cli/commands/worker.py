@@ -23,6 +23,7 @@ from shoal.cli.options import (
     Quiet,
     Setting,
     SpiderName,
+    Tor,
     given,
     resolve,
 )
@@ -59,6 +60,7 @@ def worker(
     ] = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    tor: Tor = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -74,7 +76,9 @@ def worker(
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
-    options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
+    options = given(
+        {"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None}
+    )
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
