@@ -216,6 +216,7 @@ def daemons_below(folder: Path) -> dict[int, int]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if os.path.basename(words[0]) == "tor" and fields[0] != "Z" and any(str(folder) in word for word in words[1:]):
+        is_daemon = os.path.basename(words[0]) == "tor" and fields[0] != "Z" and "--verify-config" not in words
+        if is_daemon and any(str(folder) in word for word in words[1:]):
             found[int(entry.name)] = int(fields[1])
     return found

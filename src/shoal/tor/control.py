@@ -39,13 +39,14 @@ class Control:
         """Connect to the daemon that has written its port and its cookie to the folder."""
         try:
             port = int((folder / "control").read_text().rpartition(":")[2])
+            cookie = (folder / "cookie").read_bytes()
             async with asyncio.timeout(timeout):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_MAX_LINE)
         except (OSError, ValueError) as exc:
             raise ControlError(f"cannot connect to its control port: {exc}") from exc
         made = cls(reader, writer, timeout)
         try:
-            await made.ask(f"AUTHENTICATE {(folder / 'cookie').read_bytes().hex()}")
+            await made.ask(f"AUTHENTICATE {cookie.hex()}")
         except BaseException:
             writer.close()
             raise
@@ -61,7 +62,7 @@ class Control:
                     return await self._answer()
             except TimeoutError as exc:
                 raise ControlError(f"it did not answer within {self._timeout:g} s") from exc
-            except (OSError, ValueError) as exc:
+            except (OSError, ValueError, RuntimeError) as exc:  # RuntimeError: uvloop's word for a closed connection
                 raise ControlError(f"the control connection failed: {exc}") from exc
 
     async def _answer(self) -> list[str]:

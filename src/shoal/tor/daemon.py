@@ -188,7 +188,7 @@ class TorDaemon:
     async def _follow(self, folder: Path, deadline: float) -> str:
         """Wait until the daemon is ready, then probe it. Return why it must be replaced."""
         try:
-            while not _has_text(folder / "control"):
+            while not (_has_text(folder / "control") and _has_text(folder / "cookie")):
                 if time.monotonic() >= deadline:
                     return "did not open its control port"
                 await asyncio.sleep(_POLL_STARTING)

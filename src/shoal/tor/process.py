@@ -232,7 +232,8 @@ async def start_process(program: str, settings: TorSettings, folder: Folder) -> 
     data = folder.path / "data"
     try:
         data.mkdir(mode=0o700, exist_ok=True)
-        (folder.path / "control").unlink(missing_ok=True)
+        for name in ("control", "cookie"):  # of the last daemon
+            (folder.path / name).unlink(missing_ok=True)
         more = "" if settings.torrc is None else Path(settings.torrc).read_text()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
