@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
+from tests.acceptance.tor_apart import Step, run_apart
 from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
 from tests.tor_site import TorSite, tor_site
 
@@ -126,3 +127,39 @@ def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorS
     seen = site.visits("/")
     assert {visit.address for visit in seen} <= network.exits
     assert {visit.path for visit in seen} >= {"/robots.txt", "/list"}
+
+
+# -- nothing goes past Tor
+
+
+def test_no_packet_goes_past_tor(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
+    """In a namespace where only Tor has a way out: neither while Tor cannot connect, nor while it can."""
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
+        why = "this test needs root, for a network namespace"
+        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+    (tmp_path / "spider.py").write_text(SPIDER)
+    hosts = [f"{NAMES[0]}:{site.port}", f"{network.site_address}:{site.port}", network.onion]
+    urls = [f"http://{host}/list?count=3&wait=0" for host in hosts]
+    wanted = {*urls, *(f"http://{host}/page/{number}?wait=0" for host in hosts for number in range(3))}
+    starts = "start_urls=" + json.dumps(urls)
+    run = ["run", "spider.py:Listed", "--frontier", "sqlite:///crawl.db", "-o", "items.jsonl"]
+    (tmp_path / "spider.py").write_text(f"{SPIDER}\nclass Listed(Pages):\n    {starts}\n")
+    tor = ["--tor", f"--set=tor.torrc={network.torrc}"]
+    direct, away, through = run_apart(
+        tmp_path,
+        network.places,
+        [
+            Step(["run", "spider.py:Listed", "--set=http.connect_timeout=2"], forwarded=True),
+            Step([*run, *tor, "--set=tor.bootstrap_timeout=4"], forwarded=False),
+            Step([*run, *tor], forwarded=True),
+        ],
+    )
+    assert direct.packets > 0, "packets are not counted"
+    assert (away.code, away.packets) == (1, 0), away.said
+    assert "Tor did not get ready: the daemon is at" in away.said
+    assert (through.code, through.packets) == (0, 0), through.said
+    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert sorted(items) == sorted(wanted)
+    seen = {(visit.host, visit.address in network.exits) for visit in site.visits("/")}
+    assert seen == {(hosts[0], True), (hosts[1], True), (hosts[2], False)}
+    assert not left_behind(tmp_path)
