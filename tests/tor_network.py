@@ -119,10 +119,14 @@ class TorNetwork:
         for process in self._processes:
             process.wait()
 
-    @property
-    def relays(self) -> list[int]:
-        """The processes of the exits."""
-        return [process.pid for process in self._processes[len(AUTHORITIES) : len(AUTHORITIES) + len(EXITS)]]
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """No relay runs while the block does."""
+        self.close()
+        try:
+            yield
+        finally:
+            self._processes = [subprocess.Popen(process.args) for process in self._processes]
 
     def _data(self, name: str) -> Path:
         folder = self.folder / name

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from shoal.config import Config, HttpSettings, TorSettings
+from shoal.crawling.onion import make_fetcher
+from shoal.http import Request, Response
+from shoal.middleware import Postponed, wrap
+from shoal.ports import Fetch
+from shoal.tor.daemon import TorDaemon
+from shoal.tor.layer import open_tor
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
+from tests.acceptance.machine import machine
 from tests.acceptance.tor_apart import Step, run_apart
+from tests.databases import free_port
+from tests.socks_server import SocksServer
 from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
 from tests.tor_site import TorSite, tor_site
 
@@ -163,3 +179,225 @@ def test_no_packet_goes_past_tor(tmp_path: Path, network: TorNetwork, site: TorS
     seen = {(visit.host, visit.address in network.exits) for visit in site.visits("/")}
     assert seen == {(hosts[0], True), (hosts[1], True), (hosts[2], False)}
     assert not left_behind(tmp_path)
+
+
+# -- circuits
+
+
+class Worker(NamedTuple):
+    """A daemon of this process, as a worker has it, and the layer of a run around a fetcher."""
+
+    daemon: TorDaemon
+    fetch: Fetch
+
+    async def get(self, site: TorSite, host: str, path: str = "/page/0") -> Response:
+        return await self.fetch(Request(f"http://{host}:{site.port}{path}"))
+
+    async def circuits(self) -> dict[str, set[tuple[str, str]]]:
+        """By the number of a circuit, the SOCKS credentials of the streams that it carries or carried."""
+        assert self.daemon._control is not None
+        lines = await self.daemon._control.ask("GETINFO circuit-status")
+        found: dict[str, set[tuple[str, str]]] = {}
+        for line in lines:
+            named = re.search(r'^(\d+) BUILT .*SOCKS_USERNAME="(\w+)" SOCKS_PASSWORD="(\w+)"', line)
+            if named is not None:
+                found.setdefault(named[1], set()).add((named[2], named[3]))
+        return found
+
+
+@asynccontextmanager
+async def tor_worker(network: TorNetwork, run_id: str, **settings: Any) -> AsyncIterator[Worker]:
+    config = Config(
+        http=HttpSettings(connect_timeout=5), tor=TorSettings(enabled=True, torrc=str(network.torrc), **settings)
+    )
+    async with AsyncExitStack() as stack:
+        fetcher = make_fetcher(config)
+        stack.push_async_callback(fetcher.close)
+        layer = await open_tor(config, run_id, None, stack)
+        assert isinstance(layer.tor, TorDaemon)
+        await layer.tor.wait_ready()
+        yield Worker(layer.tor, wrap(fetcher.fetch, [layer]))
+
+
+async def test_runs_hosts_and_workers_share_no_circuit(
+    network: TorNetwork, site: TorSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with tor_worker(network, "a") as one, tor_worker(network, "a") as two:
+        for worker in (one, two):
+            for name in NAMES:
+                for path in ("/page/0", "/page/1"):
+                    assert (await worker.get(site, name, path)).status == 200
+        both = [await worker.circuits() for worker in (one, two)]
+        for circuits in both:
+            assert sorted(map(len, circuits.values())) == [1] * len(NAMES)  # no circuit has two hosts
+        assert not set.union(*both[0].values()) & set.union(*both[1].values())
+        for name in NAMES[:3]:
+            monkeypatch.setattr(_layer_of(one), "_run_id", "b")  # another run of the same worker
+            await one.get(site, name)
+        assert len(await one.circuits()) == len(NAMES) + 3
+    by_host = [{visit.address for visit in site.visits() if visit.host.startswith(f"{name}:")} for name in NAMES]
+    assert set.union(*by_host) <= network.exits
+    assert len(set.union(*by_host)) > 1  # by chance once in 6 ** 18
+    assert not left_behind(tmp_path)
+
+
+def _layer_of(worker: Worker) -> object:
+    assert isinstance(worker.fetch, partial)
+    return worker.fetch.func
+
+
+async def test_a_host_gets_another_circuit(network: TorNetwork, site: TorSite) -> None:
+    """After some pages, and when it blocks."""
+    async with tor_worker(network, "a", pages_per_circuit=2) as worker:
+        for number in range(16):
+            await worker.get(site, NAMES[0], f"/page/{number}")
+        assert len(await worker.circuits()) == 8
+        addresses = [visit.address for visit in site.visits()]
+        assert addresses[::2] == addresses[1::2]  # two pages for each circuit
+        assert len(set(addresses)) > 1  # by chance once in 6 ** 7
+    async with tor_worker(network, "a") as worker:
+        assert (await worker.get(site, NAMES[1], "/blocked")).status == 403
+        before = await worker.circuits()
+        await worker.get(site, NAMES[1])
+        after = await worker.circuits()
+        assert (len(before), len(after)) == (1, 2)
+        await worker.get(site, NAMES[1])
+        assert await worker.circuits() == after
+
+
+# -- ways to use it
+
+
+def test_processes_have_daemons_of_their_own(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
+    start, wanted = pages(site, NAMES[0], 20, wait=0.3)
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n")
+    with machine(tmp_path) as made:
+        made.environ["TMPDIR"] = str(tmp_path)
+        crawl = made.start(
+            "run", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--processes", "2", "-o", "items.jsonl"
+        )
+        made.wait_until(lambda: len(daemons_below(tmp_path)) == 2, "two daemons")
+        assert set(daemons_below(tmp_path).values()) == set(made.workers())
+        assert crawl.wait(timeout=120) == 0, made.said()
+    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert sorted(items) == sorted(wanted)
+    assert "Tor: 100 %" in made.said()
+    assert not left_behind(tmp_path)
+
+
+def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
+    """It is used with the same isolation. While it is away, pages wait and lose no attempt."""
+    lists = [pages(site, name, 3, wait=0.5) for name in NAMES]
+    starts = [start for start, _ in lists]
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = {starts!r}\n")
+    port = free_port()
+    data = tmp_path / "data"
+    command = ["tor", "-f", network.torrc, "--socksport", str(port), "--datadirectory", data, "--quiet"]
+    crawl = subprocess.Popen(
+        [*SHOAL, "run", "spider.py", "--set=tor.enabled=yes", f"--set=tor.url=socks5://127.0.0.1:{port}",
+         "--set=http.connect_timeout=60", "-o", "items.jsonl"],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with crawl, subprocess.Popen(command) as daemon:
+        try:
+            site.wait_for(3, timeout=90)
+            daemon.kill()
+            daemon.wait()
+            with subprocess.Popen(command) as successor:
+                _, said = crawl.communicate(timeout=120)
+                successor.kill()
+        finally:
+            daemon.kill()
+            crawl.kill()
+    assert crawl.returncode == 0, said
+    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert sorted(items) == sorted(url for _, urls in lists for url in urls)
+    addresses = {visit.address for visit in site.visits()}
+    assert addresses <= network.exits
+    assert len(addresses) > 1
+
+
+async def test_pages_wait_when_the_network_is_away(network: TorNetwork, site: TorSite) -> None:
+    """The daemon runs, but it cannot reach a relay. That is no fault of the pages."""
+    async with tor_worker(network, "a", connect_timeout=5.0) as worker:
+        assert (await worker.get(site, NAMES[0])).status == 200
+        with network.outage():
+            with pytest.raises(Postponed, match="Tor failed"):
+                await worker.get(site, NAMES[0])
+            assert not worker.daemon.ready
+            with pytest.raises(Postponed, match="Tor is not ready"):
+                await worker.get(site, NAMES[0])
+            await worker.daemon.wait_ready()  # pages may try again
+        assert worker.daemon.epoch == 1
+
+
+# -- bad input
+
+
+def test_a_torrc_that_is_wrong(tmp_path: Path, network: TorNetwork) -> None:
+    wrong = tmp_path / "wrong.torrc"
+    wrong.write_text("SocksPrt 1\n")
+    done = run_tor(tmp_path, network, f"--set=tor.torrc={wrong}", "--frontier", "sqlite:///crawl.db")
+    assert done.returncode == 2
+    assert f"tor.torrc ({wrong}) is wrong" in done.stderr
+    assert "Unknown option 'SocksPrt'" in done.stderr
+    done = run_tor(tmp_path, network, "--set=tor.torrc=missing.torrc")
+    assert done.returncode == 2
+    assert "cannot start Tor: missing.torrc: No such file or directory" in done.stderr
+    assert not left_behind(tmp_path)
+
+
+_WITH_TEMPORARY_FOLDER = """
+import sys, tempfile
+tempfile.tempdir = sys.argv.pop(1)  # Python itself would choose another folder when this one is full
+from shoal.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("size", "message"), [("0", "cannot create a folder for Tor"), ("12k", "ended with code 1")])
+def test_a_full_disk(tmp_path: Path, network: TorNetwork, size: str, message: str) -> None:
+    """There is no room for the data of the daemon, or not enough. Later there is, and nothing is lost."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        why = "this test needs root, for a small file system"
+        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = ['http://{NAMES[0]}/']\n")
+    mount = f'mount -t tmpfs -o size={size},nr_inodes={1 if size == "0" else 100} none "{folder}" && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", _WITH_TEMPORARY_FOLDER, folder, "run",
+         "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--frontier", "sqlite:///crawl.db"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Make room there, or set TMPDIR" in done.stderr
+    if size != "0":  # otherwise it ended before the first URL was stored
+        assert "1 left" in run_tor(tmp_path, network, "--frontier", "sqlite:///crawl.db").stderr
+
+
+async def test_a_proxy_that_is_not_tor(tmp_path: Path) -> None:
+    """It would show the address of this machine."""
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = ['http://shop0.test/']\n")
+    async with SocksServer({}) as proxy:
+        url = proxy.address("", password="").replace(":@", "")
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*SHOAL, "run", "spider.py", "--tor", f"--set=tor.url={url}"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "(tor.url) is not Tor" in done.stderr
+        assert "shop0.test" not in {each.host for each in proxy.connects}
+
+
+def test_the_doctor_starts_tor(tmp_path: Path) -> None:
+    done = subprocess.run([*SHOAL, "doctor"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(r"^ok  Tor 0\.4\.\S+ \(/\S+/tor\) starts$", done.stdout, re.MULTILINE)
+    (tmp_path / "shoal.toml").write_text('[tor]\nenabled = true\nexecutable = "no-tor"\n')
+    done = subprocess.run([*SHOAL, "doctor"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "BAD Tor: tor.executable: there is no program no-tor. Install it" in done.stdout

@@ -68,14 +68,21 @@ class Control:
     async def _answer(self) -> list[str]:
         lines = []
         while True:
-            line = (await self._reader.readline()).decode("utf-8", "replace").rstrip("\r\n")
-            if not line:
-                raise ControlError("it closed the control connection")
+            line = await self._line()
             if not line.startswith("250"):
                 raise ControlError(f"it answered {line!r:.200}")
             lines.append(line[4:])
-            if line[3:4] == " ":
+            if line[3:4] == "+":  # a value of several lines
+                while (more := await self._line()) != ".":
+                    lines.append(more)
+            elif line[3:4] == " ":
                 return lines
+
+    async def _line(self) -> str:
+        line = await self._reader.readline()
+        if not line:
+            raise ControlError("it closed the control connection")
+        return line.decode("utf-8", "replace").rstrip("\r\n")
 
     async def bootstrap(self) -> Bootstrap:
         """How far the daemon is."""
@@ -84,9 +91,10 @@ class Control:
             raise ControlError("it did not say how far it is")
         return Bootstrap(int(found[1]), found[2], found[3] or "")
 
-    async def has_circuit(self) -> bool:
-        """Whether the daemon could build a circuit. False for a while when the network is away."""
-        return (await self.ask("GETINFO status/circuit-established"))[0].endswith("=1")
+    async def is_connected(self) -> bool:
+        """Whether the daemon has a connection to a relay. It says that it has circuits long after the network has
+        gone."""
+        return any(line.endswith(" CONNECTED") for line in await self.ask("GETINFO orconn-status"))
 
     async def socks_port(self) -> int:
         answer = (await self.ask("GETINFO net/listeners/socks"))[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +25,8 @@ _RESTART_AFTER = (0.5, 30.0)
 _STEADY = 60.0
 """Seconds after which the end of a daemon has nothing to do with the one before."""
 _HOLD = (1.0, 30.0)
-"""Seconds that pages wait when the daemon has no circuit, first and at most. Then some try again: the daemon may not
-build circuits unless somebody needs them."""
+"""Seconds that pages wait when the daemon has no connection, first and at most. Then some try again: the daemon
+does not connect unless somebody needs it."""
 
 OnProgress = Callable[[int, str], None]
 
@@ -104,19 +106,19 @@ class TorDaemon:
         self.circuits.renew(isolation)
 
     async def explains_failure(self, epoch: int) -> bool:
-        """Whether a page failed because of the daemon that ``epoch`` names: it is gone, hangs, or has no circuit. In
-        the last case, pages wait for a moment."""
+        """Whether a page failed because of the daemon that ``epoch`` names: it is gone, hangs, or is cut off
+        from its network. In the last case, pages wait for a moment."""
         control = self._control
         if epoch != self.epoch or self._address is None or control is None:
             return True
         try:
-            if await control.has_circuit():
+            if await control.is_connected():
                 self._hold = _HOLD[0]
                 return False
         except ControlError:
             return True
         if time.monotonic() >= self._held_until:
-            log.warning("Tor has no circuit: pages wait %g s", self._hold)
+            log.warning("Tor has lost the connection to its network: pages wait %g s", self._hold)
             self._held_until = time.monotonic() + self._hold
             self._hold = min(_HOLD[1], 2 * self._hold)
         return True
@@ -232,7 +234,10 @@ def _has_text(file: Path) -> bool:
 
 def _explain(reason: str, complaints: str) -> str:
     said = f" It said: {complaints}" if complaints else ""
-    return (
-        f"Tor did not get ready: the daemon {reason}.{said} Check that this machine can reach the Tor network, or set "
-        "bridges in tor.torrc; tor.bootstrap_timeout sets how long to wait"
+    hint = (
+        "Check that this machine can reach the Tor network, or set bridges in tor.torrc; tor.bootstrap_timeout sets "
+        "how long to wait"
     )
+    if os.strerror(errno.ENOSPC) in complaints:
+        hint = "Make room there, or set TMPDIR"
+    return f"Tor did not get ready: the daemon {reason}.{said} {hint}"

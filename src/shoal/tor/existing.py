@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from urllib.parse import urlsplit
 
 from shoal.config import TorSettings
@@ -14,8 +15,7 @@ log = logging.getLogger("shoal.tor")
 
 _PROBE_EVERY = 2.0
 _RESOLVE = 0xF0  # a command that only Tor has
-_NOT_SUPPORTED = 7
-_LITERAL = b"192.0.2.1"  # resolved by the daemon itself
+_LITERAL = "192.0.2.1"  # which the daemon answers with by itself, even before it is connected
 
 
 class ExistingTor:
@@ -94,8 +94,8 @@ class ExistingTor:
                     writer.write(b"\x05\x01\x00")
                     if await reader.readexactly(2) != b"\x05\x00":
                         return "it refused the connection"
-                    writer.write(bytes([5, _RESOLVE, 0, 3, len(_LITERAL)]) + _LITERAL + b"\0\0")
-                    reply = (await reader.readexactly(2))[1]
+                    writer.write(bytes([5, _RESOLVE, 0, 3, len(_LITERAL)]) + _LITERAL.encode() + b"\0\0")
+                    reply = await reader.readexactly(10)
                 finally:
                     writer.close()
         except TimeoutError:
@@ -104,6 +104,6 @@ class ExistingTor:
             return "it closed the connection"
         except OSError as exc:
             return exc.strerror or str(exc)
-        if reply == _NOT_SUPPORTED:
-            raise TorError(f"the proxy at {self._url} (tor.url) is not Tor: pages would not be hidden")
-        return "" if reply == 0 else f"it answered {reply}"
+        if reply[1] != 0 or reply[4:8] != socket.inet_aton(_LITERAL):
+            raise TorError(f"the proxy at {self._url} (tor.url) is not Tor: it would show where the pages come from")
+        return ""

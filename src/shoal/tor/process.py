@@ -227,8 +227,8 @@ def torrc_of(folder: Path) -> str:
     )
 
 
-async def start_process(program: str, settings: TorSettings, folder: Folder) -> TorProcess:
-    """Start a daemon. TorError if its configuration is wrong."""
+async def start_process(program: str, settings: TorSettings, folder: Folder, *more_words: str) -> TorProcess:
+    """Start a daemon, with more words on its command line. TorError if its configuration is wrong."""
     data = folder.path / "data"
     try:
         data.mkdir(mode=0o700, exist_ok=True)
@@ -236,12 +236,11 @@ async def start_process(program: str, settings: TorSettings, folder: Folder) -> 
             (folder.path / name).unlink(missing_ok=True)
         more = "" if settings.torrc is None else Path(settings.torrc).read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        name = getattr(exc, "filename", None) or settings.torrc
+        name, reason = (exc.filename, exc.strerror) if isinstance(exc, OSError) else (settings.torrc, "not UTF-8")
         raise TorError(f"cannot start Tor: {name}: {reason}") from exc
     words = [
         "-f", str(folder.write("torrc", torrc_of(folder.path))),
-        "--defaults-torrc", str(folder.write("torrc-user", more)),
+        "--defaults-torrc", str(folder.write("torrc-user", more)), *more_words,
     ]  # fmt: skip
     code, text = await _run(program, *words, "--verify-config")
     if code:
@@ -258,6 +257,30 @@ async def start_process(program: str, settings: TorSettings, folder: Folder) -> 
     except OSError as exc:
         raise TorError(f"cannot start Tor: {exc.strerror}") from exc
     return TorProcess(process)
+
+
+async def try_start(settings: TorSettings) -> str:
+    """Start a daemon for a moment, without the network. Return its version and program. TorError if it cannot
+    start."""
+    program = find_program(settings)
+    version = await version_of(program)
+    folder = Folder()
+    try:
+        process = await start_process(program, settings, folder, "--DisableNetwork", "1")
+        try:
+            async with asyncio.timeout(_START_TIMEOUT):
+                while not (folder.path / "control").exists():
+                    if process.returncode is not None:
+                        await process.end_of_output()
+                        raise TorError(f"{program} {signal_name(process.returncode)}. {process.complaints}")
+                    await asyncio.sleep(0.05)
+        except TimeoutError as exc:
+            raise TorError(f"{program} did not start within {_START_TIMEOUT:g} s") from exc
+        finally:
+            await process.kill()
+    finally:
+        folder.delete()
+    return f"{version} ({program})"
 
 
 def signal_name(code: int) -> str:

@@ -33,12 +33,12 @@ class _Check(NamedTuple):
 
 @app.add(examples="shoal doctor")
 def doctor() -> None:
-    """Check Python, libraries, limits and settings.
+    """Check Python, libraries, limits, settings and Tor.
 
     The exit code is 1 if something is missing or wrong.
     """
     has_problems = False
-    for check in (*_libraries(), *_limits(), *_settings()):
+    for check in (*_libraries(), *_limits(), *_settings(), *_tor()):
         mark = {True: "ok  ", False: "BAD ", None: "-   "}[check.passed]
         print(f"{mark}{check.what}{'' if check.passed or not check.hint else ': ' + check.hint}")
         has_problems |= check.passed is False
@@ -82,3 +82,23 @@ def _settings() -> Iterator[_Check]:
     yield _Check(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
     folder = os.path.abspath(".")
     yield _Check(os.access(folder, os.W_OK), f"write access to {folder}", "no; outputs go there by default")
+
+
+def _tor() -> Iterator[_Check]:
+    """Whether Tor can be used. It does not connect to the Tor network."""
+    import asyncio
+
+    from shoal.config import TorSettings
+    from shoal.tor.process import try_start
+
+    try:
+        settings = resolve(None, {}, []).config.tor
+    except ShoalError:  # `_settings` has said it
+        settings = TorSettings()
+    if settings.url is not None:
+        yield _Check(True, f"Tor: the daemon at {settings.url} (tor.url)")
+        return
+    try:
+        yield _Check(True, f"Tor {asyncio.run(try_start(settings))} starts")
+    except ShoalError as error:
+        yield _Check(False if settings.enabled else None, "Tor", str(error))
