@@ -29,11 +29,15 @@ from shoal.tor.daemon import TorDaemon
 from shoal.tor.layer import open_tor
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine
+from tests.acceptance.test_cli import ROOT, shop
+from tests.acceptance.test_docs import QUICK, blocks, run_all
 from tests.acceptance.tor_apart import Step, run_apart
 from tests.databases import free_port
 from tests.socks_server import SocksServer
 from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
 from tests.tor_site import TorSite, tor_site
+
+__all__ = ["shop"]
 
 SPIDER = """
 from shoal import Spider
@@ -332,6 +336,25 @@ async def test_pages_wait_when_the_network_is_away(network: TorNetwork, site: To
         assert worker.daemon.epoch == 1
 
 
+@pytest.mark.usefixtures("site")
+def test_the_code_of_the_guide_runs(
+    tmp_path: Path, network: TorNetwork, shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(QUICK, "SHOAL_TOR__TORRC", str(network.torrc))
+    for kind, text in blocks(ROOT / "docs" / "tor.md"):
+        text = text.replace("http://127.0.0.1:8000/", shop)
+        text = text.replace("http://example.onion/", f"http://{network.onion}/list?count=3")
+        named = re.match(r"# (\S+\.py)\n", text)
+        if named:
+            (tmp_path / named[1]).write_text(text)
+        else:
+            assert kind == "console"
+            run_all(re.findall(r"^\$ (shoal .*)$", text, re.MULTILINE), tmp_path)
+    assert len((tmp_path / "pages.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "titles.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "onion.jsonl").read_text().splitlines()) == 3
+
+
 # -- bad input
 
 
@@ -344,7 +367,11 @@ def test_a_torrc_that_is_wrong(tmp_path: Path, network: TorNetwork) -> None:
     assert "Unknown option 'SocksPrt'" in done.stderr
     done = run_tor(tmp_path, network, "--set=tor.torrc=missing.torrc")
     assert done.returncode == 2
-    assert "cannot start Tor: missing.torrc: No such file or directory" in done.stderr
+    assert "cannot read tor.torrc (missing.torrc): No such file or directory" in done.stderr
+    wrong.chmod(0o666)
+    done = run_tor(tmp_path, network, f"--set=tor.torrc={wrong}")
+    assert done.returncode == 2
+    assert "every user can write to it" in done.stderr
     assert not left_behind(tmp_path)
 
 

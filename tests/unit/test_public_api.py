@@ -47,6 +47,7 @@ CONTROL_FLOW = {
     "shoal.middleware.Postponed",
     "shoal.server.bodies.BodyError",
     "shoal.server.errors.ProblemError",
+    "shoal.tor.control.ControlError",
 }
 
 

@@ -16,9 +16,11 @@ from shoal.crawling.engine import Engine
 from shoal.crawling.onion import make_onion
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
-from shoal.errors import ConfigError, FetchError, TorError
+from shoal.errors import ConfigError, FetchError, RunError, TorError
 from shoal.fetch.guard import AddressGuard
 from shoal.middleware import Postponed
+from shoal.ports import Run
+from shoal.runs.start import RunSettings
 from shoal.tor import process
 from shoal.tor.circuits import Circuit, Circuits
 from shoal.tor.layer import TorLayer
@@ -274,3 +276,23 @@ def test_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.shutil, "which", lambda name, path: None)
     with pytest.raises(TorError, match=r"Tor is not installed\. Install it \(Debian: apt-get install tor"):
         process.find_program(TorSettings())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tor": {"enabled": False}},
+        {"tor.torrc": "/tmp/torrc"},
+        {"arguments": {"settings": {"tor.enabled": False}}},
+    ],
+)
+def test_a_run_cannot_change_how_a_worker_uses_tor(settings: dict[str, object]) -> None:
+    run = Run(run_id="r", spider="pages", state="running", created_at=0.0, settings={"seeds": "urls", **settings})
+    with pytest.raises(RunError):
+        RunSettings.of(run)
+
+
+def test_what_a_run_decides_for_its_workers() -> None:
+    run = Run(run_id="r", spider="pages", state="running", created_at=0.0, settings={"seeds": "urls", "scope": {}})
+    changed = RunSettings.of(run).shared_settings()
+    assert not [key for key in changed if not key.startswith(("scope.", "retry."))]

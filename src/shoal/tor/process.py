@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.config import TorSettings
+from shoal.config.layers import check_trust
 from shoal.errors import TorError
 
 log = logging.getLogger("shoal.tor")
@@ -98,18 +99,28 @@ class Folder:
     def __init__(self) -> None:
         """TorError if it cannot be created."""
         _delete_abandoned()
+        made = None
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            made = self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             # It is locked before it gets its name, so that nobody finds it without the lock.
             with (self.path / "lock-new").open("w") as file:
                 self._lock = os.dup(file.fileno())
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             (self.path / "lock-new").rename(self.path / "owner")
+            (self.path / "data").mkdir(mode=0o700)
         except OSError as exc:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
             place = tempfile.gettempdir()
             raise TorError(
                 f"cannot create a folder for Tor in {place}: {exc.strerror}. Make room there, or set TMPDIR"
             ) from exc
+
+    def clear(self) -> None:
+        """Remove what the last daemon wrote about itself."""
+        for name in ("control", "cookie"):
+            with suppress(OSError):
+                (self.path / name).unlink()
 
     def write(self, name: str, text: str) -> Path:
         path = self.path / name
@@ -227,20 +238,26 @@ def torrc_of(folder: Path) -> str:
     )
 
 
+def _users_torrc(name: str | None) -> str:
+    """The lines of ``tor.torrc``. ConfigError if another user could have written it: it can name programs to run."""
+    if name is None:
+        return ""
+    try:
+        with Path(name).open("rb") as file:
+            check_trust(Path(name), os.fstat(file.fileno()))
+            return file.read().decode()
+    except OSError as exc:
+        raise TorError(f"cannot read tor.torrc ({name}): {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise TorError(f"cannot read tor.torrc ({name}): not UTF-8 at byte {exc.start}") from exc
+
+
 async def start_process(program: str, settings: TorSettings, folder: Folder, *more_words: str) -> TorProcess:
     """Start a daemon, with more words on its command line. TorError if its configuration is wrong."""
-    data = folder.path / "data"
-    try:
-        data.mkdir(mode=0o700, exist_ok=True)
-        for name in ("control", "cookie"):  # of the last daemon
-            (folder.path / name).unlink(missing_ok=True)
-        more = "" if settings.torrc is None else Path(settings.torrc).read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        name, reason = (exc.filename, exc.strerror) if isinstance(exc, OSError) else (settings.torrc, "not UTF-8")
-        raise TorError(f"cannot start Tor: {name}: {reason}") from exc
+    folder.clear()
     words = [
         "-f", str(folder.write("torrc", torrc_of(folder.path))),
-        "--defaults-torrc", str(folder.write("torrc-user", more)), *more_words,
+        "--defaults-torrc", str(folder.write("torrc-user", _users_torrc(settings.torrc))), *more_words,
     ]  # fmt: skip
     code, text = await _run(program, *words, "--verify-config")
     if code:
