@@ -290,6 +290,40 @@ def test_processes_have_daemons_of_their_own(tmp_path: Path, network: TorNetwork
     assert not left_behind(tmp_path)
 
 
+def test_a_node_of_a_cluster(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
+    start, wanted = pages(site, NAMES[0], 3)
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n")
+    done = subprocess.run(
+        [*SHOAL, "node", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--frontier", frontier_url("redis"),
+         "-o", "items.jsonl"],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert sorted(items) == sorted(wanted)
+    assert {visit.address for visit in site.visits("/")} <= network.exits
+    assert not left_behind(tmp_path)
+
+
+def test_rendered_pages(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
+    """The browser uses the same daemon, and the circuit of the host."""
+    start, wanted = pages(site, NAMES[0], 3)
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n    render = True\n")
+    done = subprocess.run(
+        [*SHOAL, "run", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--set=browser.sandbox=no",
+         "-o", "items.jsonl"],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert sorted(items) == sorted(wanted)
+    assert len({visit.address for visit in site.visits("/")} & network.exits) == 1
+    assert {visit.address for visit in site.visits("/")} <= network.exits
+    assert not left_behind(tmp_path)
+
+
 def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
     """It is used with the same isolation. While it is away, pages wait and lose no attempt."""
     lists = [pages(site, name, 3, wait=0.5) for name in NAMES]
@@ -428,3 +462,15 @@ def test_the_doctor_starts_tor(tmp_path: Path) -> None:
     done = subprocess.run([*SHOAL, "doctor"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "BAD Tor: tor.executable: there is no program no-tor. Install it" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["celery-worker"], ["shell", "http://shop0.test/"]])
+def test_other_commands_refuse(tmp_path: Path, command: list[str]) -> None:
+    """They would send pages directly."""
+    (tmp_path / "shoal.toml").write_text("[tor]\nenabled = true\n")
+    done = subprocess.run(
+        [*SHOAL, *command], cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert '"tor.enabled" is set, but' in done.stderr

@@ -175,6 +175,14 @@ class Config(Section, frozen=True, kw_only=True):
         settings.setdefault("frontier", redis_url(*redis))
         return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
 
+    def refuse_tor(self, what: str) -> None:
+        """ConfigError if pages should go through Tor: ``what`` would send them past it."""
+        if self.tor.enabled:
+            raise ConfigError(
+                f'"tor.enabled" is set, but {what} cannot send pages through Tor. `shoal run`, `crawl`, `worker` and '
+                "`node` can. Remove the setting here, so that you know which way the pages go"
+            )
+
     def with_settings(self, settings: Mapping[str, object]) -> Config:
         """Return a copy with these settings changed. Keys are dotted or nested. ConfigError lists every problem."""
         values, problems = read_settings(Config, settings)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from msgspec import structs
 
 from shoal.config import Config
-from shoal.errors import ConfigError
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice, render_choice
 from shoal.middleware import Postponed, wrap
@@ -109,11 +108,8 @@ def make_onion(
 ) -> Onion:  # fmt: skip
     """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ConfigError if the run goes
     through Tor but there is no layer for it."""
-    if config.tor.enabled and tor is None:
-        raise ConfigError(
-            '"tor.enabled" has no effect here: only `shoal run`, `crawl`, `worker` and `node` send pages through Tor. '
-            "Remove it, so that you know which way the pages go"
-        )
+    if tor is None:
+        config.refuse_tor("this process")
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
     from shoal.middleware.retry import StatusCheck

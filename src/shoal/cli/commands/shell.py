@@ -51,6 +51,7 @@ class _Page:
     """The page in the shell, and the names that its user has."""
 
     def __init__(self, settings: Config) -> None:
+        settings.refuse_tor("the shell")
         self._config = settings
         self._response: Response | None = None
         self.names: dict[str, object] = {"fetch": self.fetch, "view": self.view}
