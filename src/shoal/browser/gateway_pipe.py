@@ -56,8 +56,8 @@ class Pipe(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.active = True
         self.ended = False
-        self.fresh = True
-        """Whether no request was sent yet."""
+        self.kept = False
+        """Whether it has served a request before."""
         self.on_end: Callable[[], None] | None = None
         self.failure: FetchError | None = None
         """Why the gateway ended this connection. A waiting reader or writer gets it."""
