@@ -119,7 +119,7 @@ class Conversation:
                 pass
             await self._linger()
         except (EOFError, OSError, FetchError):
-            pass  # one of the two sides is gone, and the other sees it
+            self._client.reset()  # one side is gone, and the other must see it
         except Exception:
             _log.exception("the gateway of the browser failed")
         finally:
