@@ -67,9 +67,8 @@ RETURNS TABLE (
     worker text, machine text, pid integer, session double precision, silent_for double precision, leases bigint
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT w.name, w.machine, w.pid, w.session, greatest(clock(_offset) - w.beat_at, 0), coalesce(h.leases, 0)
-    FROM worker w LEFT JOIN (
-        SELECT h.slot, count(*) AS leases FROM held h
-        WHERE h.run = _run AND h.state = {LEASED} AND h.slot IS NOT NULL GROUP BY h.slot
-    ) h ON h.slot = w.name
+    FROM worker w LEFT JOIN holder n ON n.run = w.run AND n.name = w.name LEFT JOIN (
+        SELECT h.worker, count(*) AS leases FROM held h WHERE h.run = _run AND h.state = {LEASED} GROUP BY h.worker
+    ) h ON h.worker = n.number
     WHERE w.run = _run ORDER BY w.name
 $$;
