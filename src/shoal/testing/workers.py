@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import FencedError
 from shoal.frontier.rules import LOST_EVENT, NOTE_EVENT, RETRIED_EVENT
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder, WorkerState
 from shoal.testing.harness import Harness
 from shoal.testing.roles import claim_role
 from shoal.testing.steps import (
@@ -125,14 +125,16 @@ class WorkersContract(ContractTests):
         leases = (await holder.lease(3, TTL)).leases
         await harness.advance(9)
         await frontier.beat(heartbeat("b"))
-        await frontier.lease(1, TTL)
-        first, second = await frontier.workers()
+        script = await harness.open_run("run", holder=Holder("c", 1))
+        await lease_one(script)
+        first, second, third = await frontier.workers()
         assert (first.worker, first.machine, first.pid, first.session, first.leases) == ("a", "machine", 7, SESSION, 3)
         assert 9 <= first.silent_for <= 9.1 + harness.drift
         assert (second.worker, second.leases) == ("b", 0)
         assert second.silent_for <= 0.1 + harness.drift
+        assert third == WorkerState(worker="c", leases=1)  # it sends no heartbeats
         await holder.release(leases)
-        assert [state.leases for state in await frontier.workers()] == [0, 0]
+        assert [state.leases for state in await frontier.workers()] == [0, 0, 1]
 
     async def test_a_dead_worker_frees_its_roles(self, harness: Harness, frontier: Frontier) -> None:
         dead = await harness.open_run("run", holder=Holder("a", 1))
