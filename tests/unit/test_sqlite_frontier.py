@@ -428,7 +428,7 @@ async def test_slots_keep_their_leases_after_a_full_disk(store: SQLiteStore, fro
 
 async def test_leases_that_are_not_begun_stay_so_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(3)])
-    first, second, third = (await frontier.lease(3, 60, begun=False)).leases
+    first, second, third = (await frontier.lease(3, 60, counts_attempt=False)).leases
     (begun,) = await frontier.reissue([second], 60, nonce=b"one-receiver")
     assert begun is not None
     await set_room(store, 0)

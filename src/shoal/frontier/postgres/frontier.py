@@ -125,14 +125,14 @@ class PostgresFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
         return await release_if_cancelled(
-            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
+            self._lease(min(limit, MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         if not self._has_set_options:
             options = self._options
             values = options.max_attempts, float(options.delay), options.concurrency_per_host
@@ -145,7 +145,7 @@ class PostgresFrontier:
             with self._receipts.watch(proven=True):
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
-                    self._time.not_after, *self._holder, begun,
+                    self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
             leases: list[Lease] = []
             unreadable = EndingColumns()
