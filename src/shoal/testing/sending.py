@@ -37,7 +37,8 @@ async def summary(frontier: Frontier, lease: Lease) -> tuple[str, int, list[str]
 
 class SendingContract(ContractTests):
     """A dispatcher leases with ``counts_attempt=False`` and sends the leases as messages. A lost message costs no
-    attempt: the attempt counts from the reissue on. A receiver whose reissue was not answered repeats it with the same nonce."""
+    attempt: the attempt counts from the reissue on. A receiver whose reissue was not answered repeats it with the
+    same nonce."""
 
     # -- when the attempt counts
 
