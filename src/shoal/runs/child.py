@@ -27,7 +27,7 @@ _BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", 
 
 
 class RestartBackoff:
-    """Seconds to wait before a child that ended is started again: longer each time, because the next one may end too."""
+    """Seconds to wait before a child that ended is started again: longer each time, as the next one may end too."""
 
     longest = 30.0
 
