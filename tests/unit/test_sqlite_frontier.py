@@ -186,7 +186,7 @@ async def test_a_lease_of_a_killed_process_was_an_attempt(path: Path) -> None:
     history = await frontier.find(page(0, "h0.com"))
     assert history is not None
     assert (history.state, history.attempts) == ("dead", 2)
-    assert [event.what for event in history.events] == ["lease lost", "lease lost", "dead"]
+    assert [event.kind for event in history.events] == ["lost", "lost", "dead"]
     assert await frontier.dead_kinds() == {"worker lost": 1}
     await check_balance(frontier)
     await store.close()

@@ -35,6 +35,7 @@ from shoal.frontier.rules import (
     new_nonce,
     push_fingerprint,
     queue_full,
+    read_event,
     reissued_token,
     token_base,
 )
@@ -441,6 +442,6 @@ def _history(row: asyncpg.Record) -> History:
     return History(
         url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
         priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
-        reason=reason, events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
         worker=worker,
     )  # fmt: skip
