@@ -105,20 +105,20 @@ class Cluster(ForkedFleet):
     # -- inspecting
 
     def view(self) -> ClusterView:
-        return self._look()[0]
+        return self._observe()[0]
 
     def events(self) -> list[ClusterEvent]:
-        return self._look()[1]
+        return self._observe()[1]
 
-    def _look(self) -> tuple[ClusterView, list[ClusterEvent]]:
-        async def look() -> tuple[ClusterView, list[ClusterEvent]]:
+    def _observe(self) -> tuple[ClusterView, list[ClusterEvent]]:
+        async def observe() -> tuple[ClusterView, list[ClusterEvent]]:
             opened = await open_coordinator(self.coordinator, self.run_id, ttl=SESSION)
             try:
-                return await opened.look(), await opened.events(1000)
+                return await opened.observe(), await opened.events(1000)
             finally:
                 await opened.close()
 
-        return asyncio.run(look())
+        return asyncio.run(observe())
 
     def role_counts(self) -> dict[str, int]:
         return dict(Counter(roles(self.view()).values()))

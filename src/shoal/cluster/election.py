@@ -63,8 +63,9 @@ def roles(view: ClusterView) -> dict[str, Role]:
     return found
 
 
-def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Decision:
-    """What a member has to do. ``vacant_for``: for how many seconds it has seen slots vacant.
+def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float], *, idle: bool = False) -> Decision:
+    """What a member has to do. ``vacant_for``: for how many seconds it has seen slots vacant. ``idle``: it does not run
+    yet. Then it is not fit, but may hold a slot that no fit member takes.
 
     The first in line takes the lowest slot, the second the next one. Members further back take a slot that stays vacant
     for too long.
@@ -75,7 +76,7 @@ def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Dec
     free = vacant(view)
     waiting = line(view)
     place = next((place for place, member in enumerate(waiting) if member.name == name), None)
-    if place is None or not free or not waiting[place].fit:
+    if place is None or not free or not (waiting[place].fit or idle):
         return None
     if place < len(free):
         return Take(free[place])

@@ -96,7 +96,7 @@ class Coordinator(Protocol):
         """Change how many members should crawl and stand by."""
         ...
 
-    async def look(self) -> ClusterView:
+    async def observe(self) -> ClusterView:
         """The cluster, without being a member. CoordinatorError if it never existed."""
         ...
 

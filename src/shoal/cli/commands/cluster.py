@@ -167,7 +167,7 @@ def status(
         async with _opened(cluster, coordinator, frontier) as opened:
             while True:
                 try:
-                    view, last = await opened.look(), await opened.events(events) if events else []
+                    view, last = await opened.observe(), await opened.events(events) if events else []
                     print(
                         _status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True
                     )
@@ -209,7 +209,7 @@ def scale(
         from shoal.ports import Counts
 
         async with _opened(cluster, coordinator, frontier) as opened:
-            before = (await opened.look()).counts
+            before = (await opened.observe()).counts
             after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
             await opened.scale(after)
             print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
