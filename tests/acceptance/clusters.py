@@ -126,7 +126,7 @@ class Cluster(ForkedFleet):
     def with_role(self, role: str) -> list[str]:
         """The names of the nodes with this role, in the order of their slots."""
         shown = self.view()
-        if role == "runner":
+        if role == "Runner":
             return [slot.holder for slot in shown.slots if slot.holder]
         return [name for name, found in roles(shown).items() if found == role]
 
@@ -146,7 +146,7 @@ class Cluster(ForkedFleet):
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 
     def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 60.0, *, spares: int = 0) -> float:
-        counts = (("runner", runner), ("backup", backup), ("spare", spares))
+        counts = (("Runner", runner), ("Backup Runner", backup), ("Spare", spares))
         wanted = {role: count for role, count in counts if count}
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
 

@@ -13,7 +13,7 @@ from shoal.cluster.membership import Membership
 from shoal.cluster.slot_hold import HeldSlot
 from shoal.cluster.thread_coordinator import ThreadCoordinator
 from shoal.errors import CoordinatorError, ShoalError
-from shoal.ports import Coordinator, Counts
+from shoal.ports import Coordinator, Counts, Member
 from shoal.runs.loop_thread import LoopThread
 
 _CLOSE_TIMEOUT = 2.0
@@ -48,6 +48,12 @@ class Candidate:
         assert self._member is not None
         assert self._slot is not None
         return self._member.role if self._slot.session.is_good else None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the cluster when it was last seen."""
+        assert self._member is not None
+        return self._member.members
 
     @property
     def slot(self) -> HeldSlot:

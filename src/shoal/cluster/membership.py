@@ -15,12 +15,11 @@ from shoal.cluster.election import HESITATION, Retire, Role, Take, decide, roles
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.slot_hold import HeldSlot
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
-from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.ports import ClusterView, Coordinator, Counts, Member
 from shoal.runs.worker_session import new_worker_id
 
 log = logging.getLogger("shoal.cluster")
 
-_TITLES: dict[Role, str] = {"runner": "Runner", "backup": "Backup Runner", "spare": "spare"}
 INDEX = "<index>"
 """In the name of a node: the first free number."""
 _EXPIRY_MARGIN = 0.02  # seconds after the end of another member's session
@@ -105,6 +104,11 @@ class Membership:
                 async with asyncio.timeout(_LEAVE_TIMEOUT):
                     await self._coordinator.leave()
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the cluster when it was last seen."""
+        return () if self._seen is None else self._seen.members
+
     def hand_over(self) -> None:
         """End ``live`` without leaving the cluster."""
         self._stays = True
@@ -172,7 +176,7 @@ class Membership:
         else:
             if self._is_done():
                 return
-            self._take_role("runner" if self._slot.has_slot else roles(view).get(self.name))
+            self._take_role("Runner" if self._slot.has_slot else roles(view).get(self.name))
             if self._slot.has_slot or not vacant(view):
                 self.settled.set()
             await self._wait(view)
@@ -231,8 +235,13 @@ class Membership:
             self._shortage = missing
 
     def _take_role(self, role: Role | None) -> None:
-        if role not in (None, "runner", self.role):
-            log.info("%s is a %s of %s", self.name, _TITLES[role], self._cluster)
+        if role == "Backup Runner" != self.role:
+            log.info("%s is a Backup Runner of %s", self.name, self._cluster)
+        elif role == "Spare" != self.role:
+            log.warning(
+                "%s is a Spare: %s has its %d Runners and %d Backup Runners; it waits until one of them leaves",
+                self.name, self._cluster, self._counts.runner, self._counts.backup,
+            )  # fmt: skip
         self.role = role
 
     async def _act(self, view: ClusterView) -> None:
@@ -274,7 +283,7 @@ class Membership:
         if (self._is_fit or self._watch is None) and vacant(view):
             soon.append(_POLL_INTERVAL)
         await self._sleep(min([interval, *soon]), self._coordinator.wait(interval))
-        if self.role == "spare":
+        if self.role == "Spare":
             await self._sleep(random.random() * HESITATION)  # spread, not all at once
 
     async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:

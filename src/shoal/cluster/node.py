@@ -103,9 +103,9 @@ class Node:
         self._frontier: Frontier | None = None
         self._stop_asked = False
         self._is_closed = False
-        self._check_names()
         if spider is not None:
             self._check_frontier()
+        self._check_names()
 
     def _check_names(self) -> None:
         if self.coordinator.partition(":")[0] in ("memory", "sqlite"):
@@ -119,8 +119,8 @@ class Node:
     def _check_frontier(self) -> None:
         if self.config.frontier.startswith("memory:"):
             raise ConfigError(
-                "nodes cannot share a frontier in memory; pass --frontier redis://host or postgresql://host/database, "
-                "or sqlite:///file for nodes on one machine"
+                "nodes cannot share a frontier in memory; set it (--frontier) to redis://host or "
+                "postgresql://host/database, or to sqlite:///file for nodes on one machine"
             )
 
     # -- spider

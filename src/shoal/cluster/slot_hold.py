@@ -59,7 +59,7 @@ class HeldSlot:
             lost = next((event.detail for event in mine if event.what == "took over"), "")
         self.event_counts["took over" if lost else "elected"] += 1
         after = f", takes over from {lost}" if lost else ""
-        log.warning("%s is a Runner of %s: slot %d, epoch %d%s", self.name, self._cluster, index, epoch, after)
+        log.warning("%s is a Runner of %s: slot %d%s", self.name, self._cluster, index, after)
 
     def _begin(self, mine: Slot) -> None:
         self.held = mine

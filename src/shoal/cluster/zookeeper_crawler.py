@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Unpack
 
 from shoal.cluster.node import Node, NodeOptions
 from shoal.config import Config, Resolved
 from shoal.errors import ConfigError
+from shoal.runs.worker_session import machine_of, new_worker_id
 from shoal.spider import Spider
 
 
@@ -18,6 +20,8 @@ class ZookeeperCrawler(Node):
     print(crawler.name, crawler.role)
     crawler.run(Books)
     """
+
+    _has_own_file = False
 
     def __init__(
         self,
@@ -31,10 +35,41 @@ class ZookeeperCrawler(Node):
         **options: Unpack[NodeOptions],
     ) -> None:
         """``zk_hosts``: ``host:port``, several separated by commas. The other arguments are those of `Node`. It joins
-        the cluster: see `Node.join` for errors."""
+        the cluster: see `Node.join` for errors. If no frontier is configured, the nodes of one machine share a SQLite
+        file in the working directory, named like the cluster."""
         if "://" in zk_hosts:
             raise ConfigError(f"zk_hosts must be host:port, several separated by commas, not {zk_hosts!r}")
         super().__init__(
             spider, config, runner=runner, backup=backup, name=name, coordinator=f"zookeeper://{zk_hosts}", **options
         )
         self.join()
+
+    def join(self) -> None:
+        super().join()
+        self._check_machines()
+
+    def _check_frontier(self) -> None:
+        """Without a frontier, use a file: ZooKeeper alone is enough for the nodes of one machine."""
+        if self.config.frontier == Config().frontier:
+            self.config = self.config.with_settings({"frontier": f"sqlite:///{_as_file(self.cluster)}.db"})
+            self._has_own_file = True
+            self._check_machines()
+        super()._check_frontier()
+
+    def _check_machines(self) -> None:
+        """ConfigError if a member is on another machine, where it has another file."""
+        if not self._has_own_file or self._candidate is None:
+            return
+        here = machine_of(new_worker_id())
+        others = [member for member in self._candidate.members if machine_of(member.where) != here]
+        if others:
+            self.close()
+            raise ConfigError(
+                f"{others[0].name} runs on another machine ({others[0].where}), and no frontier is configured for both"
+                "; set it to redis://host or postgresql://host/database"
+            )
+
+
+def _as_file(name: str) -> str:
+    """The name of a cluster without characters that mean something in a path or a URL."""
+    return re.sub(r"[^\w.-]", "_", name)

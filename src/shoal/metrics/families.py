@@ -14,7 +14,7 @@ from shoal.crawling.stats import Counters, Latency, Standing, Vitals, ledger
 from shoal.metrics.exposition import Family, Labels, Sample, number
 from shoal.ports import HostState, Stats
 
-_ROLES = ("runner", "backup", "spare")
+_ROLES = ("Runner", "Backup Runner", "Spare")
 _CLUSTER_EVENTS = ("elected", "took over", "retired", "lost", "fenced")
 _STATES = ("ready", "waiting", "in_flight", "done", "failed")
 
