@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 from contextlib import suppress
 
 from shoal.cluster import open_coordinator
@@ -31,7 +30,6 @@ class Candidate:
         self._place = (coordinator, cluster, session)
         self._counts = counts
         self._thread = LoopThread("shoal-election")
-        self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
         self._member: Membership | None = None
         self._slot: HeldSlot | None = None
@@ -44,10 +42,9 @@ class Candidate:
 
     @property
     def role(self) -> Role | None:
-        """None if it may not be a member any more."""
+        """None while it may not be a member."""
         assert self._member is not None
-        assert self._slot is not None
-        return self._member.role if self._slot.session.is_good else None
+        return self._member.role
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -87,7 +84,7 @@ class Candidate:
     def close(self) -> None:
         """Leave the cluster, and end the thread."""
         atexit.unregister(self.close)
-        if self._pid == os.getpid() and self._thread.is_running:  # a forked process has no thread
+        if self._thread.is_running:
             with suppress(TimeoutError):
                 self._thread.wait(asyncio.wait_for(self._close(), _CLOSE_TIMEOUT))
             self._thread.stop(_CLOSE_TIMEOUT)
@@ -95,7 +92,7 @@ class Candidate:
     def close_soon(self) -> None:
         """The same without waiting, for the garbage collector: it may run in any thread, even in that of the loop."""
         atexit.unregister(self.close)
-        if self._pid == os.getpid() and self._thread.is_running:
+        if self._thread.is_running:
             self._thread.start(self._close_and_stop())
 
     async def _close_and_stop(self) -> None:

@@ -43,11 +43,11 @@ class Membership:
         """``name`` may contain ``<index>``: it becomes the first number that makes the name unique. ``watch`` is None
         before the node runs."""
         self.name = name.replace(INDEX, "1")
-        self.role: Role | None = None
         self.over = asyncio.Event()
         """Set when it should leave."""
         self.settled = asyncio.Event()
         """Set when every slot of the cluster has a holder, or this node has one: its role is decided."""
+        self._role: Role | None = None
         self._pattern = name
         self._cluster = cluster
         self._counts = counts
@@ -99,10 +99,15 @@ class Membership:
         try:
             await self._slot.end(self._beat, abort=False)
         finally:
-            self.role = None
+            self._role = None
             with suppress(CoordinatorError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_TIMEOUT):
                     await self._coordinator.leave()
+
+    @property
+    def role(self) -> Role | None:
+        """None while it may not be a member: also from shortly before its session ends without a heartbeat."""
+        return self._role if self._session.is_good else None
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -116,7 +121,7 @@ class Membership:
 
     def continue_from(self, before: Membership) -> None:
         """Continue a membership that was handed over."""
-        self.name, self.role, self._pattern = before.name, before.role, before._pattern
+        self.name, self._role, self._pattern = before.name, before._role, before._pattern
         self._counts, self._shortage = before._counts, before._shortage
         self._is_member, self._was_member = before._is_member, before._was_member
 
@@ -124,7 +129,7 @@ class Membership:
         self._slot.event_counts["lost"] += 1
         log.warning("%s missed its heartbeats and was removed; it joins again", self.name)
         self._session.lost()
-        self.role, self._is_member = None, False
+        self._role, self._is_member = None, False
         await self._slot.end(self._beat, abort=True)
 
     async def _join(self) -> None:
@@ -235,14 +240,14 @@ class Membership:
             self._shortage = missing
 
     def _take_role(self, role: Role | None) -> None:
-        if role == "Backup Runner" != self.role:
+        if role == "Backup Runner" != self._role:
             log.info("%s is a Backup Runner of %s", self.name, self._cluster)
-        elif role == "Spare" != self.role:
+        elif role == "Spare" != self._role:
             log.warning(
                 "%s is a Spare: %s has its %d Runners and %d Backup Runners; it waits until one of them leaves",
                 self.name, self._cluster, self._counts.runner, self._counts.backup,
             )  # fmt: skip
-        self.role = role
+        self._role = role
 
     async def _act(self, view: ClusterView) -> None:
         mine = next((slot for slot in view.slots if slot.holder == self.name), None)
@@ -283,7 +288,7 @@ class Membership:
         if (self._is_fit or self._watch is None) and vacant(view):
             soon.append(_POLL_INTERVAL)
         await self._sleep(min([interval, *soon]), self._coordinator.wait(interval))
-        if self.role == "Spare":
+        if self._role == "Spare":
             await self._sleep(random.random() * HESITATION)  # spread, not all at once
 
     async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:

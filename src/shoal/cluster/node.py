@@ -246,14 +246,14 @@ class Node:
     async def _execute(self) -> Summary:
         if self._is_closed:
             raise RunError(f"{self.name} is closed: create another node to run again")
-        started = time.monotonic()
+        started, spider = time.monotonic(), self.spider
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._end_candidacy)
             store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_in_time, store.close)
             await self._make_run(store)
             project = self.config.project_name
-            run, settings = await find_run(store, self.run_id, self.spider, project, allow_changed=self._allow_changed)
+            run, settings = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
             coordinator = await self._open_coordinator()
             stack.push_async_callback(_close_in_time, coordinator.close)

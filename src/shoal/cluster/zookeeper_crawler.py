@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Unpack
@@ -11,6 +12,8 @@ from shoal.config import Config, Resolved
 from shoal.errors import ConfigError
 from shoal.runs.worker_session import machine_of, new_worker_id
 from shoal.spider import Spider
+
+log = logging.getLogger("shoal.cluster")
 
 
 class ZookeeperCrawler(Node):
@@ -53,6 +56,7 @@ class ZookeeperCrawler(Node):
         if self.config.frontier == Config().frontier:
             self.config = self.config.with_settings({"frontier": f"sqlite:///{_as_file(self.cluster)}.db"})
             self._has_own_file = True
+            log.warning("no frontier is configured: the nodes of this machine share %s", self.config.frontier)
             self._check_machines()
         super()._check_frontier()
 
@@ -65,8 +69,8 @@ class ZookeeperCrawler(Node):
         if others:
             self.close()
             raise ConfigError(
-                f"{others[0].name} runs on another machine ({others[0].where}), and no frontier is configured for both"
-                "; set it to redis://host or postgresql://host/database"
+                f"{others[0].name} runs on another machine ({others[0].where}), which cannot use the file of this one; "
+                "set the frontier to redis://host or postgresql://host/database"
             )
 
 
