@@ -110,6 +110,7 @@ def test_five_created_at_once_have_five_names_and_their_roles(hosts: str, caplog
         for each in made:
             each.close()
     assert [each.role for each in made] == [None] * 5
+    assert sorted(each.name for each in made)[0] == "crawler_1"
     assert observe(hosts)[0].members == ()
 
 
@@ -199,10 +200,49 @@ def test_a_program_that_was_stopped_knows_that_it_has_lost_its_role(programs: Cr
     name = victim.name
     victim.signal(signal.SIGSTOP)
     until(lambda: name not in elected(hosts) and has_roles(hosts, runner=3))
+    assert programs.start(backup=1).state() == (name, "Backup Runner")  # the first free number
     victim.signal(signal.SIGCONT)
     assert victim.role != "Runner"  # at once, and for good
-    until(lambda: victim.role == "Backup Runner")
+    until(lambda: victim.state() == ("crawler_5", "Spare"))
     assert "missed its heartbeats" in victim.log.read_text()
+
+
+def test_a_session_that_ended_before_run_does_no_harm(
+    programs: CrawlerPrograms, hosts: str, site: Target, tmp_path: Path
+) -> None:
+    """A Runner is stopped before it runs. When it continues and runs, another one is the Runner."""
+    options = {"runner": 1, "backup": 1, "config": {"frontier": f"sqlite:///{tmp_path}/x.db"}}
+    assert [programs.start(**options).role for _ in range(2)] == ["Runner", "Backup Runner"]
+    first, second = programs
+    pages = urls(site, 100, wait=0.1)
+    second.run(pages)
+    first.signal(signal.SIGSTOP)
+    first.run(pages)
+    site.wait_for(5)
+    first.signal(signal.SIGCONT)
+    until(lambda: any(member.fit and member.name == "crawler_1" for member in observe(hosts)[0].members))
+    assert elected(hosts) == {"crawler_1": "Backup Runner", "crawler_2": "Runner"}
+    site.hurry()
+    assert (first.result(), second.result()) == ("finished", "finished")
+    assert {visit.agent for visit in site.visits()} == {"crawler_2"}
+
+
+def test_counts_can_change_before_run(hosts: str) -> None:
+    async def scale(runner: int, backup: int) -> None:
+        coordinator = await open_coordinator(f"zookeeper://{hosts}", "shoal", ttl=SESSION)
+        await coordinator.scale(Counts(runner, backup))
+        await coordinator.close()
+
+    made = at_once(lambda: ZookeeperCrawler(runner=3, backup=0, zk_hosts=hosts, session=SESSION), 3)
+    try:
+        assert [each.role for each in made] == ["Runner"] * 3
+        asyncio.run(scale(1, 1))
+        until(lambda: Counter(each.role for each in made) == {"Runner": 1, "Backup Runner": 1, "Spare": 1})
+        asyncio.run(scale(2, 1))
+        until(lambda: Counter(each.role for each in made) == {"Runner": 2, "Backup Runner": 1})
+    finally:
+        for each in made:
+            each.close()
 
 
 def test_without_the_server_there_is_no_role(tmp_path: Path) -> None:
@@ -210,12 +250,12 @@ def test_without_the_server_there_is_no_role(tmp_path: Path) -> None:
     server = ZookeeperServer()
     try:
         hosts = server.url.removeprefix("zookeeper://")
-        with ZookeeperCrawler(runner=1, backup=0, zk_hosts=hosts, session=1.0) as crawler:
+        with ZookeeperCrawler(runner=1, backup=0, zk_hosts=hosts, session=SESSION) as crawler:
             assert crawler.role == "Runner"
             server.kill()
             stopped = time.monotonic()
             until(lambda: crawler.role is None)
-            assert time.monotonic() - stopped < allowance(1.0)
+            assert time.monotonic() - stopped < SESSION + allowance(1.0)
             server.start()
             until(lambda: crawler.role == "Runner")
     finally:

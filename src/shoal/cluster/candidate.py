@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 from contextlib import suppress
 
 from shoal.cluster import open_coordinator
@@ -14,6 +15,8 @@ from shoal.cluster.thread_coordinator import ThreadCoordinator
 from shoal.errors import CoordinatorError, ShoalError
 from shoal.ports import Coordinator, Counts, Member
 from shoal.runs.loop_thread import LoopThread
+
+log = logging.getLogger("shoal.cluster")
 
 _CLOSE_TIMEOUT = 2.0
 """Seconds for leaving and closing at the end of the process."""
@@ -75,11 +78,16 @@ class Candidate:
         self._slot = HeldSlot(cluster, coordinator)
         self._member = Membership(name, cluster, self._counts, coordinator, None, self._slot)
         self._living = living = asyncio.create_task(self._member.live())
+        living.add_done_callback(self._log_error)
         settled = asyncio.create_task(self._member.settled.wait())
         await asyncio.wait({living, settled}, return_when=asyncio.FIRST_COMPLETED)
         settled.cancel()
         if living.done():
             living.result()
+
+    def _log_error(self, living: asyncio.Task[None]) -> None:
+        if not living.cancelled() and living.exception() is not None:
+            log.error("%s is not in the cluster any more: %s", self.name, living.exception())
 
     def close(self) -> None:
         """Leave the cluster, and end the thread."""

@@ -85,12 +85,8 @@ class Node:
         self._settings = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
         self._given_config = config
         self._options = options
-        self._spider: Spider | None = None
         self._name = new_worker_id() if name is None else name
-        self.config = config_for(config, {}, "").with_settings(self._settings)
-        self.run_id = options.get("run_id") or options.get("cluster") or ""
-        if spider is not None:
-            self._use(spider)
+        self._use(spider)
         self.cluster = options.get("cluster") or self.run_id or self.config.project_name
         self.counts = Counts(self.config.cluster.runner, self.config.cluster.backup)
         self.coordinator = self.config.cluster.coordinator or self.config.frontier
@@ -137,11 +133,12 @@ class Node:
         self._use(spider)
         self._check_frontier()
 
-    def _use(self, spider: Spider | type[Spider]) -> None:
+    def _use(self, spider: Spider | type[Spider] | None) -> None:
         made = self._spider = spider() if isinstance(spider, type) else spider
-        self.config = config_for(self._given_config, made.settings, type(made).__name__).with_settings(self._settings)
-        if not (self._options.get("run_id") or self._options.get("cluster")):
-            self.run_id = default_run_id(made, self.config)
+        settings, source = ({}, "") if made is None else (made.settings, type(made).__name__)
+        self.config = config_for(self._given_config, settings, source).with_settings(self._settings)
+        default = "" if made is None else default_run_id(made, self.config)
+        self.run_id = self._options.get("run_id") or self._options.get("cluster") or default
 
     @property
     def _outputs(self) -> tuple[str, ...]:
@@ -162,10 +159,12 @@ class Node:
 
         It leaves the cluster at the end of `run`, with `close`, when this object is deleted, or when the process ends.
         CoordinatorError if the coordinator cannot be used or reached, NameTakenError if another node has this name."""
+        if self._is_closed:
+            raise self._closed()
         if self._candidate is None:
             candidate = Candidate(self.coordinator, self.cluster, self.session, self.counts)
             candidate.join(self._name)
-            self._candidate = candidate
+            self._candidate, self._member = candidate, None
             weakref.finalize(self, candidate.close_soon).atexit = False  # the candidate sees to the end of the process
 
     def run(self, spider: Spider | type[Spider] | None = None) -> Summary:
@@ -186,9 +185,11 @@ class Node:
     def close(self) -> None:
         """Leave the cluster. Do not call it while the node runs: use `stop`."""
         self._is_closed = True
-        candidate, self._candidate = self._candidate, None
-        if candidate is not None:
-            candidate.close()
+        if self._candidate is not None:
+            self._candidate.close()
+
+    def _closed(self) -> RunError:
+        return RunError(f"{self.name} is closed: create another node")
 
     def __enter__(self) -> Self:
         self.join()
@@ -245,7 +246,7 @@ class Node:
 
     async def _execute(self) -> Summary:
         if self._is_closed:
-            raise RunError(f"{self.name} is closed: create another node to run again")
+            raise self._closed()
         started, spider = time.monotonic(), self.spider
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._end_candidacy)
