@@ -84,7 +84,11 @@ def node(
     coordinator: CoordinatorUrl = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="A name that is unique in the cluster (default: generated)."),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help='A unique name; "<index>" in it becomes the first free number (default: generated).',
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name (default: the ID of the run).")
