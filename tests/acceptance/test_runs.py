@@ -118,6 +118,8 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert "cannot become paused" in says("pause", fleet.run_id)
     assert "URL file nowhere.txt does not exist" in says("start", "spider.py", "--urls-file", "nowhere.txt")
     assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
+    for command in (("worker", "--run-id", run_id), ("node",), ("start",)):
+        assert "-O items.db: only files can be replaced" in says(*command, "spider.py", "-O", "items.db")
 
 
 OWN_INIT = """
