@@ -72,6 +72,11 @@ def queue_full(max_size: int | None) -> QueueFullError:
     return QueueFullError(f"the queue holds its maximum of {max_size} requests; nothing was pushed")
 
 
+def room_for_links(limit: int | None, queued: int) -> int | None:
+    """How many new links may enter the queue. None: all. ``limit`` is `FrontierOptions.link_limit`."""
+    return None if limit is None else max(0, limit - queued)
+
+
 # -- attempts and deaths
 
 # Lua and SQL fill in the same templates. SQL knows only %s.
@@ -85,6 +90,10 @@ NOTE_EVENT = "note"
 FAILED_EVENT, WAITS_DETAIL = "attempt %s failed", "; waits %g s"
 """The event for a failed attempt, and what follows the reason if there is another attempt."""
 RETRIED_EVENT, RETRIED_DETAIL = "retried", "made ready again with all its attempts"
+FULL_KIND, FULL_REASON = "queue full", "refused: the queue had its maximum of %s requests"
+"""The kind of death of a link that found no room in the queue, and its reason."""
+ADMITTED_DETAIL = "queued: it was refused when the queue was full"
+"""The detail of the event `RETRIED_EVENT` for such a link."""
 UNREADABLE = "unreadable"
 """The kind of a dead request whose record another program wrote."""
 KINDS_NOT_RETRIED = frozenset({"robots", "scope"})

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Holder, HostUpdate
 from shoal.testing.harness import Harness
@@ -186,16 +187,31 @@ class FrontierMachine(RuleBasedStateMachine):
 
     # -- ending leases
 
-    def _outcome(self, pages: list[Page], items: list[bytes], contacted: bool) -> Outcome:
+    def _outcome(self, pages: list[Page], items: list[bytes], contacted: bool, redirected: bool = False) -> Outcome:
         """The first page of a batch has all children, the others only the first child."""
-        return Outcome(items, contacted, lambda place: self._make(pages if place == 0 else pages[:1]))
+        return Outcome(items, contacted, redirected, lambda place: self._make(pages if place == 0 else pages[:1]))
 
     @precondition(lambda self: self._leases)
-    @rule(picks=PICKS, twice=st.booleans(), pages=PAGES, items=ITEMS, contacted=st.booleans())
-    def complete(self, picks: list[int], twice: bool, pages: list[Page], items: list[bytes], contacted: bool) -> None:
+    @rule(
+        picks=PICKS,
+        twice=st.booleans(),
+        pages=PAGES,
+        items=ITEMS,
+        contacted=st.booleans(),
+        redirected=st.sampled_from([False, False, True]),
+    )
+    def complete(
+        self,
+        picks: list[int],
+        twice: bool,
+        pages: list[Page],
+        items: list[bytes],
+        contacted: bool,
+        redirected: bool,
+    ) -> None:
         batch = self._take(picks)
         self._spent += batch
-        self.pair.complete(batch * 2 if twice else batch, self._outcome(pages, items, contacted))
+        self.pair.complete(batch * 2 if twice else batch, self._outcome(pages, items, contacted, redirected))
 
     @precondition(lambda self: self._leases)
     @rule(
@@ -245,7 +261,7 @@ class FrontierMachine(RuleBasedStateMachine):
                 self.pair.renew([taken], 100.0)
 
     @precondition(lambda self: self.pair.model.in_state("dead"))
-    @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))
+    @rule(kinds=st.sampled_from([None, None, ["robots"], ["timeout", "worker lost"], [FULL_KIND]]))
     @rare
     def retry_dead(self, kinds: list[str] | None) -> None:
         assert self._do(self.pair.frontier.retry_dead(kinds)) == self.pair.model.retry_dead(kinds)
