@@ -37,6 +37,7 @@ from shoal.testing.strategies import (
     PAGES,
     PICKS,
     RECENT,
+    SHORT_QUEUE,
     SLOTS,
     TTLS,
     UPDATES,
@@ -48,17 +49,19 @@ Result = TypeVar("Result")
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
+_SHORT_QUEUE_EXAMPLES = 30
 FOREVER = 1e6
 
 
 def check_machine(make_harness: Callable[[], Harness], with_settings: settings = SETTINGS) -> None:
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
+    for kind, examples in ((FrontierMachine, with_settings.max_examples), (ShortQueueMachine, _SHORT_QUEUE_EXAMPLES)):
 
-    class Machine(FrontierMachine):
-        def make_harness(self) -> Harness:
-            return make_harness()
+        class Machine(kind):  # type: ignore[misc, valid-type]
+            def make_harness(self) -> Harness:
+                return make_harness()
 
-    run_state_machine_as_test(Machine, settings=with_settings)
+        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=examples))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
@@ -112,6 +115,9 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @initialize(options=OPTIONS, pages=st.lists(PAGE, max_size=6), seeded=st.booleans(), slot=SLOTS)
     def open(self, options: FrontierOptions, pages: list[Page], seeded: bool, slot: str | None) -> None:
+        self._open(options, pages, seeded, slot)
+
+    def _open(self, options: FrontierOptions, pages: list[Page], seeded: bool, slot: str | None) -> None:
         self.world = World()
         self.pair = Pair(self._do, self._do(self._harness.open(options)), Model(options, self.world))
         neighbour = self._do(self._harness.open_run("neighbour", options))
@@ -261,9 +267,17 @@ class FrontierMachine(RuleBasedStateMachine):
                 self.pair.renew([taken], 100.0)
 
     @precondition(lambda self: self.pair.model.in_state("dead"))
-    @rule(kinds=st.sampled_from([None, None, ["robots"], ["timeout", "worker lost"], [FULL_KIND]]))
+    @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))
     @rare
     def retry_dead(self, kinds: list[str] | None) -> None:
+        self._retry(kinds)
+
+    @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
+    @rule(kinds=st.sampled_from([None, [FULL_KIND]]))
+    def retry_refused_links(self, kinds: list[str] | None) -> None:
+        self._retry(kinds)
+
+    def _retry(self, kinds: list[str] | None) -> None:
         assert self._do(self.pair.frontier.retry_dead(kinds)) == self.pair.model.retry_dead(kinds)
 
     # -- time, hosts, roles
@@ -389,3 +403,11 @@ class FrontierMachine(RuleBasedStateMachine):
         pair.check_log()
         kinds = [entry.kind for entry in model.in_state("dead")]
         assert self._do(frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}
+
+
+class ShortQueueMachine(FrontierMachine):
+    """The same on a queue that is nearly always full."""
+
+    @initialize(options=SHORT_QUEUE, pages=st.lists(PAGE, min_size=1, max_size=1), slot=SLOTS)
+    def open(self, options: FrontierOptions, pages: list[Page], slot: str | None) -> None:
+        self._open(options, pages, True, slot)

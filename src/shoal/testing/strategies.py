@@ -54,3 +54,11 @@ OPTIONS: SearchStrategy[FrontierOptions] = st.builds(
     overflow=st.sampled_from(["accept", "refuse"]),
     in_memory=st.sampled_from([1, 3, 100_000]),
 )
+SHORT_QUEUE: SearchStrategy[FrontierOptions] = st.builds(
+    FrontierOptions,
+    max_attempts=st.integers(1, 3),
+    max_queue_size=st.sampled_from([1, 1, 2]),
+    overflow=st.just("refuse"),
+    in_memory=st.sampled_from([1, 100_000]),
+)
+"""A queue that is nearly always full, and refuses links."""
