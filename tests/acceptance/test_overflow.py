@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_refused_links_are_fetched_after_a_retry(backend: str, url: str, tmp_pat
         assert "links refused" in ended.stderr
         assert "queue full: " in ended.stderr
         assert "retry-failed" in ended.stderr
-        stats = fleet.stats()
+        stats = newest(fleet)
         assert stats["left"] == 0
         assert stats["failed_kinds"] == {FULL_KIND: stats["failed"]}
         assert len(pages_fetched(url)) == stats["done"] < PAGES + 1
@@ -57,12 +58,18 @@ def test_refused_links_are_fetched_after_a_retry(backend: str, url: str, tmp_pat
             if "0 requests" in fleet.shoal("retry-failed").stdout:
                 break
             fleet.shoal(*command)
-        stats = fleet.stats()
+        stats = newest(fleet)
         assert (stats["done"], stats["failed"], stats["pushed"]) == (PAGES + 1, 0, PAGES + 1)
         assert set(pages_fetched(url).values()) == {1}
         items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
         assert len(items) == len(set(items)) == PAGES + 1
         assert "balanced: nothing lost" in fleet.shoal("audit").stdout
+
+
+def newest(fleet: Fleet) -> dict[str, Any]:
+    """The counters of the newest run."""
+    found: dict[str, Any] = json.loads(fleet.shoal("stats", "--json").stdout)
+    return found
 
 
 def check_what_the_commands_say(fleet: Fleet, url: str, refused: int) -> None:

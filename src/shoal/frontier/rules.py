@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import Claim, Failure, Holder, RequestState, Run, RunState
+from shoal.ports import Claim, Completion, Failure, Holder, RequestState, Run, RunState
 from shoal.urls.normalize import derived_fingerprint
 
 # -- states
@@ -75,6 +75,11 @@ def queue_full(max_size: int | None) -> QueueFullError:
 def room_for_links(limit: int | None, queued: int) -> int | None:
     """How many new links may enter the queue. None: all. ``limit`` is `FrontierOptions.link_limit`."""
     return None if limit is None else max(0, limit - queued)
+
+
+def is_redirect(ended: Completion | Failure) -> bool:
+    """Whether the child of a page continues it, and so enters a full queue too."""
+    return isinstance(ended, Completion) and ended.redirected
 
 
 # -- attempts and deaths

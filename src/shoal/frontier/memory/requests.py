@@ -28,6 +28,7 @@ from shoal.frontier.rules import (
     STATE_NAMES,
     WAITING,
     child_fingerprint,
+    is_redirect,
     room_for_links,
 )
 from shoal.http import Request
@@ -97,7 +98,7 @@ class Requests:
         """Add the selected children of a page, which left out ``duplicates`` links itself."""
         # An earlier page of the same batch may have added the same link.
         new = {name: each for name, each in new.items() if int.from_bytes(name, "big") not in self.records}
-        is_limited = not (isinstance(ended, Completion) and ended.redirected)
+        is_limited = not is_redirect(ended)
         refused = self.add_links(new, ended.lease.fingerprint, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
         return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
