@@ -164,18 +164,25 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
     frontier = frontier_url(kind)
     orchestrator = Orchestrator(project(tmp_path, url, frontier))
     started = orchestrator.start_scraper("India", urls=[f"{url}/p/{number}" for number in range(3)])
+
+    def shoal(*words: str) -> str:
+        return subprocess.run([*SHOAL, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    def why(page: str) -> str:
+        return shoal("why", page, "--run-id", started["run_id"])
+
     with SyncUrlWorkQueue(frontier, started["run_id"], worker_id="script-1") as queue:
         claims = queue.claim_batch(2)
         assert orchestrator.get_stats("India", started["run_id"]) == {
             "pending": 1, "claimed": 2, "completed": 0, "failed": 0, "remaining": 3,
         }  # fmt: skip
-        why = subprocess.run(
-            [*SHOAL, "why", claims[0].url, "--run-id", started["run_id"]],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert "leased by script-1" in why.stdout
+        assert "  worker    script-1" in why(claims[0].url)
+        assert "2 pages held by worker script-1" in shoal("stats", started["run_id"])
         queue.complete_url(claims[0], items=[{"price": 3}])
         assert queue.fail_url(claims[1], "gone", retry_in=None) == "dead"
+        assert "done  (worker script-1)" in why(claims[0].url)
+        assert "attempt 1 failed: gone  (worker script-1)" in why(claims[1].url)
+        assert "held by" not in shoal("stats", started["run_id"])
     assert orchestrator.get_stats("India", started["run_id"]) == {
         "pending": 1, "claimed": 0, "completed": 1, "failed": 1, "remaining": 1,
     }  # fmt: skip

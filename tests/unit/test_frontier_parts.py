@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from shoal.frontier.memory.records import NO_PARENT, decode_request
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import OpenRuns
+from shoal.frontier.postgres.columns import RequestColumns, read_request
 from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
@@ -119,6 +121,28 @@ def test_requests_leave_in_order_from_memory_and_disk(in_memory: int) -> None:
     assert requests.counts[LEASED] == 6
     assert lane.best is None
     requests.close()
+
+
+def test_workers_have_numbers_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.frontier.memory.requests.MAX_WORKERS", 2)
+    requests = _requests()
+    assert [requests.worker_number(name) for name in ("", "a", "b", "a", "c", "b")] == [0, 1, 2, 1, 0, 2]
+    assert [requests.worker_name(number) for number in range(3)] == ["", "a", "b"]
+
+
+# -- requests in PostgreSQL
+
+
+@pytest.mark.parametrize("length", [17, 31, 32, 255, 256, 60_000])
+def test_a_request_is_stored_in_postgresql_as_its_url_and_the_rest(length: int) -> None:
+    url = "http://a.example/".ljust(length, "x")
+    for request in (Request(url), Request(url, "parse_page", meta={"url": "http"}, depth=3, body=b"\xa3url")):
+        columns = RequestColumns()
+        columns.add(1, [(request.fingerprint(), request)])
+        *_, (stored,), (payload,) = cast("tuple[tuple[Any, ...], ...]", columns.as_push())
+        assert stored == url
+        assert b"a.example" not in payload
+        assert read_request(stored, payload) == request
 
 
 # -- roles and item logs, in memory and in a file

@@ -18,6 +18,8 @@ from shoal.urls.normalize import derived_fingerprint
 
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
+CLAIMED = frozenset({LEASED, DONE, DEAD})
+"""In these states, the history of a request names the worker of its last lease."""
 
 HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
 """A run in one of these states grants no leases."""
@@ -185,6 +187,8 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
         )
 
 
+MAX_WORKERS = 65_535
+"""Records in memory and in Redis name at most this many workers of a run. The claims of later ones name none."""
 HEARD_GAP = 0.5
 """If no worker of a run was heard for this part of a session, the store may have been away: silence begins anew."""
 

@@ -60,6 +60,8 @@ class Event(Struct, frozen=True):
     at: float
     what: str
     detail: str = ""
+    worker: str = ""
+    """The worker, or the slot of a cluster, whose lease it was. Empty if it happened to no lease, or one of neither."""
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -76,7 +78,8 @@ class History(Struct, frozen=True, kw_only=True):
     reason: str
     events: tuple[Event, ...]
     worker: str = ""
-    """The worker, or the slot of a cluster, that has leased it. Empty if it is not leased, or by neither."""
+    """The worker, or the slot of a cluster, that has leased it, or whose lease ended done or dead. Empty if it is
+    ready or waiting, or was leased by neither."""
 
 
 class Inspection(Protocol):

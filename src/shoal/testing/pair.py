@@ -204,6 +204,10 @@ class Pair:
         )
         if entry.state != "waiting":  # when it is due, the backend may already count it as ready
             assert found.state == entry.state
+        if entry.state in ("ready", "waiting"):
+            assert found.worker == ""
+        elif entry.holder is not None:  # otherwise a backend may name the process
+            assert found.worker == found.events[-1].worker == entry.holder.slot
         if entry.state == "dead" and entry.reason:
             assert found.reason == entry.reason
 

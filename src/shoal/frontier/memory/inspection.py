@@ -13,6 +13,7 @@ from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.rules import (
     ADMITTED_DETAIL,
+    CLAIMED,
     FULL_KIND,
     READY,
     RETRIED_DETAIL,
@@ -83,13 +84,14 @@ class MemoryInspection:
         head, request = head_of(record), request_of(record)
         parent = int.from_bytes(head.parent, "big")
         url = request_of(requests.read(parent)).url if parent in requests.records else None
+        worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(number),
             status=head.status, items=head.items, parent=url,
             reason=requests.deaths.get(number, ("", ""))[1],
-            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
-            worker=self._queue.holder_of(number),
+            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
+            worker=worker,
         )  # fmt: skip
 
     # -- dead requests

@@ -57,6 +57,7 @@ class RecordHead(NamedTuple):
     sequence: int
     host: int
     token: int
+    worker: int
     rank: float
     parent: bytes
 
@@ -265,7 +266,8 @@ def read_events(blob: bytes) -> list[Event]:
         (when,) = EVENT.unpack_from(blob, at)
         what, at = read_text(blob, at + EVENT.size)
         detail, at = read_text(blob, at)
-        events.append(Event(when, what, detail))
+        worker, at = read_text(blob, at)
+        events.append(Event(when, what, detail, worker))
     return events
 
 

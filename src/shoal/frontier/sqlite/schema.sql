@@ -54,7 +54,7 @@ CREATE TABLE request (
     rank REAL NOT NULL,                    -- the negative of its priority
     due REAL,                              -- waiting: when it is ready again; leased: when the lease expires
     token INTEGER,                         -- of its current lease
-    slot TEXT,                             -- the cluster slot of the lease, if it has one
+    slot TEXT,                             -- the worker or cluster slot of its last lease, if it had one
     epoch INTEGER,
     begun INTEGER NOT NULL DEFAULT 1,      -- leased: 0 while the last attempt does not count yet
     origin INTEGER,                        -- leased: the token before it was reissued
@@ -113,7 +113,8 @@ CREATE TABLE event (
     request INTEGER NOT NULL,
     at REAL NOT NULL,
     what TEXT NOT NULL,
-    detail TEXT NOT NULL
+    detail TEXT NOT NULL,
+    worker TEXT NOT NULL                   -- the slot of the lease that it is about, or empty
 );
 CREATE INDEX event_request ON event (request);
 

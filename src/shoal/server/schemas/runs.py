@@ -199,6 +199,7 @@ class EventModel(BaseModel):
     at: Annotated[float, Field(description="Unix time, in seconds.")]
     what: str
     detail: str
+    worker: Annotated[str, Field(description="The worker whose lease it was; empty if it was no worker's.")]
 
 
 class HistoryModel(BaseModel):
@@ -207,10 +208,10 @@ class HistoryModel(BaseModel):
     model_config = with_examples(
         {
             "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-            "parent": URL, "reason": "",
+            "parent": URL, "reason": "", "worker": "crawler-1",
             "events": [
-                {"at": 1771156800.0, "what": "pushed", "detail": ""},
-                {"at": 1771156801.0, "what": "done", "detail": "HTTP 200, 1 items, 0 new links"},
+                {"at": 1771156800.0, "what": "note", "detail": "2 items were dropped", "worker": "crawler-1"},
+                {"at": 1771156801.0, "what": "done", "detail": "", "worker": "crawler-1"},
             ],
         }
     )  # fmt: skip
@@ -225,6 +226,7 @@ class HistoryModel(BaseModel):
     parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
     reason: str
     events: list[EventModel]
+    worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
 
 
 class FailedPage(BaseModel):
@@ -237,6 +239,7 @@ class FailedPage(BaseModel):
                 {
                     "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
                     "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
+                    "worker": "crawler-1",
                 }
             ],
         }
