@@ -87,6 +87,7 @@ need_servers() {
   need_file '/usr/lib/*/faketime/libfaketime.so.1' faketime
   need_command ip iproute2
   need_command chromium chromium
+  need_command tor tor
   install_missing
 }
 

@@ -5,7 +5,7 @@ open, and 246 KB become 4 GB. Detecting such a page takes most of the parser's w
 during the call the operating system refuses this process more memory, and the parser fails cleanly. It keeps at most
 512 elements open, so the limit on memory also limits its time.
 
-A small page, or one of medium size with few tags, cannot grow enough to matter. It is parsed without the limit.
+A small page cannot grow enough to matter. It is parsed without the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from resource import RLIMIT_DATA, setrlimit
 from typing import TypeVar, cast
 
@@ -29,12 +29,9 @@ T = TypeVar("T")
 _count_elements = turbohtml.XPath("count(//*)")
 
 _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
-_MEDIUM = 32 * 1024
-_FEW_TAGS = 500  # the worst tree of a page of medium size with so few tags has about 115 MB
 _MAX_TREE = (96 << 20, 46)  # bytes, or this multiple of the page's size if that is more
-_FIXED_LIMIT_SIZE = _MAX_TREE[0] // _MAX_TREE[1]
 _FEW_ATTRIBUTES = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
-_MAX_ATTRIBUTES = (32 << 20, 4)  # characters, or this multiple of the page's size if that is more
+_MAX_ATTRIBUTES = 32 << 20  # characters, or four times the page's size if that is more
 _FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
 _attributes = turbohtml.XPath("$elements/@*")
 _MAX_CELLS = 2_000_000
@@ -58,14 +55,7 @@ def parse(body: bytes | str, charset: str | None = None) -> Document:
     compare many attributes of the tree.
     """
     size = len(body)
-    if size <= _SMALL or (size <= _MEDIUM and _count_tags(body) <= _FEW_TAGS):
-        return _parse(body, charset)
-    return _bounded(_parse, (body, charset), size)
-
-
-def _count_tags(body: bytes | str) -> int:
-    """At least the number of tags, in any encoding of the web."""
-    return body.count(b"<") if isinstance(body, bytes) else body.count("<")
+    return _parse(body, charset) if size <= _SMALL else _bounded(_parse, (body, charset), size)
 
 
 class AttributeBudget:
@@ -76,58 +66,47 @@ class AttributeBudget:
     attributes of a page together have at most a sixteenth of the square of its size.
     """
 
-    __slots__ = ("_document", "_size")
+    __slots__ = ("_document", "_left", "_limit", "_size")
 
     def __init__(self, document: Document, size: int) -> None:
         self._document = document
         self._size = size if size > _FEW_ATTRIBUTES else 0
+        self._left = self._limit = max(_MAX_ATTRIBUTES, 4 * size)
 
     def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
         """Return one attribute of each of these elements. TooComplexError if the result would be huge."""
-        if len(elements) * self._size <= _MAX_ATTRIBUTES[0]:
+        if len(elements) * self._size <= _MAX_ATTRIBUTES:
             return [element.attr(name) for element in elements]
         found: list[str | None] = []
-        left = limit = _max_attributes(self._size)
-        for chunk in _chunks(elements, limit // self._size):
-            found += [element.attr(name) for element in chunk]
-            left -= sum(map(len, filter(None, found[-len(chunk) :])))
-            if left < 0:
-                raise _repeated(self._size, limit)
+        for chunk in self._chunks(elements):
+            values = [element.attr(name) for element in chunk]
+            self._spend(filter(None, values))
+            found += values
         return found
 
     def check(self) -> None:
         """Raise TooComplexError if all attributes together would be huge. Otherwise you may read any of them."""
-        if not self._size:
-            return
-        limit = _max_attributes(self._size)
-        if cast(float, _count_elements(self._document)) * self._size > limit:
-            elements = [element for tag in _FORMATTING for element in self._document.select(tag)]
-            if len(elements) * self._size > limit:
-                self._check_total(elements, limit)
+        if self._size and cast(float, _count_elements(self._document)) * self._size > _MAX_ATTRIBUTES:
+            formatting = [element for tag in _FORMATTING for element in self._document.select(tag)]
+            if len(formatting) * self._size > _MAX_ATTRIBUTES:
+                for chunk in self._chunks(formatting):
+                    self._spend(cast("list[str]", _attributes(self._document, elements=chunk)))
         self._size = 0
 
-    def _check_total(self, elements: Sequence[Element], limit: int) -> None:
-        left = limit
-        for chunk in _chunks(elements, limit // self._size):
-            left -= sum(map(len, cast("list[str]", _attributes(self._document, elements=chunk))))
-            if left < 0:
-                raise _repeated(self._size, limit)
+    def _chunks(self, elements: Sequence[Element]) -> Iterator[Sequence[Element]]:
+        """Elements whose attributes cannot exceed the limit together."""
+        self._left = self._limit
+        step = self._limit // self._size
+        for begin in range(0, len(elements), step):
+            yield elements[begin : begin + step]
 
-
-def _max_attributes(size: int) -> int:
-    fixed, multiple = _MAX_ATTRIBUTES
-    return max(fixed, multiple * size)
-
-
-def _chunks(elements: Sequence[Element], length: int) -> Iterator[Sequence[Element]]:
-    for begin in range(0, len(elements), max(1, length)):
-        yield elements[begin : begin + max(1, length)]
-
-
-def _repeated(size: int, limit: int) -> TooComplexError:
-    return TooComplexError(
-        f"the page is too complex: the repeated attributes of its {size} bytes have more than {limit} characters"
-    )
+    def _spend(self, texts: Iterable[str]) -> None:
+        self._left -= sum(map(len, texts))
+        if self._left < 0:
+            raise TooComplexError(
+                f"the page is too complex: the repeated attributes of its {self._size} bytes have more than "
+                f"{self._limit} characters"
+            )
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:
@@ -238,7 +217,7 @@ def _has_huge_table(document: Document) -> bool:
 
 def _bounded(work: Callable[..., T], arguments: tuple[object, ...], size: int) -> T:
     """Call ``work`` for a page of this size. TooComplexError if it needs more memory than such a page may use."""
-    limit = size * _MAX_TREE[1] if size > _FIXED_LIMIT_SIZE else _MAX_TREE[0]
+    limit = max(_MAX_TREE[0], _MAX_TREE[1] * size)
     try:
         return _memory.limit(work, arguments, limit)
     except MemoryError:
