@@ -27,6 +27,7 @@ CREATE TABLE run (
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,
     concurrency integer NOT NULL DEFAULT 8,
+    link_limit bigint,                        -- how many queued requests leave no room for links; null: no limit
     deleting boolean NOT NULL DEFAULT false   -- hidden, and partly deleted
 );
 
@@ -202,7 +203,8 @@ CREATE TABLE stage (
     run integer NOT NULL,
     parent bigint NOT NULL,
     remaining integer NOT NULL,               -- links that are not in the queue yet
-    added integer NOT NULL DEFAULT 0          -- new links that are in the queue
+    added integer NOT NULL DEFAULT 0,         -- new links that are in the queue
+    refused integer NOT NULL DEFAULT 0        -- new links that found it full
 );
 CREATE INDEX stage_open ON stage (run, token) WHERE remaining > 0;
 
