@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def test_a_crawl_in_memory_fetches_refused_links_after_a_retry(url: str, tmp_pat
     assert len((tmp_path / "items.jsonl").read_text().splitlines()) == PAGES + 1
 
 
-async def test_the_links_of_a_page_enter_while_the_queue_has_room() -> None:
+async def test_the_links_of_a_page_enter_while_the_queue_has_room(caplog: pytest.LogCaptureFixture) -> None:
     class Wide(Spider):
         url = ""
 
@@ -168,7 +169,11 @@ async def test_the_links_of_a_page_enter_while_the_queue_has_room() -> None:
 
     async with SiteServer(PAGES) as server:
         settings = {"download_delay": 0, "queue": {"max_size": 15, "overflow": "refuse"}}
-        done = await crawl(Wide, settings, arguments={"url": server.url})
+        with caplog.at_level("DEBUG", "shoal.scheduler"):
+            done = await crawl(Wide, settings, arguments={"url": server.url})
+    logged = [message.split()[0] for message in caplog.messages if "in the queue)" in message]
+    assert Counter(logged) == {"enqueued": 16, "refused": PAGES - 15}  # the start request too
+    assert len([message for message in caplog.messages if "`shoal retry-failed` queues them" in message]) == 1
     assert done.summary is not None
     assert done.summary.dead_kinds == {FULL_KIND: PAGES - 15}
     assert done.summary.counters.links_refused == PAGES - 15

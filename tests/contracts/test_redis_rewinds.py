@@ -209,7 +209,7 @@ async def test_a_run_goes_on_after_a_rewind(server: Rewindable, frontier: Fronti
 async def test_links_that_were_refused_are_refused_again_after_a_rewind(
     server: Rewindable, open_frontier: Callable[..., Awaitable[Frontier]]
 ) -> None:
-    """The page is fetched again, perhaps with other links. No link is counted twice, and a retry finds what is there."""
+    """The page is fetched again, perhaps with other links. No link is counted twice, and a retry works."""
     frontier = await open_frontier(options=FrontierOptions(max_queue_size=2, overflow="refuse"))
     await push(frontier, "parent")
     lease = await lease_one(frontier)

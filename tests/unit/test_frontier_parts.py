@@ -16,7 +16,7 @@ from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.postgres.columns import RequestColumns, read_request
-from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
+from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried, room_for_links
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -65,6 +65,14 @@ def test_a_queue_is_full_only_for_new_requests() -> None:
     check_queue_size(5, 9, 0)
     with pytest.raises(QueueFullError, match="maximum of 5 requests"):
         check_queue_size(5, 4, 2)
+
+
+def test_links_have_room_only_below_the_limit() -> None:
+    assert room_for_links(None, 10**9) is None
+    assert [room_for_links(5, queued) for queued in (0, 4, 5, 9)] == [5, 1, 0, 0]
+    assert FrontierOptions(max_queue_size=5).link_limit is None
+    assert FrontierOptions(overflow="refuse").link_limit is None
+    assert FrontierOptions(max_queue_size=5, overflow="refuse").link_limit == 5
 
 
 def test_robots_and_scope_are_retried_only_when_named() -> None:
