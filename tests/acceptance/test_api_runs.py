@@ -227,16 +227,16 @@ def test_a_cluster_is_seen_and_scaled(folder: Path, site: Target) -> None:
 
                 return until(look, 20, "the cluster")
 
-            page = seen(lambda page: sorted(page["roles"].values()) == ["backup", "runner"] and page["slots"])
+            page = seen(lambda page: sorted(page["roles"].values()) == ["Backup Runner", "Runner"] and page["slots"])
             assert page["counts"] == {"runner": 1, "backup": 1}
             assert sorted(member["name"] for member in page["members"]) == ["crawler_1", "crawler_2"]
             assert all(member["age"] < 6 and member["where"] for member in page["members"])
-            (runner,) = (name for name, role in page["roles"].items() if role == "runner")
+            (runner,) = (name for name, role in page["roles"].items() if role == "Runner")
             assert page["slots"][0]["holder"] == runner
             assert {"joined", "elected"} <= {event["what"] for event in page["events"]}
             scaled = must(api.ask("POST", f"/api/clusters/{run_id}/scale", {"runner": 2, "backup": 0}))
             assert (scaled["before"], scaled["after"]) == ({"runner": 1, "backup": 1}, {"runner": 2, "backup": 0})
-            seen(lambda page: list(page["roles"].values()) == ["runner", "runner"])
+            seen(lambda page: list(page["roles"].values()) == ["Runner", "Runner"])
 
 
 # -- in the server
@@ -346,7 +346,7 @@ def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str],
     run_id = start(api, "Here", urls=[f"{site.url}/{number}?gate=1" for number in range(3)])["run_id"]
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 3, what="all of it in flight")
     subprocess.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
-    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all of it given back")
+    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all leases are released")
     assert run_of(api, run_id)["state"] == "cancelled"
     must(api.ask("DELETE", f"/api/runs/{run_id}"))
 

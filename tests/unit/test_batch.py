@@ -810,7 +810,7 @@ class Rival:
 
 
 async def test_sessions_take_turns_at_a_host() -> None:
-    """Whoever came first does not take each place again that it has given back."""
+    """Whoever came first does not take each place again that it has released."""
     store, round_robin, served = MemoryStore(), RoundRobin(), list[str]()
     config = Config(download_delay=0, concurrency_per_host=2)
     rivals = []

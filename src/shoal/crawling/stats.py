@@ -103,7 +103,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     cluster: str
     role: str | None
     """None while it is not a member."""
-    happened: Mapping[str, int]
+    events: Mapping[str, int]
     """How often it was elected, took over, retired, lost its session or was fenced."""
 
 
