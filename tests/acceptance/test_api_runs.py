@@ -339,6 +339,27 @@ def test_batches_are_no_runs(any_api: tuple[Api, str], site: Target) -> None:
     assert api.ask("POST", f"/api/runs/{session}/cancel")[0] == 404
 
 
+def test_servers_of_two_projects_on_one_store_do_not_see_each_other(folder: Path, site: Target) -> None:
+    options = ["--frontier", frontier_url("redis")]
+    with (
+        serving(folder, {"SHOAL_PROJECT_NAME": "one"}, *options) as one,
+        serving(folder, {"SHOAL_PROJECT_NAME": "two"}, *options) as two,
+    ):
+        run_id = start(one, "Fleet", urls=[f"{site.url}/a"])["run_id"]
+        session = one.batch([f"{site.url}/b"])["session_id"]
+        assert [run["run_id"] for run in must(one.get("/api/runs"))["runs"]] == [run_id]
+        assert must(two.get("/api/runs"))["runs"] == []
+        for path in ("", "/items", "/ledger", "/failed", f"/url?url={site.url}/a"):
+            assert must(two.get(f"/api/runs/{run_id}{path}"), 404)["error"]["kind"] == "no such run"
+        assert two.ask("POST", f"/api/runs/{run_id}/cancel")[0] == 404
+        assert two.ask("DELETE", f"/api/runs/{run_id}?force=true")[0] == 404
+        assert run_of(one, run_id)["state"] == "queued"
+        assert must(one.get(f"/api/crawl/{session}"))["session_id"] == session
+        assert two.get(f"/api/crawl/{session}")[0] == 404
+        assert f'run="{run_id}"' in one.text("/metrics")
+        assert f'run="{run_id}"' not in two.text("/metrics")
+
+
 def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str], site: Target) -> None:
     api, _ = any_api
     if not api.arguments:

@@ -120,6 +120,44 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
 
 
+OWN_INIT = """
+from shoal import Spider
+
+class Pages(Spider):
+    name = "pages"
+    settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False}
+
+    def __init__(self, site, label):
+        super().__init__()
+        self.start_urls = [site]
+        self.label = label
+
+    def parse(self, response):
+        self.log.info("a page")
+        yield {"url": response.url, "label": self.label}
+"""
+
+
+def test_a_worker_has_all_arguments_and_replaces_a_file_only_if_asked_to(fleet: Fleet, url: str) -> None:
+    (fleet.folder / "spider.py").write_text(OWN_INIT)
+    for label, option in (("first", "-o"), ("second", "-O")):
+        started = fleet.shoal("start", "spider.py", "-a", f"site={url}/p/1", "-a", f"label={label}")
+        fleet.run_id = json.loads(started.stdout)["run_id"]
+        if label == "second":
+            refused = fleet.worker("-o", "items.jsonl")
+            assert refused.wait(60) == 1
+            assert "Use -O items.jsonl to replace it" in (fleet.folder / "worker-1.log").read_text()
+            fleet.processes.clear()
+        fleet.worker(option, "items.jsonl")
+        fleet.wait()
+        item = json.loads((fleet.folder / "items.jsonl").read_text())
+        assert item == {"url": f"{url}/p/1", "label": label}
+    done = fleet.shoal("worker", "spider.py", "--run-id", "nonsense", check=False)
+    assert (done.returncode, "there is no run nonsense; the newest ones are" in done.stderr) == (2, True)
+    done = fleet.shoal("start", "spider.py", "-a", f"site={url}/", "-a", "label=x", "-O", "items.jsonl", check=False)
+    assert (done.returncode, "items.jsonl is a file on one machine" in done.stderr) == (2, True)
+
+
 def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/x.db") as fleet:
         done = fleet.shoal("start", "spider.py", check=False)

@@ -424,7 +424,7 @@ async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str
     """Its connection was cut, which the server has not noticed yet."""
     async with opened(f"{url}&timeout=2") as hasty, opened(url) as patient:
         await patient.push(pages(1, 2))
-        leases = (await patient.lease(2, 600, begun=False)).leases
+        leases = (await patient.lease(2, 600, counts_attempt=False)).leases
         blocker = await asyncpg.connect(url.partition("?")[0])
         async with blocker.transaction():
             await blocker.execute(f"SELECT FROM {schema_of(url)}.held FOR UPDATE")

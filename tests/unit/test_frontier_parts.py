@@ -16,7 +16,20 @@ from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.postgres.columns import RequestColumns, read_request
-from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried, room_for_links
+from shoal.frontier.rules import (
+    DONE,
+    FAILED_EVENT,
+    LEASED,
+    LOST_EVENT,
+    NOTE_EVENT,
+    READY,
+    RETRIED_EVENT,
+    UNREADABLE,
+    check_queue_size,
+    is_retried,
+    read_event,
+    room_for_links,
+)
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -234,3 +247,25 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
 def test_states_have_fixed_numbers() -> None:
     """They are stored in files and on servers."""
     assert (READY, LEASED, DONE) == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "attempt", "what"),
+    [
+        (FAILED_EVENT % 2, "failed", 2, "attempt 2 failed"),
+        (LOST_EVENT, "lost", 0, "lease lost"),
+        (NOTE_EVENT, "note", 0, "note"),
+        (RETRIED_EVENT, "retried", 0, "retried"),
+        (UNREADABLE, "unreadable", 0, "unreadable"),
+    ],
+)
+def test_events_are_stored_by_kind(stored: str, kind: str, attempt: int, what: str) -> None:
+    event = read_event(1.0, stored, "detail", "worker-1")
+    assert (event.at, event.kind, event.attempt, event.detail, event.worker) == (
+        1.0,
+        kind,
+        attempt,
+        "detail",
+        "worker-1",
+    )
+    assert event.what == what

@@ -91,7 +91,7 @@ class ProcessCrawl(Crawl):
             if self._supervising is not None:
                 self._supervising.cancel()
             self._workers.kill()
-        return replace(summary, counters=self._workers.counters)
+        return replace(summary, counters=self._workers.counters, processes=self._processes)
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         kind = frontier_kind(self._address)

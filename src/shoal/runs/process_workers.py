@@ -13,14 +13,12 @@ from contextlib import suppress
 import msgspec
 
 from shoal.crawling.stats import Counters
-from shoal.runs.child import command
+from shoal.runs.child import RestartBackoff, command
 from shoal.runs.process_fork import WorkerProcess, start_worker
 from shoal.runs.process_part import Part, Report, total_of
 
 log = logging.getLogger("shoal.worker")
 
-_RESTART_AFTER = (0.5, 30.0)  # seconds before a worker that was killed is started again, first and at most
-_STEADY = 60.0  # seconds after which the death of a worker has nothing to do with the one before
 _LONGEST_REPORT = 2**20
 _KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
 _EXIT_POLL = 0.02
@@ -99,14 +97,14 @@ class WorkerProcesses:
 
     async def _keep(self, part: Part, worker: WorkerProcess) -> None:
         """Watch a worker, and its successors while it is killed."""
-        pause = _RESTART_AFTER[0]
+        backoff = RestartBackoff()
         worker.connection.sendall(msgspec.json.encode(part) + b"\n")
         while True:
             began = time.monotonic()
             code = await self._watch(worker)
             if code >= 0 or self._is_stopping:
                 return
-            pause = _RESTART_AFTER[0] if time.monotonic() - began > _STEADY else min(_RESTART_AFTER[1], 2 * pause)
+            pause = backoff.pause_after(time.monotonic() - began)
             name = signal.Signals(-code).name
             log.warning("worker process %d was killed by %s; starting another one in %g s", worker.pid, name, pause)
             await asyncio.sleep(pause)

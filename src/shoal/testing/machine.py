@@ -152,7 +152,7 @@ class FrontierMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
         slot=SLOTS,
         ahead=AHEAD,
-        begun=st.sampled_from([True, True, False]),
+        counts_attempt=st.sampled_from([True, True, False]),
     )
     def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, begun: bool) -> None:
         self.advance(seconds)

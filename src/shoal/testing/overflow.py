@@ -165,7 +165,7 @@ class OverflowContract(ContractTests):
         assert await frontier.dead_kinds() == {FULL_KIND: 2}
         retried = await history(frontier, page(2))
         assert (retried.state, retried.reason, retried.attempts) == ("ready", "", 0)
-        assert [(event.what, event.detail) for event in retried.events][-2:] == [
+        assert [(event.kind, event.detail) for event in retried.events][-2:] == [
             ("retried", ADMITTED_DETAIL),
             ("ready", ""),
         ]

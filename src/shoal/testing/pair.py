@@ -76,17 +76,17 @@ class Pair:
         limit: int,
         ttl: float,
         holder: Holder | None = None,
-        begun: bool = True,
+        counts_attempt: bool = True,
         frontier: Frontier | None = None,
     ) -> list[Taken]:
         """Lease as ``holder``, whose view of the run is ``frontier``."""
         frontier = frontier or self.frontier
         if self.model.is_refused(holder):
             with pytest.raises(FencedError):
-                self._do(frontier.lease(limit, ttl, begun=begun))
+                self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
             return []
-        leased = self._do(frontier.lease(limit, ttl, begun=begun))
-        expected, wait = self.model.lease(limit, ttl, holder, begun=begun)
+        leased = self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
+        expected, wait = self.model.lease(limit, ttl, holder, counts_attempt=counts_attempt)
         assert [(lease.request, lease.attempt) for lease in leased.leases] == [
             (held.entry.request, held.attempt) for held in expected
         ]

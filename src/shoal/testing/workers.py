@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import FencedError
-from shoal.frontier.rules import LOST_EVENT, NOTE_EVENT, RETRIED_EVENT
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder, WorkerState
+from shoal.ports import EventKind, Frontier, FrontierOptions, Heartbeat, Holder, WorkerState
 from shoal.testing.harness import Harness
 from shoal.testing.roles import claim_role
 from shoal.testing.steps import (
@@ -169,17 +168,17 @@ class WorkersContract(ContractTests):
         lease = await lease_one(a, ttl=TTL)
         assert await workers_of(frontier, "x") == ("a", [("leased", "a")])
         assert await fail(a, lease, retry_in=1.0) == "waiting"
-        failed = ("attempt 1 failed", "a")
+        failed = ("failed", "a")
         assert await workers_of(frontier, "x") == ("", [failed, ("waiting", "")])
         await harness.advance(1)
         await lease_one(b, ttl=5)
         assert await workers_of(frontier, "x") == ("b", [failed, ("leased", "b")])
         await harness.advance(5)
         lease = await lease_one(c)
-        lost = (LOST_EVENT, "b")
+        lost = ("lost", "b")
         assert await workers_of(frontier, "x") == ("c/0", [failed, lost, ("leased", "c/0")])
         await complete(c, lease, status=200, note="redirected")
-        assert await workers_of(frontier, "x") == ("c/0", [failed, lost, (NOTE_EVENT, "c/0"), ("done", "c/0")])
+        assert await workers_of(frontier, "x") == ("c/0", [failed, lost, ("note", "c/0"), ("done", "c/0")])
 
     async def test_a_dead_request_names_its_last_worker_until_it_is_retried(
         self, harness: Harness, frontier: Frontier
@@ -187,16 +186,16 @@ class WorkersContract(ContractTests):
         await push(frontier, "x")
         a, b = [await harness.open_run("run", holder=Holder(name, 1)) for name in ("a", "b")]
         await fail(a, await lease_one(a))
-        failed = ("attempt 1 failed", "a")
+        failed = ("failed", "a")
         assert await workers_of(frontier, "x") == ("a", [failed, ("dead", "a")])
         assert [found.worker async for found in frontier.dead()] == ["a"]
         assert await frontier.retry_dead() == 1
-        assert await workers_of(frontier, "x") == ("", [failed, (RETRIED_EVENT, ""), ("ready", "")])
+        assert await workers_of(frontier, "x") == ("", [failed, ("retried", ""), ("ready", "")])
         assert await b.release([await lease_one(b)]) == [True]
         assert (await workers_of(frontier, "x"))[0] == ""
 
 
-async def workers_of(frontier: Frontier, name: str) -> tuple[str, list[tuple[str, str]]]:
+async def workers_of(frontier: Frontier, name: str) -> tuple[str, list[tuple[EventKind, str]]]:
     """The worker of a request, and each of its events with its worker."""
     found = await history(frontier, page(name))
-    return found.worker, [(event.what, event.worker) for event in found.events]
+    return found.worker, [(event.kind, event.worker) for event in found.events]

@@ -26,9 +26,11 @@ from shoal.cli.options import (
     MetricsPort,
     Output,
     Quiet,
+    Replace,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     pairs,
     resolve,
 )
@@ -99,6 +101,7 @@ def node(
     ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],
+    replace: Replace = [],
     argument: Argument = [],
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
@@ -126,8 +129,8 @@ def node(
     made, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
-            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
-            allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=outputs_of(output, replace),
+            keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved),
         ),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
     )  # fmt: skip

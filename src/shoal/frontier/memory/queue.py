@@ -120,7 +120,7 @@ class MemoryQueue:
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
@@ -143,7 +143,7 @@ class MemoryQueue:
         while len(leases) < limit and (lane := lanes.take_best(now)) is not None:
             token += 1
             number, rank, attempt, payload = self._requests.take(lane, now, worker)
-            self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
+            self._held[number] = _Held(token, now + ttl, lane, rank, holder, counts_attempt)
             heappush(self._expiries, (now + ttl, token, number))
             host = lane.host
             learned = host.learned_delay or 0.0

@@ -219,7 +219,7 @@ class Requests:
         self.records[number] = make_record(head, payload_of(record))
 
     def add_event(self, number: int, at: float, what: str, detail: str, worker: int = 0) -> None:
-        self.events.setdefault(number, []).append(Event(at, what, detail, self.worker_name(worker)))
+        self.events.setdefault(number, []).append(rules.read_event(at, what, detail, self.worker_name(worker)))
 
     def worker_number(self, name: str) -> int:
         """The number of a worker or a slot of a cluster. It gets one if it has none; 0 if there are too many."""

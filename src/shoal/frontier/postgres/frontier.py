@@ -35,6 +35,7 @@ from shoal.frontier.rules import (
     new_nonce,
     push_fingerprint,
     queue_full,
+    read_event,
     reissued_token,
     token_base,
 )
@@ -125,14 +126,14 @@ class PostgresFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
         return await release_if_cancelled(
-            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
+            self._lease(min(limit, MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         if not self._has_set_options:
             options = self._options
             values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
@@ -145,7 +146,7 @@ class PostgresFrontier:
             with self._receipts.watch(proven=True):
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
-                    self._time.not_after, *self._holder, begun,
+                    self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
             leases: list[Lease] = []
             unreadable = EndingColumns()
@@ -439,6 +440,6 @@ def _history(row: asyncpg.Record) -> History:
     return History(
         url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
         priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
-        reason=reason, events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
         worker=worker,
     )  # fmt: skip

@@ -34,7 +34,7 @@ from shoal.frontier.redis.layouts import (
     UPDATE,
     read_text,
 )
-from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, token_base
+from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, read_event, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
@@ -267,7 +267,7 @@ def read_events(blob: bytes) -> list[Event]:
         what, at = read_text(blob, at + EVENT.size)
         detail, at = read_text(blob, at)
         worker, at = read_text(blob, at)
-        events.append(Event(when, what, detail, worker))
+        events.append(read_event(when, what, detail, worker))
     return events
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.frontier.rules import CLAIMED, DEAD, LEASED, STATE_NAMES
+from shoal.frontier.rules import CLAIMED, DEAD, LEASED, STATE_NAMES, read_event
 from shoal.frontier.sqlite.file import StoredRow
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
@@ -57,7 +57,7 @@ class Histories:
             url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
             attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
             reason=reason or "", worker=slot or "",
-            events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
+            events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
         )  # fmt: skip
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:

@@ -147,11 +147,11 @@ class SQLiteQueue:
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         check_nonce(nonce)
-        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, begun, nonce)
+        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
         step = self._run.change(partial(self._lease, call))
         return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
 

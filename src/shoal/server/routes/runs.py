@@ -283,7 +283,10 @@ async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]
 
 def _redact_history(history: History) -> dict[str, object]:
     """Redact internal addresses in the reasons."""
-    events = tuple(msgspec.structs.replace(event, detail=redacted(event.detail)) for event in history.events)
+    events = [
+        {"at": event.at, "what": event.what, "detail": redacted(event.detail), "worker": event.worker}
+        for event in history.events
+    ]
     state = STATE_NAMES.get(history.state, history.state)
     return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
 

@@ -197,7 +197,7 @@ class EventModel(BaseModel):
     """An event in the life of a request."""
 
     at: Annotated[float, Field(description="Unix time, in seconds.")]
-    what: str
+    what: Annotated[str, Field(description="What happened, or the state it has now.")]
     detail: str
     worker: Annotated[str, Field(description="The worker whose lease it was; empty if it was no worker's.")]
 
@@ -210,8 +210,11 @@ class HistoryModel(BaseModel):
             "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
             "parent": URL, "reason": "", "worker": "crawler-1",
             "events": [
-                {"at": 1771156800.0, "what": "note", "detail": "2 items were dropped", "worker": "crawler-1"},
-                {"at": 1771156801.0, "what": "done", "detail": "", "worker": "crawler-1"},
+                {
+                    "at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s",
+                    "worker": "crawler-2",
+                },
+                {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
             ],
         }
     )  # fmt: skip
