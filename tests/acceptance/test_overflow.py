@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import time
 import urllib.request
@@ -87,20 +88,25 @@ def check_what_the_commands_say(fleet: Fleet, url: str, refused: int) -> None:
     assert f"found on  {url}" in why
 
 
-def test_a_retry_with_too_little_room_says_so(url: str, tmp_path: Path) -> None:
-    with InProcessFleet(tmp_path, frontier_url("redis")) as fleet:
-        fleet.start(f"{url}/", settings={**LIMITED, "queue.max_size": 2})
-        fleet.worker()
-        fleet.wait()
-        refused = fleet.stats()["failed"]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_retry_with_too_little_room_says_so(backend: str, url: str, tmp_path: Path) -> None:
+    """The command does not know the settings of the crawl. The run does."""
+    with InProcessFleet(tmp_path, BACKENDS[backend](tmp_path)) as fleet:
+        (tmp_path / "spider.py").write_text((tmp_path / "spider.py").read_text() + f'    start_urls = ["{url}/"]\n')
+        fleet.shoal("run", "spider.py", "--set=queue.max_size=2", "--set=queue.overflow=refuse", "-q")
+        refused = newest(fleet)["failed"]
         assert refused > 2
         said = fleet.shoal("retry-failed").stdout
-        assert f"2 requests of run {fleet.run_id} are queued again" in said
+        assert said.startswith("2 requests of run ")
         assert f"{refused - 2} links did not fit into the queue (queue.max_size)" in said
+        assert fleet.shoal("retry-failed").stdout.startswith("0 requests of run ")
         assert "did not fit" not in fleet.shoal("retry-failed", "--kind", "http 500").stdout
-        fleet.worker()
-        fleet.wait()
-        assert "balanced: nothing lost" in fleet.shoal("audit").stdout
+        assert newest(fleet)["left"] == 2
+        fleet.shoal("run", "spider.py", "-q")  # now without a limit
+        assert newest(fleet)["left"] == 0
+        said, stats = fleet.shoal("retry-failed").stdout, newest(fleet)
+        assert said.startswith(f"{stats['left']} requests")
+        assert (stats["left"], stats["failed"]) == (refused - 2, 0)
 
 
 HOLDING_SPIDER = """
@@ -129,12 +135,12 @@ class Holding(Spider):
 
 def test_a_crawl_in_memory_fetches_refused_links_after_a_retry(url: str, tmp_path: Path) -> None:
     """From another process, while the crawl has a page in flight."""
-    (tmp_path / "holding.py").write_text(HOLDING_SPIDER)
+    name = f"holding{secrets.token_hex(6)}"
+    (tmp_path / "holding.py").write_text(HOLDING_SPIDER.replace('"holding"', f'"{name}"'))
 
     def shoal(*arguments: str) -> str:
-        return subprocess.run(
-            [*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        ).stdout
+        command = [*SHOAL, *arguments, "--frontier", f"local:{name}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stdout
 
     command = [*SHOAL, "run", "holding.py", "-a", f"url={url}", "-o", "items.jsonl", "-q", *OPTIONS]
     with subprocess.Popen(command, cwd=tmp_path) as crawling:
