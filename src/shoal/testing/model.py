@@ -364,7 +364,7 @@ class Model:
         dead = [entry for entry in self.in_state("dead") if is_retried(entry.kind, kinds)]
         others = [entry for entry in dead if entry.kind != FULL_KIND]
         for entry in others:
-            entry.state, entry.attempts = "ready", 0
+            entry.state, entry.attempts, entry.kind, entry.reason = "ready", 0, "", ""
         refused = sorted(
             (entry for entry in dead if entry.kind == FULL_KIND),
             key=lambda entry: (-entry.request.priority, entry.place),
@@ -373,7 +373,7 @@ class Model:
         if limit is not None:
             refused = refused[: max(0, limit - len(self.in_state("ready", "waiting")))]
         for entry in refused:
-            entry.state = "ready"
+            entry.state, entry.kind, entry.reason = "ready", "", ""
         return len(others) + len(refused)
 
     # -- roles and hosts
