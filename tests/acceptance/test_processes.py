@@ -28,7 +28,8 @@ class Pages(Spider):
         yield Request(self.start_url)
 
     def parse(self, response):
-        yield {"url": response.url, "title": response.css("h1::text").get()}
+        self.stats.inc("pages seen")
+        yield {"url": response.url, "title": response.css("h1::text").get(), "price": response.css("p.prise").get()}
         yield response.follow_all("a")
 """
 
@@ -93,6 +94,9 @@ def test_every_page_once_and_nobody_stays(here: Machine, url: str, frontier: tup
     assert re.search(rf"fetched +{PAGES + 1} pages", said), said
     assert "finished: every page found is accounted for" in said
     assert "these 2 processes" in said
+    assert re.search(rf"pages seen +{PAGES + 1} ", said), said
+    assert f"`p.prise` matched nothing on {PAGES + 1} pages" in said
+    assert "`h1" not in said
     here.wait_until(lambda: not here.processes(), "all processes ended", 20)
     assert list((here.runtime / "shoal").iterdir()) == []
 

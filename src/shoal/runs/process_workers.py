@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ import msgspec
 from shoal.crawling.stats import Counters
 from shoal.runs.child import RestartBackoff, command
 from shoal.runs.process_fork import WorkerProcess, start_worker
-from shoal.runs.process_part import Part, Report, total_of
+from shoal.runs.process_part import Part, Report, total_of, unmatched_by_all
 
 log = logging.getLogger("shoal.worker")
 
@@ -68,6 +69,19 @@ class WorkerProcesses:
     @property
     def counters(self) -> Counters:
         return total_of(list(self._reports.values()))
+
+    @property
+    def own_counters(self) -> Counter[str]:
+        """What the spiders counted."""
+        total: Counter[str] = Counter()
+        for report in self._reports.values():
+            total.update(report.own)
+        return total
+
+    @property
+    def unmatched(self) -> dict[str, int]:
+        """See `Summary`."""
+        return unmatched_by_all(list(self._reports.values()))
 
     def stop(self) -> None:
         """Ask all to stop in good order."""
