@@ -104,13 +104,24 @@ def pages(site: TorSite, host: str, count: int, wait: float = 0.0) -> tuple[str,
     return start, {start, *(f"{url}/page/{number}?wait={wait}" for number in range(count))}
 
 
-def run_tor(folder: Path, network: TorNetwork, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    (folder / "spider.py").write_text(SPIDER)
+def tor_command(folder: Path, network: TorNetwork, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with a daemon whose data is below the folder."""
     return subprocess.run(
-        [*SHOAL, "run", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", *words],
-        cwd=folder, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=timeout,
+        [*SHOAL, *words[:2], "--tor", f"--set=tor.torrc={network.torrc}", *words[2:]],
+        cwd=folder, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
+
+
+def run_tor(folder: Path, network: TorNetwork, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a spider without start URLs."""
+    (folder / "spider.py").write_text(SPIDER)
+    return tor_command(folder, network, "run", "spider.py", *words)
+
+
+def stored(folder: Path) -> list[str]:
+    """The URLs of the items in the output of a crawl."""
+    return sorted(json.loads(line)["url"] for line in (folder / "items.jsonl").read_text().splitlines())
 
 
 def left_behind(folder: Path) -> list[object]:
@@ -178,8 +189,7 @@ def test_no_packet_goes_past_tor(tmp_path: Path, network: TorNetwork, site: TorS
     assert (away.code, away.packets) == (1, 0), away.said
     assert "Tor did not get ready: the daemon is at" in away.said
     assert (through.code, through.packets) == (0, 0), through.said
-    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert sorted(items) == sorted(wanted)
+    assert stored(tmp_path) == sorted(wanted)
     seen = {(visit.host, visit.address in network.exits) for visit in site.visits("/")}
     assert seen == {(hosts[0], True), (hosts[1], True), (hosts[2], False)}
     assert not left_behind(tmp_path)
@@ -284,8 +294,7 @@ def test_processes_have_daemons_of_their_own(tmp_path: Path, network: TorNetwork
         made.wait_until(lambda: len(daemons_below(tmp_path)) == 2, "two daemons")
         assert set(daemons_below(tmp_path).values()) == set(made.workers())
         assert crawl.wait(timeout=120) == 0, made.said()
-    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert sorted(items) == sorted(wanted)
+    assert stored(tmp_path) == sorted(wanted)
     assert "Tor: 100 %" in made.said()
     assert not left_behind(tmp_path)
 
@@ -293,15 +302,10 @@ def test_processes_have_daemons_of_their_own(tmp_path: Path, network: TorNetwork
 def test_a_node_of_a_cluster(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
     start, wanted = pages(site, NAMES[0], 3)
     (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n")
-    done = subprocess.run(
-        [*SHOAL, "node", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--frontier", frontier_url("redis"),
-         "-o", "items.jsonl"],
-        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    words = ["node", "spider.py", "--frontier", frontier_url("redis")]
+    done = tor_command(tmp_path, network, *words, "-o", "items.jsonl")
     assert done.returncode == 0, done.stderr
-    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert sorted(items) == sorted(wanted)
+    assert stored(tmp_path) == sorted(wanted)
     assert {visit.address for visit in site.visits("/")} <= network.exits
     assert not left_behind(tmp_path)
 
@@ -310,15 +314,9 @@ def test_rendered_pages(tmp_path: Path, network: TorNetwork, site: TorSite) -> N
     """The browser uses the same daemon, and the circuit of the host."""
     start, wanted = pages(site, NAMES[0], 3)
     (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n    render = True\n")
-    done = subprocess.run(
-        [*SHOAL, "run", "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--set=browser.sandbox=no",
-         "-o", "items.jsonl"],
-        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    done = tor_command(tmp_path, network, "run", "spider.py", "--set=browser.sandbox=no", "-o", "items.jsonl")
     assert done.returncode == 0, done.stderr
-    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert sorted(items) == sorted(wanted)
+    assert stored(tmp_path) == sorted(wanted)
     assert len({visit.address for visit in site.visits("/")} & network.exits) == 1
     assert {visit.address for visit in site.visits("/")} <= network.exits
     assert not left_behind(tmp_path)
@@ -349,8 +347,7 @@ def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) 
             daemon.kill()
             crawl.kill()
     assert crawl.returncode == 0, said
-    items = [json.loads(line)["url"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert sorted(items) == sorted(url for _, urls in lists for url in urls)
+    assert stored(tmp_path) == sorted(url for _, urls in lists for url in urls)
     addresses = {visit.address for visit in site.visits()}
     assert addresses <= network.exits
     assert len(addresses) > 1

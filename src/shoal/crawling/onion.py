@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shoal.config import Config
 from shoal.http import Render, Request, Response
-from shoal.http.rendering import RenderChoice, render_choice
+from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.spider import Spider
@@ -80,10 +80,14 @@ def make_fetcher(
 
 
 async def open_fetcher(
-    stack: AsyncExitStack, spider: Spider, config: Config, run_id: str, hosts: Hosts, networks: Sequence[str] | None
+    stack: AsyncExitStack,
+    config: Config,
+    run_id: str,
+    hosts: Hosts,
+    networks: Sequence[str] | None,
+    render: RenderChoice,
 ) -> tuple[Fetcher, TorLayer | None]:
     """The fetcher of a run, and its layer for Tor if the run goes through it. Both end with the stack."""
-    render = render_choice(spider.render)
     fetcher = make_fetcher(config, networks, render=render, scope=run_id, hosts=hosts)
     stack.push_async_callback(fetcher.close)
     await fetcher.open()
