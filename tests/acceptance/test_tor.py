@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -33,7 +31,6 @@ from tests.acceptance.test_cli import ROOT, shop
 from tests.acceptance.test_docs import QUICK, blocks, run_all
 from tests.acceptance.tor_apart import Step, run_apart
 from tests.databases import free_port
-from tests.socks_server import SocksServer
 from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
 from tests.tor_site import TorSite, tor_site
 
@@ -111,12 +108,6 @@ def tor_command(folder: Path, network: TorNetwork, *words: str) -> subprocess.Co
         cwd=folder, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
-
-
-def run_tor(folder: Path, network: TorNetwork, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a spider without start URLs."""
-    (folder / "spider.py").write_text(SPIDER)
-    return tor_command(folder, network, "run", "spider.py", *words)
 
 
 def stored(folder: Path) -> list[str]:
@@ -384,90 +375,3 @@ def test_the_code_of_the_guide_runs(
     assert len((tmp_path / "pages.jsonl").read_text().splitlines()) == 5
     assert len((tmp_path / "titles.jsonl").read_text().splitlines()) == 1
     assert len((tmp_path / "onion.jsonl").read_text().splitlines()) == 3
-
-
-# -- bad input
-
-
-def test_a_torrc_that_is_wrong(tmp_path: Path, network: TorNetwork) -> None:
-    wrong = tmp_path / "wrong.torrc"
-    wrong.write_text("SocksPrt 1\n")
-    done = run_tor(tmp_path, network, f"--set=tor.torrc={wrong}", "--frontier", "sqlite:///crawl.db")
-    assert done.returncode == 2
-    assert f"tor.torrc ({wrong}) is wrong" in done.stderr
-    assert "Unknown option 'SocksPrt'" in done.stderr
-    done = run_tor(tmp_path, network, "--set=tor.torrc=missing.torrc")
-    assert done.returncode == 2
-    assert "cannot read tor.torrc (missing.torrc): No such file or directory" in done.stderr
-    wrong.chmod(0o666)
-    done = run_tor(tmp_path, network, f"--set=tor.torrc={wrong}")
-    assert done.returncode == 2
-    assert "every user can write to it" in done.stderr
-    assert not left_behind(tmp_path)
-
-
-_WITH_TEMPORARY_FOLDER = """
-import sys, tempfile
-tempfile.tempdir = sys.argv.pop(1)  # Python itself would choose another folder when this one is full
-from shoal.cli.main import main
-main()
-"""
-
-
-@pytest.mark.parametrize(("size", "message"), [("0", "cannot create a folder for Tor"), ("12k", "ended with code 1")])
-def test_a_full_disk(tmp_path: Path, network: TorNetwork, size: str, message: str) -> None:
-    """There is no room for the data of the daemon, or not enough. Later there is, and nothing is lost."""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
-        why = "this test needs root, for a small file system"
-        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = ['http://{NAMES[0]}/']\n")
-    mount = f'mount -t tmpfs -o size={size},nr_inodes={1 if size == "0" else 100} none "{folder}" && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", _WITH_TEMPORARY_FOLDER, folder, "run",
-         "spider.py", "--tor", f"--set=tor.torrc={network.torrc}", "--frontier", "sqlite:///crawl.db"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
-    assert "No space left on device" in done.stderr
-    assert "Make room there, or set TMPDIR" in done.stderr
-    if size != "0":  # otherwise it ended before the first URL was stored
-        assert "1 left" in run_tor(tmp_path, network, "--frontier", "sqlite:///crawl.db").stderr
-
-
-async def test_a_proxy_that_is_not_tor(tmp_path: Path) -> None:
-    """It would show the address of this machine."""
-    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = ['http://shop0.test/']\n")
-    async with SocksServer({}) as proxy:
-        url = proxy.address("", password="").replace(":@", "")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [*SHOAL, "run", "spider.py", "--tor", f"--set=tor.url={url}"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1
-        assert "(tor.url) is not Tor" in done.stderr
-        assert "shop0.test" not in {each.host for each in proxy.connects}
-
-
-def test_the_doctor_starts_tor(tmp_path: Path) -> None:
-    done = subprocess.run([*SHOAL, "doctor"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert re.search(r"^ok  Tor 0\.4\.\S+ \(/\S+/tor\) starts$", done.stdout, re.MULTILINE)
-    (tmp_path / "shoal.toml").write_text('[tor]\nenabled = true\nexecutable = "no-tor"\n')
-    done = subprocess.run([*SHOAL, "doctor"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "BAD Tor: tor.executable: there is no program no-tor. Install it" in done.stdout
-
-
-@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["celery-worker"], ["shell", "http://shop0.test/"]])
-def test_other_commands_refuse(tmp_path: Path, command: list[str]) -> None:
-    """They would send pages directly."""
-    (tmp_path / "shoal.toml").write_text("[tor]\nenabled = true\n")
-    done = subprocess.run(
-        [*SHOAL, *command], cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert '"tor.enabled" is set, but' in done.stderr
