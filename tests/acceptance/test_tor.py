@@ -72,12 +72,10 @@ class TorFleet(Fleet):
 
     def __init__(self, folder: Path, network: TorNetwork, **settings: Any) -> None:
         super().__init__(folder, frontier_url("redis"), SPIDER)
-        self._settings = {"tor.torrc": network.torrc, "tor.probe_timeout": 5, "lease.batch": 2, **settings}
+        self._settings = {"tor.torrc": network.torrc, "tor.probe_timeout": 5, "lease.batch": 2} | settings
 
     def tor_worker(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.worker(
-            "--tor", *arguments, settings=self._settings, env={"TMPDIR": str(self.folder), "SHOAL_WORKER__SESSION": "3"}
-        )
+        return self.worker("--tor", *arguments, settings=self._settings, env={"TMPDIR": str(self.folder)})
 
     def daemons(self) -> dict[int, int]:
         return daemons_below(self.folder)
@@ -128,8 +126,8 @@ def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorS
     """Two workers have two daemons. Everything is crawled once, with one attempt for each page."""
     lists = [pages(site, name, 12, wait=0.3) for name in NAMES[:2]]
     # A worker that is killed uses up an attempt of its pages in flight.
-    attempts = 2 if fault == "SIGKILL of a worker" else 1
-    with TorFleet(tmp_path, network) as fleet:
+    attempts, session = (2, 4) if fault == "SIGKILL of a worker" else (1, 60)
+    with TorFleet(tmp_path, network, **{"worker.session": session}) as fleet:
         fleet.start(*(start for start, _ in lists), settings={"retry.max_attempts": attempts})
         workers = [fleet.tor_worker(), fleet.tor_worker()]
         wait_until(lambda: len(fleet.daemons()) == 2, "two daemons")
