@@ -72,12 +72,13 @@ class Proxied:
     def __init__(
         self, url: str, connector: Connector, meter: Meter, guard: AddressGuard | None, tls: ssl.SSLContext | None
     ) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+            valid = bool(self._host) and parts.scheme in _DEFAULT_PORTS
         except (ValueError, KeyError):
-            self._host = ""
-        if not self._host:
+            valid = False
+        if not valid:
             raise ConfigError("a proxy must be a URL such as socks5://user:password@host:1080; http and https work too")
         self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
         self._scheme = parts.scheme

@@ -47,4 +47,4 @@ async def no_socket_is_left() -> AsyncIterator[None]:
 
     before = sockets()
     yield
-    await until(lambda: sockets() <= before)
+    await until(lambda: sockets() <= before, seconds=3)
