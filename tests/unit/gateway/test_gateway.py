@@ -347,6 +347,26 @@ async def test_close_ends_everything_at_once(site: MisbehavingServer) -> None:
     await until(lambda: all(each.end is not None for each in site.requests))
 
 
+async def test_close_right_after_a_connection() -> None:
+    """Before its task has begun."""
+    for _ in range(20):
+        gateway = Gateway(None)
+        listener = await gateway.open(None)
+        client = await Client.to(listener)
+        await gateway.close()
+        assert await client.ended()
+
+
+async def test_close_while_a_listener_opens() -> None:
+    gateway = Gateway(None)
+    opening = asyncio.create_task(gateway.open(None))
+    await asyncio.sleep(0)
+    await gateway.close()
+    await asyncio.gather(opening, return_exceptions=True)
+    with pytest.raises(RuntimeError):
+        await opening
+
+
 async def test_a_closed_listener_leaves_the_others_alone(site: MisbehavingServer) -> None:
     gateway = Gateway(AddressGuard(["127.0.0.0/8"]))
     first, second = await gateway.open(None), await gateway.open(None)
