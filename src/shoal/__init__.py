@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.cluster.node import Node as Node
-    from shoal.cluster.node import ZookeeperCrawler as ZookeeperCrawler
+    from shoal.cluster.zookeeper_crawler import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
     from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
+    from shoal.http import Render as Render
     from shoal.http import Request as Request
     from shoal.http import Response as Response
     from shoal.runs.crawl import Crawl as Crawl
@@ -30,6 +31,7 @@ _HOMES = {
     "DropItem": "shoal.errors",
     "Node": "shoal.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
+    "Render": "shoal.http",
     "Request": "shoal.http",
     "Response": "shoal.http",
     "Scheduler": "shoal.crawling.scheduler",
@@ -37,7 +39,7 @@ _HOMES = {
     "ShoalError": "shoal.errors",
     "Spider": "shoal.spider",
     "UrlWorkQueue": "shoal.runs.work_queue",
-    "ZookeeperCrawler": "shoal.cluster.node",
+    "ZookeeperCrawler": "shoal.cluster.zookeeper_crawler",
     "crawl": "shoal.runs.crawl",
 }
 
@@ -46,6 +48,7 @@ __all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Spider",
     "Request",
     "Response",
+    "Render",
     "Selector",
     "Config",
     "crawl",

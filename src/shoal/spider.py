@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from shoal.errors import SpiderError
-from shoal.http import Request, Response
+from shoal.http import Render, Request, Response
 
 _MAX_COUNTERS = 1000
 """User counters. Names beyond it are counted together: a page may decide them."""
@@ -81,6 +81,8 @@ class Spider:
     """The first fields of items that are dicts, in this order. A missing field is None."""
     middlewares: Sequence[Callable[..., Awaitable[Response]]] = ()
     """Layers around every fetch, after robots.txt, outermost first: async ``(request, fetch) -> response``."""
+    render: Render | Mapping[str, object] | bool | str | None = None
+    """Render the pages in a browser: True, ``"auto"``, or a `Render`. A request's own ``render`` overrides it."""
     handle_statuses: Collection[int] = ()
     """Statuses other than 2xx whose pages go to the callback instead of being errors."""
 
@@ -100,7 +102,6 @@ class Spider:
             if name in ("log", "arguments", "stats") or callable(getattr(type(self), name, None)):
                 raise SpiderError(f"{type(self).__name__}: argument {name!r} would replace the spider's own {name}")
             setattr(self, name, value)
-        self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")
 
     @classmethod
     def spider_name(cls) -> str:
@@ -122,6 +123,10 @@ class Spider:
 
         ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
         """
+
+    @cached_property
+    def log(self) -> logging.Logger:
+        return logging.getLogger(f"shoal.spider.{self.spider_name()}")
 
     @cached_property
     def stats(self) -> SpiderStats:
@@ -155,6 +160,17 @@ def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
         near = get_close_matches(name, declared, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(declared)}" if declared else ""
         raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
+
+
+def create_spider(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:
+    """Create a spider. SpiderError for an argument that it does not declare.
+
+    Its ``arguments`` are all of these, also those that its ``__init__`` does not pass on: workers of a fleet create it
+    again from them."""
+    check_declared(kind, arguments)
+    spider = kind(**arguments)
+    spider.arguments = dict(arguments)
+    return spider
 
 
 def _is_data(kind: type[Spider], name: str) -> bool:
