@@ -190,8 +190,11 @@ class Listener:
                     del self._failures[next(iter(self._failures))]
 
     def take(self, site: Site) -> Pipe | None:
-        for pipe, (kept, _) in reversed(self._kept.items()):
+        for pipe, (kept, _) in [*reversed(self._kept.items())]:
             if kept == site:
+                if pipe.pending:  # an answer that nobody asked for
+                    self._drop(pipe)
+                    continue
                 del self._kept[pipe]
                 pipe.on_end = None
                 return pipe

@@ -105,6 +105,21 @@ async def test_a_kept_connection_with_more_bytes_than_asked_for(client: Client) 
         assert site.connections == 2
 
 
+async def test_a_kept_connection_that_gets_an_answer_too_early(client: Client, listener: Listener) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(answer(b"one"))
+        await asyncio.sleep(0.05)
+        writer.write(answer(b"forged"))
+        await reader.read()
+
+    async with Conversing(converse) as site:
+        assert (await client.get(f"{site.url}/a")).body == b"one"
+        (kept,) = listener._kept
+        await until(lambda: kept.pending)
+        assert (await client.get(f"{site.url}/b")).body == b"one"
+
+
 async def test_a_site_that_answers_before_it_reads(client: Client) -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_head(reader)

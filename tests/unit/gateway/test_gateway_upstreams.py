@@ -126,8 +126,9 @@ async def test_socks_with_a_password(site: MisbehavingServer, socks: SocksServer
     assert site.connections == 2
 
 
-async def test_socks_without_a_password(site: MisbehavingServer) -> None:
-    async with SocksServer() as socks, listening(socks.address(scheme="socks5h")) as listener:
+@pytest.mark.parametrize("user", ["", "ann"])
+async def test_socks_without_a_password(site: MisbehavingServer, user: str) -> None:
+    async with SocksServer() as socks, listening(socks.address(user, scheme="socks5h")) as listener:
         client = await Client.to(listener)
         assert (await client.get(f"{site.url}/leaf/1")).status == 200
         client.close()
