@@ -134,6 +134,7 @@ class Conversation:
 
     async def _linger(self) -> None:
         """Read what the browser still sends: closing a connection with unread bytes destroys the answer on its way."""
+        await self._client.flush()
         self._client.on_end = None
         self._client.finish()
         most = _MAX_LINGER_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -82,6 +83,24 @@ async def test_a_response_that_ends_with_its_connection(client: Client) -> None:
         reply = await client.get(f"{site.url}/")
         assert (reply.body, reply.headers["connection"]) == (b"hello", "close")
         assert await client.ended()
+
+
+async def test_a_browser_that_is_slow_to_read_the_end_of_a_response(listener: Listener) -> None:
+    """The whole response is in the buffers of the gateway when the site has gone."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect(("127.0.0.1", int(listener.url.rpartition(":")[2])))
+    client = Client(await asyncio.open_connection(sock=made, limit=4096))
+    await until(lambda: len(listener._conversations) == 1)
+    (conversation,) = listener._conversations
+    assert conversation._client.transport is not None
+    conversation._client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    async with Scripted(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000) as site:
+        client.writer.write(f"GET {site.url}/ HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await client.reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(1.5)  # longer than the gateway waits for what a browser still sends
+        assert len(await client.reader.read()) == 200_000
+    client.close()
 
 
 async def test_head(site: MisbehavingServer, client: Client) -> None:
