@@ -26,7 +26,7 @@ LAYERS = [
     {"ports"},
     {"stores"},
     {"stores"},
-    {"frontier", "fetch", "middleware", "sinks"},
+    {"frontier", "browser", "fetch", "middleware", "sinks"},
     {"testing"},
     {"crawling"},
     {"metrics"},
@@ -42,7 +42,7 @@ LAYERS = [
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
     "shoal.batch.queries._RefusedError",
-    "shoal.fetch.http._RefusedAddressError",
+    "shoal.fetch.connecting.RefusedAddressError",
     "shoal.frontier.redis.records.UnreadableError",
     "shoal.middleware.Postponed",
     "shoal.server.bodies.BodyError",
