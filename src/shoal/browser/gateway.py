@@ -13,11 +13,14 @@ from collections import Counter
 from time import monotonic
 
 from shoal.browser.gateway_conversation import Conversation, GatewayLimits, Site
+from shoal.browser.gateway_peer import is_own
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.browser.gateway_upstream import Direct, Proxied, Upstream
 from shoal.errors import FetchError
 from shoal.fetch.connecting import Connector
 from shoal.fetch.guard import AddressGuard
+
+__all__ = ["Gateway", "GatewayLimits", "Listener"]
 
 _MAX_KEPT = 32  # connections without a request, of one listener
 _MAX_KEPT_PER_SITE = 6
@@ -82,7 +85,10 @@ class Gateway:
 
 
 class Listener:
-    """The way out of one browser context. Use it as the context's proxy, also for loopback addresses."""
+    """The way out of one browser context. Use it as the context's proxy, also for loopback addresses.
+
+    It serves only processes of this user, as far as the system tells (`gateway_peer`).
+    """
 
     def __init__(self, upstream: Upstream, meter: Meter, limits: GatewayLimits) -> None:
         self.url = ""
@@ -147,7 +153,7 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def accept(self, client: Pipe) -> None:
-        if self.closed:
+        if self.closed or not self._trusts(client):
             client.abort()
         elif len(self._conversations) >= self.limits.max_connections:
             self.refused["connections"] += 1
@@ -156,6 +162,13 @@ class Listener:
             conversation = Conversation(client, self)
             self._conversations.add(conversation)
             conversation.task.add_done_callback(lambda _: self._conversations.discard(conversation))
+
+    def _trusts(self, client: Pipe) -> bool:
+        transport = client.transport
+        if transport is not None and is_own(transport.get_extra_info("peername"), transport.get_extra_info("sockname")):
+            return True
+        self.refused["user"] += 1
+        return False
 
     # -- for the conversations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import NamedTuple, Protocol
@@ -28,6 +29,8 @@ from shoal.errors import FetchError
 _log = logging.getLogger(__name__)
 
 _MAX_INTERIM = 16  # responses with a status below 200 before the real one
+_LINGER_SECONDS = 1.0
+_MAX_LINGER_BYTES = 1024 * 1024
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 _STATUSES = {"address": 403, "too large": 403, "request": 400, "timeout": 504}
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
@@ -102,6 +105,7 @@ class Conversation:
                 pipe.active = False
                 self._touched = now
         if now > self._deadline:
+            self._listener.report(_timeout(f"no request within {self._limits.header_timeout:g} s"), None)
             self.task.cancel()
         elif now - self._touched > self._limits.idle_timeout:
             if self._upstream is None or self._answered:
@@ -113,8 +117,7 @@ class Conversation:
         try:
             while await self._serve():
                 pass
-            self._client.close()
-            await self._client.wait_closed()
+            await self._linger()
         except (EOFError, OSError, FetchError):
             pass  # one of the two sides is gone, and the other sees it
         except Exception:
@@ -124,6 +127,16 @@ class Conversation:
             self._client.abort()
             if self._upstream is not None:
                 self._upstream.abort()
+
+    async def _linger(self) -> None:
+        """Read what the browser still sends: closing a connection with unread bytes destroys the answer on its way."""
+        self._client.on_end = None
+        self._client.finish()
+        most = _MAX_LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while most > 0 and (data := await self._client.read()):
+                    most -= len(data)
 
     async def _serve(self) -> bool:
         """Serve one request. False if it was the last one."""
@@ -137,8 +150,7 @@ class Conversation:
             self._deadline = inf
             site, path = _site(request)
         except ValueError as exc:
-            failure = FetchError(f"invalid request: {exc}", kind="request", retryable=False, contacted=False)
-            return await self._answer(failure, site, last=True)
+            return await self._answer(_bad_request(exc), site, last=True)
         try:
             if request.method == b"CONNECT":
                 return await self._tunnel(site)
@@ -211,7 +223,7 @@ class Conversation:
             try:
                 return await self._exchange(request, site, path, upstream)
             except (EOFError, OSError) as exc:
-                if self._answered or self._client.ended:
+                if self._answered:
                     raise
                 upstream.abort()
                 if fresh or request.length or request.method not in _REPEATABLE:
@@ -230,7 +242,7 @@ class Conversation:
         headers += [each for each in forwarded(request) if each[0].lower() != b"host"]
         headers += out.headers
         await upstream.write(written(b"%b %b HTTP/1.1" % (request.method, target.encode()), headers))
-        upload = asyncio.create_task(_pass_body(self._client, upstream, request.length)) if request.length else None
+        upload = asyncio.create_task(self._upload(upstream, request.length)) if request.length else None
         try:
             response = await self._read_response(request, upstream)
             last = not request.persistent or response.length == UNTIL_CLOSE
@@ -239,17 +251,27 @@ class Conversation:
             headers = [*forwarded(response), (b"Connection", b"close" if last else b"keep-alive")]
             self._answered = True
             await self._client.write(written(b"HTTP/1.1 %d %b" % (response.status, response.reason), headers))
-            await _pass_body(upstream, self._client, response.length)
+            complete = await _pass_body(upstream, self._client, response.length)
         finally:
             if upload is not None:
                 upload.cancel()
                 await asyncio.gather(upload, return_exceptions=True)
         self._upstream = None
-        if response.persistent and upload is None and not upstream.pending:
+        if not complete:
+            self._listener.report(FetchError("the body is incomplete", kind="half body", retryable=True), site)
+        if complete and response.persistent and upload is None and not upstream.pending:
             self._listener.keep(site, upstream)
         else:
             upstream.abort()
-        return not last
+        return complete and not last
+
+    async def _upload(self, upstream: Pipe, length: int) -> None:
+        try:
+            await _pass_body(self._client, upstream, length)
+        except ValueError as exc:
+            upstream.fail(_bad_request(exc))
+        except (OSError, FetchError):
+            pass  # the response tells more
 
     async def _read_response(self, request: RequestHead, upstream: Pipe) -> ResponseHead:
         for _ in range(_MAX_INTERIM):
@@ -274,17 +296,17 @@ def _site(request: RequestHead) -> tuple[Site, str]:
     return Site(*authority(where, 80)), path
 
 
-async def _pass_body(source: Pipe, target: Pipe, length: int) -> None:
-    """EOFError if the body ends too early."""
+async def _pass_body(source: Pipe, target: Pipe, length: int) -> bool:
+    """False if the stream ends before the body does."""
     if length == UNTIL_CLOSE:
         while data := await source.read():
             await target.write(data)
-        return
+        return True
     chunks = Chunks() if length == CHUNKED else None
     while not chunks.done if chunks is not None else length:
         data = await source.read(None if chunks is not None else length)
         if not data:
-            raise EOFError
+            return False
         if chunks is not None:
             used = chunks.feed(data)
             if used < len(data):
@@ -293,6 +315,11 @@ async def _pass_body(source: Pipe, target: Pipe, length: int) -> None:
         else:
             length -= len(data)
         await target.write(data)
+    return True
+
+
+def _bad_request(exc: ValueError) -> FetchError:
+    return FetchError(f"invalid request: {exc}", kind="request", retryable=False, contacted=False)
 
 
 def _timeout(message: str) -> FetchError:

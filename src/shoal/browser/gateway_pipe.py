@@ -253,6 +253,12 @@ class Pipe(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def finish(self) -> None:
+        """End the stream after what was written is sent. The other side may still send."""
+        if not self._finished and not self._lost and self.transport is not None and not self.transport.is_closing():
+            self._finished = True
+            self.transport.write_eof()
+
     def close(self) -> None:
         """End the connection after what was written is sent."""
         if self.transport is not None:
@@ -284,9 +290,8 @@ class Pipe(asyncio.Protocol):
         if other.ended or not other.transport.can_write_eof():
             other.close()
             self.close()
-        elif not other.transport.is_closing():
-            other._finished = True
-            other.transport.write_eof()
+        else:
+            other.finish()
 
     def _pause(self, paused: bool) -> None:
         if self._paused == paused or self._lost or self.transport is None or self.transport.is_closing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -65,11 +66,22 @@ class AddressGuard:
         except ValueError:
             name = host.rstrip(".").lower()
         labels = name.split(".")
-        if not _NAME.fullmatch(name) or _NUMBER.fullmatch(labels[-1]):
+        if not _NAME.fullmatch(name) or _NUMBER.fullmatch(labels[-1]) or any(map(_hides_ascii, labels)):
             return "not a host name"  # a name never ends with a number, an address in an odd spelling does
         if len(labels) == 1 or labels[-1] in _LOCAL_ENDINGS or name.endswith(".home.arpa"):
             return "a name of a local network"
         return None
+
+
+def _hides_ascii(label: str) -> bool:
+    """Whether a label of an internationalized name stands for ASCII: digits of another script, for example."""
+    if not label.startswith("xn--"):
+        return False
+    try:
+        decoded = label[4:].encode("ascii").decode("punycode")
+    except (UnicodeError, ValueError, OverflowError):
+        return True
+    return unicodedata.normalize("NFKC", decoded).isascii()
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:
