@@ -21,10 +21,13 @@ from shoal.cli.options import (
     MetricsPort,
     Output,
     Quiet,
+    Rendered,
+    RenderedIfNeeded,
     Setting,
     SpiderName,
     given,
     resolve,
+    set_rendering,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
 
@@ -59,6 +62,8 @@ def worker(
     ] = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    render: Rendered = None,
+    render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -77,6 +82,7 @@ def worker(
     options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
+    set_rendering(made, render, render_auto)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
         Worker(made, resolved.config, run_id, outputs=output, options=how),
