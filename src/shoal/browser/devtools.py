@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -64,6 +65,9 @@ class Watch:
     def _reset(self, request: Request) -> None:
         self.request = request
         self.status = 0
+        self.latency = 0.0
+        """Seconds from sending the request to receiving the headers of the document."""
+        self._sent = 0.0
         self.headers: list[tuple[str, str]] = []
         self.requests = 0
         self.captured: list[Captured] = []
@@ -184,6 +188,7 @@ class Watch:
         self._navigations += 1
         url = event["request"]["url"]
         if self._navigations == 1:
+            self._sent = time.monotonic()
             await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
             return
         same_host = host_of(url) == host_of(self.request.url) if url.startswith("http") else False
@@ -213,6 +218,7 @@ class Watch:
         found = {name.lower(): value for name, value in headers}
         if self._navigations == 1:
             self.status, self.headers = status, headers
+            self.latency = time.monotonic() - self._sent
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
             self._decided(Document(status=status, headers=headers, url=found["location"]))

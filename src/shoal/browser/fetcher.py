@@ -1,4 +1,4 @@
-"""The fetcher that renders pages in Chromium. It cannot hang: every step has a deadline, and then the browser is killed.
+"""The fetcher that renders pages in Chromium. It cannot hang: each step has a deadline; then the browser is killed.
 
 A browser can end at any moment without losing anything: the pages in it are still leased, and are released or retried.
 """

@@ -45,6 +45,8 @@ _SWITCHES = (
     "--proxy-bypass-list=<-loopback>",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
+_UNWANTED = ("--disable-ipc-flooding-protection", "--disable-popup-blocking")
+"""Switches of Playwright that let a page flood the browser."""
 _BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
 
 
@@ -127,6 +129,7 @@ class BrowserProcess:
                 executable_path=executable,
                 chromium_sandbox=self._settings.sandbox,
                 args=[*_SWITCHES, *(_BLOCKING[kind] for kind in self._settings.block if kind in _BLOCKING)],
+                ignore_default_args=list(_UNWANTED),
                 env=self._environment(self._folder),
                 downloads_path=self._folder,
                 handle_sigint=False,

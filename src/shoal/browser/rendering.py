@@ -225,7 +225,7 @@ class Rendering:
             headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
             body=body,
             request=self._request,
-            elapsed=time.monotonic() - self._started,
+            elapsed=self._watch.latency,
         )
         return response.rendered(
             screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console)
@@ -245,7 +245,7 @@ class Rendering:
             headers=document.headers,
             body=document.body,
             request=self._request,
-            elapsed=time.monotonic() - self._started,
+            elapsed=self._watch.latency,
         ).rendered(console=list(self._tab.console))
 
     def _explain(self, message: str) -> FetchError | ConnectionError:
