@@ -149,10 +149,14 @@ class BrowserFetcher:
         try:
             response = await Rendering(tab, request, options, self._settings).run()
             use.reusable = True
-            return response
         except FetchError as error:
             use.reusable = error.kind not in ("timeout", "browser")
             raise _reason(tab, request, error) from error
+        if response.headers.get("Proxy-Status", "").startswith("shoal;"):  # the gateway answered, not the site
+            failure = _gateway_failure(tab, request)
+            if failure is not None:
+                raise failure
+        return response
 
     async def _release(self, session: _Session, use: _Use, request: Request) -> None:
         session.uses.pop(request.url, None)
@@ -251,9 +255,13 @@ def _reason(tab: Tab, request: Request, error: FetchError) -> FetchError:
     """The error of the gateway, if it made no connection: the browser does not know why."""
     if error.kind not in ("connect", "browser"):
         return error
+    return _gateway_failure(tab, request) or error
+
+
+def _gateway_failure(tab: Tab, request: Request) -> FetchError | None:
     parts = urlsplit(request.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return tab.context.listener.failure(parts.hostname or "", port) or error
+    return tab.context.listener.failure(parts.hostname or "", port)
 
 
 class _Company:
