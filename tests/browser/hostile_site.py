@@ -47,8 +47,8 @@ SCRIPTS: dict[str, str] = {
     "location changes": "setInterval(() => { location.hash = Math.random(); }, 1);",
     "requests without end": "setInterval(() => { for (let i = 0; i < 50; i++) fetch('/leaf?' + Math.random()); }, 1);",
     "console": "for (let i = 0; i < 3000; i++) console.log('x'.repeat(1000));",
-    "download": "const a = document.createElement('a'); a.href = '/file'; a.download = 'x'; document.body.appendChild(a);"
-    " a.click();",
+    "download": "const a = document.createElement('a'); a.href = '/file'; a.download = 'x'; "
+    "document.body.appendChild(a); a.click();",
     "permissions": "navigator.geolocation.getCurrentPosition(() => {}); Notification.requestPermission();",
     "storage": "for (let i = 0; i < 1000; i++) { try { localStorage.setItem('k' + i, 'x'.repeat(1e6)); } catch {} }",
     "debugger": "debugger; document.title = 'after';",
@@ -118,8 +118,9 @@ async def serve() -> AsyncIterator[tuple[str, str, list[str]]]:
     app = web.Application()
     app.add_routes(
         [
-            web.get("/hostile", hostile), web.get("/leaf", leaf), web.get("/never", never), web.get("/no-load", no_load),
-            web.get("/hangs", hangs), web.get("/to-trap", to_trap), web.get("/script-redirected", script_redirected),
+            web.get("/hostile", hostile), web.get("/leaf", leaf), web.get("/never", never),
+            web.get("/no-load", no_load), web.get("/hangs", hangs), web.get("/to-trap", to_trap),
+            web.get("/script-redirected", script_redirected),
             web.get("/file", file), web.get("/huge", huge),
         ]
     )  # fmt: skip

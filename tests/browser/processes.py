@@ -1,26 +1,61 @@
-"""The processes of browsers that this test process and its children started."""
+"""The processes of browsers that tests started."""
 
 from __future__ import annotations
 
-import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.browser import guardian
 
 
-def browsers() -> list[int]:
-    """Living processes of any browser of this test run: Chromium, its children and guardians."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and _belongs(int(name)):
-            found.append(int(name))
+def tokens(ancestor: int) -> set[str]:
+    """The tokens of the browsers that this process or a descendant of it started, and that live."""
+    found = set()
+    for pid in descendants(ancestor):
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(f"{guardian.VARIABLE}=".encode()):
+                    found.add(entry.partition(b"=")[2].decode())
     return found
 
 
-def _belongs(pid: int) -> bool:
+def descendants(ancestor: int) -> list[int]:
+    found = [ancestor]
+    for pid in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]
+
+
+def browsers(marks: Iterable[str]) -> list[int]:
+    """The living processes of the browsers with these tokens."""
+    return [pid for token in marks for pid in guardian.find(token)]
+
+
+def wait_until_gone(marks: Iterable[str], seconds: float = 10.0) -> list[int]:
+    """The processes of browsers that are still there after a while."""
+    end = time.monotonic() + seconds
+    while (left := browsers(marks)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def drivers(worker: int) -> list[int]:
+    """The processes through which a worker controls its browsers."""
+    return [pid for pid in descendants(worker) if b"run-driver" in command(pid)]
+
+
+def command(pid: int) -> bytes:
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
-    return f"{guardian.VARIABLE}=".encode() in environment and state != "Z"
+        return b""
+
+
+def is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

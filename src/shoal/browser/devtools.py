@@ -80,6 +80,7 @@ class Watch:
         for future in (self.decided, self.failed):
             future.add_done_callback(_ignore)
         self._navigations = 0
+        self._first = ""
         self._pending: set[str] = set()
         self._changed = asyncio.Event()
         self._wanted: dict[str, Event] = {}
@@ -185,9 +186,11 @@ class Watch:
             await self._decide_navigation(request, event)
 
     async def _decide_navigation(self, request: str, event: Event) -> None:
-        self._navigations += 1
         url = event["request"]["url"]
+        begun_again = url == self._first and not self.status  # in another process of the browser
+        self._navigations += not begun_again
         if self._navigations == 1:
+            self._first = url
             self._sent = time.monotonic()
             await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
             return

@@ -92,7 +92,11 @@ class BrowserFetcher:
             session.users.add(request.url)
             try:
                 response = await self._render(stack, session, key, request, options)
-            except ConnectionError as exc:
+            except (FetchError, Postponed):
+                raise
+            except Exception as exc:  # the page, the browser or its driver ended: the library raises many kinds
+                if not isinstance(exc, ConnectionError) or not session.process.is_connected:
+                    self._kill(session, None)
                 raise self._blame(session, request, exc) from exc
             if options.page and isinstance(response, RenderedResponse):
                 self._lend(response, session, request, stack.pop_all())
@@ -167,7 +171,7 @@ class BrowserFetcher:
             log.warning("killing the browser: a page cannot be closed url=%s %s", request.url, exc)
             self._kill(session, request)
 
-    def _blame(self, session: _Session, request: Request, exc: ConnectionError) -> Exception:
+    def _blame(self, session: _Session, request: Request, exc: Exception) -> Exception:
         """A page that crashes its browser loses an attempt. Its neighbours are released without losing one."""
         crashed = session.process.ended
         if crashed and session.guilty not in (None, request.url):
@@ -180,7 +184,8 @@ class BrowserFetcher:
             return Postponed("the browser crashed with several pages", contacted=True)
         self._suspects.pop(request.url, None)
         what = "the browser" if crashed else "the page"
-        return FetchError(f"{what} crashed while it was rendered: {exc}", kind="browser crashed", retryable=True)
+        reason = str(exc).partition("\n")[0][:200] or type(exc).__name__
+        return FetchError(f"{what} crashed while it was rendered: {reason}", kind="browser crashed", retryable=True)
 
     # -- browsers
 
@@ -193,7 +198,7 @@ class BrowserFetcher:
                 session = None
             if session is None:
                 process = BrowserProcess(self._settings)
-                await process.launch(lambda: None)
+                await process.launch()
                 session = _Session(process, Pages(process, self._gateway, self._settings, self._user_agent))
                 self._session = session
                 if self._watchdog is None:
@@ -207,12 +212,12 @@ class BrowserFetcher:
             self._session = None
             self._do(self._end(session))
 
-    def _kill(self, session: _Session, request: Request) -> None:
-        """Kill a browser because of one of its pages."""
-        if session.guilty is None:
+    def _kill(self, session: _Session, request: Request | None) -> None:
+        """Kill a browser because of one of its pages, or because it does not work any more."""
+        if request is not None and session.guilty is None:
             session.guilty = request.url
         session.retired = True
-        if not session.process.ended:
+        if not session.process.killed:
             self._do(session.process.kill())
 
     async def _end(self, session: _Session) -> None:

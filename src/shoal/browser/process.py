@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +69,7 @@ class BrowserProcess:
         """How many pages it has rendered."""
         self.started = time.monotonic()
         self.ended = False
+        self.killed = False
         self._settings = settings
         self._token = secrets.token_hex(16)
         self._folder: str | None = None
@@ -83,8 +83,13 @@ class BrowserProcess:
         assert self._browser is not None
         return self._browser
 
-    async def launch(self, on_end: Callable[[], None]) -> None:
-        """Start it. BrowserError says what to install or change. ``on_end`` is called when Chromium ends or crashes."""
+    @property
+    def is_connected(self) -> bool:
+        """Whether Chromium and its driver still work, as far as is known."""
+        return not self.ended and self._browser is not None and self._browser.is_connected()
+
+    async def launch(self) -> None:
+        """Start it. BrowserError says what to install or change."""
         executable = find_executable(self._settings)
         if self._settings.sandbox and os.geteuid() == 0:
             raise BrowserError(
@@ -101,11 +106,10 @@ class BrowserProcess:
             await self.kill()
             raise
 
-        def ended(*_: object) -> None:
+        def end(*_: object) -> None:
             self.ended = True
-            on_end()
 
-        self.browser.on("disconnected", ended)
+        self.browser.on("disconnected", end)
         log.info("started Chromium %s", self.browser.version)
 
     async def _launch(self, executable: str | None) -> None:
@@ -170,7 +174,7 @@ class BrowserProcess:
 
     async def kill(self) -> None:
         """SIGKILL all its processes, and remove the profile."""
-        self.ended = True
+        self.ended = self.killed = True
         watch, self._guardian = self._guardian, None
         await asyncio.to_thread(guardian.kill, self._token)
         if self._playwright is not None:
