@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 
 from tests.acceptance.fleets import SHOAL, frontier_url
-from tests.acceptance.serving import Api, beside, celery, serving
+from tests.acceptance.serving import Api, beside, celery, serving, until
 from tests.acceptance.test_cli import shop
+from tests.databases import free_port
 from tests.servers import StreamServer, answer, read_head
 
 __all__ = ["shop"]
@@ -429,3 +431,42 @@ def test_the_shell_renders(shop: str, tmp_path: Path) -> None:
 def test_a_browser_that_does_not_start_is_one_line(shop: str, tmp_path: Path) -> None:
     done = shoal(tmp_path, "crawl", f"{shop}app", "--render", "--set", "browser.executable=/nowhere", code=2)
     assert "browser.executable" in done.stderr
+
+
+def test_a_run_of_the_server_renders_behind_the_guard(site: Site, trap: Trap, tmp_path: Path) -> None:
+    site.trap = trap.url
+    (tmp_path / "nosy.py").write_text(
+        "from shoal import Spider\n\n\nclass Nosy(Spider):\n    render = {'wait_for': '#out.done'}\n"
+        f"    start_urls = ['{site.url}/nosy', '{trap.url}/']\n    settings = {{'robots.obey': False}}\n\n"
+        "    def parse(self, response):\n        return [{'out': response.css('#out::text').get()}]\n"
+    )
+    (tmp_path / "shoal.toml").write_text('[spiders.Nosy]\nfile = "nosy.py"\n')
+    with serving(tmp_path, {**RENDERING, "SHOAL_SERVE__ALLOW": "127.0.0.1/32"}) as api:
+        status, run = api.ask("POST", "/api/runs", {"spider": "Nosy"})
+        assert status == 201, run
+        path = f"/api/runs/{run['run_id']}"
+        until(lambda: api.get(path)[1]["state"] == "finished", what="the run")
+        items = api.get(f"{path}/items")[1]["items"]
+        failed = api.get(path)[1]["stats"]["failed"]
+    assert ([item["out"].split() for item in items], failed) == ([["tried"] * 3], 1)
+    assert trap.connections == 0
+
+
+def test_the_doctor_starts_the_browser(tmp_path: Path) -> None:
+    found = shoal(tmp_path, "doctor").stdout
+    assert re.search(r"^ok  Chromium [\d.]+ starts \(.+\)$", found, re.MULTILINE)
+    assert re.search(r"^-   the sandbox of Chromium: off", found, re.MULTILINE)
+    broken = shoal(tmp_path, "doctor", "--set", "browser.executable=/nowhere", code=1).stdout
+    assert re.search(r"^BAD Chromium for rendering: \"browser.executable\"", broken, re.MULTILINE)
+
+
+def test_the_doctor_connects_to_servers_that_are_configured(tmp_path: Path) -> None:
+    redis = frontier_url("redis")
+    found = shoal(tmp_path, "doctor", "--set", f"frontier={redis}", "--set", f"cluster.coordinator={redis}").stdout
+    assert re.search(r"^ok  frontier redis:", found, re.MULTILINE)
+    assert re.search(r"^ok  coordinator redis:", found, re.MULTILINE)
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    (tmp_path / "shoal.toml").write_text(f'frontier = "{nobody}"\n')
+    assert f"BAD frontier {nobody}: cannot reach" in shoal(tmp_path, "doctor", code=1).stdout
+    (tmp_path / "shoal.toml").write_text("fronteer = 1\n")
+    assert "BAD configuration: " in shoal(tmp_path, "doctor", code=1).stdout

@@ -65,6 +65,7 @@ class LocalWork:
             self._round_robin.leave(participant)
             del self._lives[session.id], self._callers[session.id]
             self._rendering.discard(session.id)
+            self._fetcher.forget(session.id)
             if life.engine is not None:
                 self._ended.add(life.engine.counters)
             self._share_out()

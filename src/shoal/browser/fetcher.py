@@ -121,6 +121,11 @@ class BrowserFetcher:
         late = asyncio.get_running_loop().call_later(self._settings.timeout, expire)
         response.on_release = end
 
+    def forget(self, scope: str) -> None:
+        """Remove the cookies and the storage of a scope, which has ended."""
+        if self._session is not None:
+            self._session.pages.forget(scope)
+
     async def close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()

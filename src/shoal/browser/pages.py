@@ -136,17 +136,26 @@ class Pages:
             raise
         return Context(key=key, browser_context=browser_context, listener=listener)
 
+    def forget(self, scope: str) -> None:
+        """Close the contexts of a scope."""
+        for key in [key for key in self._contexts if key.scope == scope]:
+            self._drop(key)
+
     def _drop_oldest(self) -> None:
         """Close the context that was not used for longest, if there are too many."""
-        if len(self._contexts) < _MAX_CONTEXTS:
-            return
-        for key, task in self._contexts.items():
-            if task.done() and not task.cancelled() and task.exception() is None and not task.result().in_use:
-                del self._contexts[key]
-                closing = asyncio.create_task(self._close_context(task.result()))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-                return
+        if len(self._contexts) >= _MAX_CONTEXTS:
+            any(map(self._drop, [*self._contexts]))
+
+    def _drop(self, key: ContextKey) -> bool:
+        """Close a context. False if it is in use."""
+        task = self._contexts[key]
+        if not task.done() or task.cancelled() or task.exception() is not None or task.result().in_use:
+            return False
+        del self._contexts[key]
+        closing = asyncio.create_task(self._close_context(task.result()))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return True
 
     async def _close_context(self, context: Context) -> None:
         with suppress(Exception):  # the browser ends some day, and the context with it

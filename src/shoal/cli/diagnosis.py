@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from shoal.config import Resolved, mask
@@ -29,8 +30,8 @@ _OPTIONAL = (
 )
 _MIN_OPEN_FILES = 1024
 _SERVER_TIMEOUT = 10.0
-_MIN_SHARED_MEMORY = 256 << 20
-"""Bytes. Docker gives a container 64 MB, and Chromium's pages crash without a reason that anybody sees."""
+_MIN_TEMPORARY = 256 << 20
+"""Bytes. Chromium does not use /dev/shm, which is small in containers, but files for its shared memory."""
 
 
 class Finding(NamedTuple):
@@ -174,7 +175,7 @@ def check_browser(resolved: Resolved) -> Iterator[Finding]:
             "the sandbox of Chromium",
             "off (browser.sandbox); render only pages that you trust, or in a container",
         )
-    yield from _check_shared_memory()
+    yield from _check_temporary_folder()
 
 
 async def _start_browser(resolved: Resolved) -> str:
@@ -183,21 +184,20 @@ async def _start_browser(resolved: Resolved) -> str:
 
     process = BrowserProcess(resolved.config.browser)
     try:
-        await process.launch(lambda: None)
+        await process.launch()
         return process.browser.version
     finally:
         await process.close()
 
 
-def _check_shared_memory() -> Iterator[Finding]:
-    with suppress(OSError):  # a system without it
-        found = os.statvfs("/dev/shm")
-        size = found.f_frsize * found.f_blocks
-        yield Finding(
-            True if size >= _MIN_SHARED_MEMORY else None,
-            f"{size >> 20} MB of shared memory",
-            "large pages may crash; start the container with --shm-size=1g",
-        )
+def _check_temporary_folder() -> Iterator[Finding]:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    yield Finding(
+        True if free >= _MIN_TEMPORARY else None,
+        f"{free >> 20} MB free in {folder} for the profile and the shared memory of Chromium",
+        "large pages may crash; set TMPDIR to another folder",
+    )
 
 
 CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser)

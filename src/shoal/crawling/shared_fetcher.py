@@ -46,6 +46,11 @@ class SharedFetcher:
             hosts=hosts,
         )
 
+    def forget(self, scope: str) -> None:
+        """Remove the cookies and the storage of a session that has ended."""
+        if self._browser is not None:
+            self._browser.forget(scope)
+
     def check_allowed(self) -> None:
         """RequestError if the operator does not allow rendering."""
         if not self._config.serve.render:
@@ -102,6 +107,9 @@ class _BorrowedBrowser:
                 kind="too large", retryable=False,
             )  # fmt: skip
         return response
+
+    def forget(self, scope: str) -> None:
+        self._owner.forget(scope)
 
     async def close(self) -> None:
         """The owner closes the browser."""

@@ -268,6 +268,8 @@ class _TaskRunner:
         for session_id in list(self._open)[:-_MAX_OPEN_SESSIONS]:
             if not self._open[session_id].users:
                 self._open.pop(session_id).renewal.cancel()
+                for fetcher in self._fetchers.values():
+                    fetcher.forget(session_id)
 
     async def close(self) -> None:
         for opened in self._open.values():
