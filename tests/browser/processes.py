@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shoal.browser import guardian
@@ -19,6 +20,26 @@ def tokens(ancestor: int) -> set[str]:
                 if entry.startswith(f"{guardian.VARIABLE}=".encode()):
                     found.add(entry.partition(b"=")[2].decode())
     return found
+
+
+@contextmanager
+def recorded(ancestors: Callable[[], Iterable[int]]) -> Iterator[set[str]]:
+    """Record the tokens of all browsers that these processes start."""
+    marks: set[str] = set()
+    end = threading.Event()
+
+    def record() -> None:
+        while not end.wait(0.1):
+            for pid in ancestors():
+                marks.update(tokens(pid))
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    try:
+        yield marks
+    finally:
+        end.set()
+        thread.join()
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.fleets import InProcessFleet, frontier_url
 from tests.browser import shop
-from tests.browser.processes import browsers, command, drivers, tokens, wait_until_gone
+from tests.browser.processes import browsers, command, drivers, recorded, wait_until_gone
 
 PRODUCTS = 60
 KILLS = ("--type=renderer", "--type=gpu-process", "browser", "driver", "worker")
@@ -41,21 +41,22 @@ class Shop(Spider):
 
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_whatever_is_killed(tmp_path: Path) -> None:
-    with shop.serve(PRODUCTS, 0.05) as site, InProcessFleet(tmp_path, frontier_url("redis"), SPIDER) as fleet:
+    with (
+        shop.serve(PRODUCTS, 0.05) as site,
+        InProcessFleet(tmp_path, frontier_url("redis"), SPIDER) as fleet,
+        recorded(lambda: [process.pid for process in [*fleet.processes]]) as marks,
+    ):
         fleet.start(f"{site.url}/")
         workers = [fleet.worker(), fleet.worker()]
         rng = random.Random()
         killed: Counter[str] = Counter()
-        marks: set[str] = set()
         last = 0
         while (done := fleet.stats()["done"]) < PRODUCTS - 5:
-            for worker in workers:
-                marks |= tokens(worker.pid)
             if done > last + 5:  # kill something after every few pages
                 last = done
                 for victim in KILLS:
                     if killed[victim] == min(killed[each] for each in KILLS):
-                        killed[victim] += kill(victim, [worker.pid for worker in workers], marks, rng)
+                        killed[victim] += kill(victim, [worker.pid for worker in workers], set(marks), rng)
                         break
             for number, worker in enumerate(workers):
                 if worker.poll() == -signal.SIGKILL:
