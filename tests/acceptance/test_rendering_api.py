@@ -352,6 +352,11 @@ def test_hostile_options_are_refused(api: Api, options: object, message: str) ->
 def test_a_server_without_a_browser_says_so(site: Site, tmp_path: Path) -> None:
     """No session is started, and batches without rendering work."""
     body = {"urls": [f"{site.url}/plain"], "options": {"render": True}}
+    (tmp_path / "rendered.py").write_text(
+        "from shoal import Spider\n\n\nclass Rendered(Spider):\n    render = True\n\n    def parse(self, response):\n"
+        "        return [{'url': response.url}]\n"
+    )
+    (tmp_path / "shoal.toml").write_text('[spiders.Rendered]\nfile = "rendered.py"\n')
     with serving(
         tmp_path, {"SHOAL_BROWSER__SANDBOX": "false", "SHOAL_BROWSER__EXECUTABLE": "/nowhere/chromium"}
     ) as api:
@@ -360,6 +365,9 @@ def test_a_server_without_a_browser_says_so(site: Site, tmp_path: Path) -> None:
         assert "browser.executable" in found["error"]["message"]
         assert "/nowhere" not in found["error"]["message"]
         assert api.batch([f"{site.url}/plain"])["stats"]["success"] == 1
+        status, found = api.ask("POST", "/api/runs", {"spider": "Rendered", "urls": [f"{site.url}/plain"]})
+        assert (status, found["error"]["kind"]) == (503, "no browser")
+        assert api.get("/api/runs")[1]["runs"] == []
     with serving(tmp_path, {**RENDERING, "SHOAL_SERVE__RENDER": "false"}) as api:
         status, found = api.ask("POST", "/api/crawl/batch", body)
         assert (status, found["error"]["kind"]) == (422, "bad request")
@@ -448,7 +456,7 @@ def test_a_run_of_the_server_renders_behind_the_guard(site: Site, trap: Trap, tm
         until(lambda: api.get(path)[1]["state"] == "finished", what="the run")
         items = api.get(f"{path}/items")[1]["items"]
         failed = api.get(path)[1]["stats"]["failed"]
-    assert ([item["out"].split() for item in items], failed) == ([["tried"] * 3], 1)
+    assert ([each["item"]["out"].split() for each in items], failed) == ([["tried"] * 3], 1)
     assert trap.connections == 0
 
 
