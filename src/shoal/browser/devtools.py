@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from shoal.config import BrowserSettings
+from shoal.errors import FetchError
 from shoal.http import Request
 from shoal.http.rendering import Captured
 from shoal.urls.normalize import host_of
@@ -222,6 +223,10 @@ class Watch:
         if self._navigations == 1:
             self.status, self.headers = status, headers
             self.latency = time.monotonic() - self._sent
+        if found.get("proxy-status", "").startswith("shoal; error="):
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
+            self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
+            return
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
             self._decided(Document(status=status, headers=headers, url=found["location"]))

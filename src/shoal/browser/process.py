@@ -142,7 +142,7 @@ class BrowserProcess:
                 timeout=_LAUNCH_TIMEOUT * 1000,
             )
         except Error as exc:
-            raise BrowserError(_explain(str(exc), executable)) from exc
+            raise BrowserError(_explain(str(exc), executable, sandbox=self._settings.sandbox)) from exc
 
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
@@ -197,7 +197,7 @@ class BrowserProcess:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _explain(message: str, executable: str | None) -> str:
+def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
     """What to do about a Chromium that does not start."""
     where = executable or "the Chromium of Playwright"
     if "Executable doesn't exist" in message:
@@ -205,7 +205,7 @@ def _explain(message: str, executable: str | None) -> str:
             "no Chromium found. Install it (Debian: apt install chromium; elsewhere: playwright install chromium), or "
             "set browser.executable to its path"
         )
-    if "sandbox" in message.lower():
+    if sandbox and "sandbox" in message.lower():
         return (
             f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces, or set browser.sandbox = "
             "false if the pages are trusted or a container isolates them"

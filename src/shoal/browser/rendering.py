@@ -263,6 +263,6 @@ class Rendering:
             return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)
         if code == "ERR_NAME_NOT_RESOLVED":
             return FetchError(text, kind="dns", retryable=True, contacted=False)
-        if "PROXY" in code or "TUNNEL" in code:
-            return FetchError(text, kind="connect", retryable=True)
+        if code == "ERR_UNSAFE_PORT":
+            return FetchError(f"{text}: browsers refuse this port", kind="connect", retryable=False, contacted=False)
         return FetchError(text, kind="connect", retryable=True)
