@@ -26,7 +26,7 @@ class Shop(Spider):
     name = "shop"
     render = True
     settings = {
-        "browser.sandbox": False, "browser.timeout": 20, "download_delay": 0, "throttle.enabled": False,
+        "browser.sandbox": False, "browser.page_timeout": 20, "download_delay": 0, "throttle.enabled": False,
         "retry.max_attempts": 20, "retry.base_delay": 0.1, "lease.ttl": 60, "worker.session": 3,
     }
 

@@ -23,7 +23,7 @@ from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
 from tests.browser import shop
 from tests.databases import free_port
 
-SETTINGS = BrowserSettings(sandbox=False, timeout=60.0)
+SETTINGS = BrowserSettings(sandbox=False, page_timeout=60.0)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PAGE = """<html><head><title>Form</title></head><body>
@@ -119,7 +119,7 @@ async def test_actions(site: Site, browser: BrowserFetcher) -> None:
 
 
 async def test_an_action_on_a_missing_element(site: Site) -> None:
-    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, timeout=30.0), "shoal-test")
+    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=30.0), "shoal-test")
     try:
         with pytest.raises(FetchError, match=r"action 1 \(click\) failed: there is no element '#nothing'"):
             await fetcher.fetch(Request(f"{site.url}/page"), Render(actions=(Click(selector="#nothing"),)))
@@ -247,7 +247,7 @@ async def test_a_callback_can_use_the_page(site: Site) -> None:
         name = "live"
         start_urls = [f"{site.url}/page"]
         render = Render(page=True)
-        settings = {"browser.sandbox": False, "robots.obey": False, "browser.timeout": 60}
+        settings = {"browser.sandbox": False, "robots.obey": False, "browser.page_timeout": 60}
 
         async def parse(self, response: Response) -> object:
             assert response.page is not None
@@ -266,7 +266,7 @@ async def test_a_spider_that_renders(tmp_path: Path) -> None:
             name = "shop"
             start_urls = [f"{served.url}/"]
             render = True
-            settings = {"browser.sandbox": False, "download_delay": 0, "browser.timeout": 60}
+            settings = {"browser.sandbox": False, "download_delay": 0, "browser.page_timeout": 60}
 
             def parse(self, response: Response) -> object:
                 yield response.follow_all("a.product", self.product)

@@ -409,9 +409,9 @@ async def store() -> AsyncIterator[RedisStore]:
 async def test_a_repeated_lease_leases_nothing_more(store: RedisStore, begun: bool) -> None:
     frontier, other = await store.frontier("run", OPTIONS), await store.frontier("run", OPTIONS)
     await push(frontier, *range(9))
-    first = await frontier.lease(3, TTL, begun=begun, nonce=ONE)
+    first = await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)
     assert len((await other.lease(1, TTL, nonce=ONE)).leases) == 1  # a nonce belongs to its client
-    again = await frontier.lease(3, TTL, begun=begun, nonce=ONE)
+    again = await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)
     assert [(each.request, each.token, each.attempt) for each in again.leases] == [
         (each.request, each.token, each.attempt) for each in first.leases
     ]
@@ -419,7 +419,7 @@ async def test_a_repeated_lease_leases_nothing_more(store: RedisStore, begun: bo
     assert (await frontier.stats()).leased == 4
     await complete(frontier, again.leases[0])
     await frontier.release([again.leases[1]])
-    assert names(await frontier.lease(3, TTL, begun=begun, nonce=ONE)) == ["2"]
+    assert names(await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)) == ["2"]
     assert names(await frontier.lease(2, TTL, nonce=ANOTHER)) == ["1", "4"]
     with pytest.raises(ValueError, match="nonce"):
         await frontier.lease(2, TTL, nonce=b"short")

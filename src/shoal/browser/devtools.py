@@ -48,10 +48,6 @@ class Document(Struct, kw_only=True):
     """Where a redirect leads. Empty: it is no redirect."""
 
 
-class TooManyRequestsError(Exception):
-    """The page makes more requests than `browser.max_requests`."""
-
-
 class Watch:
     """Watches one page object. `begin` prepares it for the next page."""
 
@@ -116,9 +112,9 @@ class Watch:
     def crash(self) -> None:
         self._fail(ConnectionError("the page crashed"))
 
-    def exceed(self, reason: str) -> None:
-        """The page exceeds a limit on its bytes."""
-        self._fail(OverflowError(reason))
+    def exceed(self) -> None:
+        """The page loads more bytes than it may."""
+        self._fail(too_large(self._settings))
 
     async def settle(self, quiet: float) -> None:
         """Wait until no request of the page was in flight for ``quiet`` seconds."""
@@ -135,7 +131,8 @@ class Watch:
     def _on_request(self, event: Event) -> None:
         self.requests += 1
         if self.requests > self._settings.max_requests:
-            self._fail(TooManyRequestsError())
+            reason = f"the page makes more than {self._settings.max_requests} requests (browser.max_requests)"
+            self._fail(FetchError(reason, kind="too many requests", retryable=False))
         if event.get("type") not in _ENDLESS:
             self._pending.add(event["requestId"])
             self._changed.set()
@@ -246,7 +243,7 @@ class Watch:
         with suppress(Exception):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
-            self._fail(PermissionError("the page is a download (browser.downloads)"))
+            self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))
         else:
             self._decided(document)
 
@@ -258,7 +255,7 @@ class Watch:
             body += base64.b64decode(part["data"]) if part.get("base64Encoded") else part["data"].encode()
             if part["eof"]:
                 return bytes(body)
-        raise OverflowError(f"the page is larger than {self._settings.max_bytes} bytes (browser.max_bytes)")
+        raise too_large(self._settings)
 
     def _decided(self, document: Document) -> None:
         if not self.decided.done():
@@ -276,10 +273,15 @@ class Watch:
     async def _guarded(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except OverflowError as exc:
+        except FetchError as exc:
             self._fail(exc)
         except Exception as exc:  # the page or the browser ended meanwhile: whoever waits for it finds out
             log.debug("a request of the page could not be decided: %s", exc)
+
+
+def too_large(settings: BrowserSettings) -> FetchError:
+    message = f"the page loads more than {settings.max_bytes} bytes (browser.max_bytes)"
+    return FetchError(message, kind="too large", retryable=False)
 
 
 def _decode(answer: Event) -> bytes:

@@ -115,10 +115,10 @@ class BrowserFetcher:
             await stack.aclose()
 
         def expire() -> None:
-            log.warning("the callback keeps its page for too long (browser.timeout) url=%s", request.url)
+            log.warning("the callback keeps its page for too long (browser.page_timeout) url=%s", request.url)
             self._do(response.release())
 
-        late = asyncio.get_running_loop().call_later(self._settings.timeout, expire)
+        late = asyncio.get_running_loop().call_later(self._settings.page_timeout, expire)
         response.on_release = end
 
     def forget(self, scope: str) -> None:
@@ -243,9 +243,7 @@ class BrowserFetcher:
                 continue
             for use in [*session.uses.values()]:
                 if use.tab.context.listener.received - use.received_before > self._settings.max_bytes:
-                    use.tab.watch.exceed(
-                        f"the page loads more than {self._settings.max_bytes} bytes (browser.max_bytes)"
-                    )
+                    use.tab.watch.exceed()
             await self._check_browser(session)
 
     async def _check_browser(self, session: _Session) -> None:

@@ -13,7 +13,6 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
-from shoal.frontier.rules import LOST_EVENT
 from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestState
 
 log = logging.getLogger("shoal.engine")
@@ -120,7 +119,7 @@ async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lea
     for lease in leases:
         if lease.fingerprint == lease.request.fingerprint():
             history = await frontier.find(lease.request)
-            if history is not None and any(event.what == LOST_EVENT for event in history.events):
+            if history is not None and any(event.kind == "lost" for event in history.events):
                 found.append(lease)
     return found
 

@@ -100,7 +100,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     cluster: str
     role: str | None
     """None while it is not a member."""
-    happened: Mapping[str, int]
+    events: Mapping[str, int]
     """How often it was elected, took over, retired, lost its session or was fenced."""
 
 
@@ -140,6 +140,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """One of the failed requests, if there are any."""
     unmatched: dict[str, int] = {}
     """Queries that found nothing on any page of this process, with the number of pages."""
+    processes: int = 1
+    """How many processes ``counters`` are of."""
     expects_items: bool = False
     """The run has outputs or pipelines, so a run without items is a disappointment."""
 

@@ -68,9 +68,9 @@ def count_moved(page: Completion, added: int) -> Pushed:
     return Pushed(added, len(page.children) - added + page.duplicates)
 
 
-def incoming_history(link: Request, parent: Request | None) -> History:
-    """The history of a link that is not in the queue yet."""
+def incoming_history(link: Request, parent: str | None) -> History:
+    """The history of a link that is not in the queue yet. ``parent``: the URL of its page."""
     return History(
         url=link.url, state="ready", depth=link.depth, priority=link.priority, attempts=0, status=0, items=0,
-        parent=parent.url if parent else None, reason="", events=(),
+        parent=parent, reason="", events=(),
     )  # fmt: skip

@@ -109,12 +109,12 @@ class Queue(Protocol):
         StoreRewoundError. If the role was lost, nothing is pushed."""
         ...
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests whose host is due: highest priority first, then first in, first out.
 
         Expired leases, also those of other runs, are released first. A paused or cancelled run leases nothing.
-        ``begun=False`` is for leases that are sent to other processes: the attempt counts from ``reissue`` on, and a
-        lease that is lost before that is released unused.
+        ``counts_attempt=False`` is for leases that are sent to other processes: they are not begun. The attempt counts
+        from ``reissue`` on, and a lease that is lost before that is released unused.
 
         ``nonce``: 8 to 32 random bytes. A call with the same nonce as this object's last call returns the leases of
         that call that are still held, and leases nothing more. So a lost answer costs nothing. Without a nonce the

@@ -122,7 +122,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
-        self._queries = QueryUsage()
+        self.queries = QueryUsage()
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -254,7 +254,7 @@ class RunLifecycle:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
         assert self.engine is not None
         self._plan.spider.stats.bind(self.engine.counters.numbers)
-        before = current_queries.set(self._queries)
+        before = current_queries.set(self.queries)
         try:
             self.error = await hooks.open()
             await (self._work(scheduler) if self.error is None else self._end(scheduler))
@@ -399,7 +399,7 @@ class RunLifecycle:
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
-            unmatched=self._queries.unmatched(),
+            unmatched=self.queries.unmatched(),
             expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
         )
 

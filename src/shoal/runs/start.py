@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.config import Config, Count, Seconds, mask
+from shoal.config import Config, Count, Seconds
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
@@ -294,8 +294,9 @@ def _check_outputs(outputs: Sequence[str]) -> None:
     for spec in outputs:
         sink_id(spec)
         if not is_shared(spec):
+            file = spec.partition("?")[0]
             raise SinkError(
-                f"{mask(spec)} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
+                f"{file} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
                 "write it at the end with `shoal export RUN -o FILE`, or use a database on a server"
             )
 

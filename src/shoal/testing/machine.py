@@ -145,12 +145,12 @@ class FrontierMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
         slot=SLOTS,
         ahead=AHEAD,
-        begun=st.sampled_from([True, True, False]),
+        counts_attempt=st.sampled_from([True, True, False]),
     )
-    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, begun: bool) -> None:
+    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, counts_attempt: bool) -> None:
         self.advance(seconds)
         holder = self._holder(slot, ahead)
-        self._leases += self.pair.lease(limit, ttl, holder, begun, self._view(holder))
+        self._leases += self.pair.lease(limit, ttl, holder, counts_attempt, self._view(holder))
 
     # A fence may end expired leases first.
     @precondition(lambda self: self.pair.model.holders() and not self.pair.model.overdue())

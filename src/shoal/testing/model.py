@@ -155,7 +155,7 @@ class Model:
     # -- leasing
 
     def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True
     ) -> tuple[list[Held], float | None]:
         now = self.world.now
         for entry in self.overdue():
@@ -170,7 +170,7 @@ class Model:
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
             leases.append(Held(best, best.token, best.attempts + 1))
             best.holder, best.begun, best.origin = holder, False, None
-            if begun:
+            if counts_attempt:
                 self._begin(best)
         waiting_hosts = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]

@@ -131,7 +131,7 @@ def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
     if history.worker:
-        print(f"  leased by {printable(history.worker)}")
+        print(f"  worker    {printable(history.worker)}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'none: it is a start request'}")
@@ -140,7 +140,8 @@ def _print_history(history: History) -> None:
     print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}")
+        worker = f"  (worker {printable(event.worker)})" if event.worker else ""
+        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}{worker}")
 
 
 def _robots_answer(history: History) -> str:

@@ -10,7 +10,7 @@ from shoal.frontier.memory.records import head_of, request_of
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
-from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, SEED_ROLE, STATE_NAMES, is_retried
+from shoal.frontier.rules import CLAIMED, READY, RETRIED_DETAIL, RETRIED_EVENT, SEED_ROLE, STATE_NAMES, is_retried
 from shoal.http import Request
 from shoal.ports import Event, History, Rewind, Stats
 
@@ -73,13 +73,14 @@ class MemoryInspection:
         head, request = head_of(record), request_of(record)
         parent = int.from_bytes(head.parent, "big")
         url = request_of(requests.read(parent)).url if parent in requests.records else None
+        worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(number),
             status=head.status, items=head.items, parent=url,
             reason=requests.deaths.get(number, ("", ""))[1],
-            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
-            worker=self._queue.holder_of(number),
+            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
+            worker=worker,
         )  # fmt: skip
 
     # -- dead requests

@@ -120,7 +120,7 @@ class MemoryQueue:
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
@@ -139,10 +139,11 @@ class MemoryQueue:
         lanes, leases = self._requests.lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
+        worker = self._requests.worker_number("" if holder is None else holder.slot)
         while len(leases) < limit and (lane := lanes.take_best(now)) is not None:
             token += 1
-            number, rank, attempt, payload = self._requests.take(lane, now)
-            self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
+            number, rank, attempt, payload = self._requests.take(lane, now, worker)
+            self._held[number] = _Held(token, now + ttl, lane, rank, holder, counts_attempt)
             heappush(self._expiries, (now + ttl, token, number))
             host = lane.host
             learned = host.learned_delay or 0.0
@@ -280,13 +281,13 @@ class MemoryQueue:
         items = self._items.append(page.lease.fingerprint, page.items, head.items)
         requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)
         if page.note:
-            requests.add_event(number, now, NOTE_EVENT, page.note)
+            requests.add_event(number, now, NOTE_EVENT, page.note, head.worker)
         return requests.add_children(page, new, page.duplicates, now)
 
     def _fail(self, failure: Failure, new: NewRequests, number: int, record: bytes, now: float) -> RequestState:
         requests, head = self._requests, head_of(record)._replace(status=failure.status, at=now)
         waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
-        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits))
+        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits), head.worker)
         if waits:
             assert failure.retry_in is not None
             heappush(self._waiting, (now + failure.retry_in, head.sequence, number))
@@ -326,7 +327,7 @@ class MemoryQueue:
         record = requests.read(number)
         head = head_of(record)
         reason = lost_reason(head.attempts)
-        requests.add_event(number, now, LOST_EVENT, reason)
+        requests.add_event(number, now, LOST_EVENT, reason, head.worker)
         if head.attempts >= self._options.max_attempts:
             requests.deaths[number] = (LOST_KIND, reason)
             requests.update(number, head._replace(state=DEAD, at=now), record)
@@ -346,11 +347,6 @@ class MemoryQueue:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in self._held.values()]
-
-    def holder_of(self, number: int) -> str:
-        """The slot that has leased a request; empty if none has."""
-        held = self._held.get(number)
-        return "" if held is None or held.holder is None else held.holder.slot
 
     def is_unbegun(self, number: int) -> bool:
         """Whether a request is leased and its attempt does not count yet."""

@@ -18,7 +18,7 @@ from shoal.frontier.memory.records import (
     sequence_of,
 )
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import LEASED, READY, STATE_NAMES, child_fingerprint
+from shoal.frontier.rules import LEASED, MAX_WORKERS, READY, STATE_NAMES, child_fingerprint
 from shoal.http import Request
 from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
@@ -54,6 +54,9 @@ class Requests:
         self.deaths: dict[int, tuple[str, str]] = {}
         """Kind and reason of each dead request."""
         self.events: dict[int, list[Event]] = {}
+        self._worker_numbers = {"": 0}
+        """The numbers of workers and slots of clusters in records, by name."""
+        self._worker_names = [""]
         self._sequence = 0
         self._spill: Spill | None = None
         self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
@@ -88,7 +91,7 @@ class Requests:
         for fingerprint, (request, payload) in new.items():
             self._sequence += 1
             number, rank = int.from_bytes(fingerprint, "big"), -request.priority
-            record = make_record(Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
+            record = make_record(Head(READY, 0, 0, 0, 0, now, self._sequence, parent), payload)
             lane = self.lane(host_of(request.url))
             self.records[number] = record
             if lane.queue.has_tail(rank) or self.counts[READY] - self._spilled >= self._spill_above:
@@ -113,8 +116,8 @@ class Requests:
 
     # -- taking and returning
 
-    def take(self, lane: Lane[Backlog], now: float) -> Taken:
-        """Take the best request of a lane and count it as leased. The caller places the lane."""
+    def take(self, lane: Lane[Backlog], now: float, worker: int = 0) -> Taken:
+        """Take the best request of a lane and count it as leased by a worker. The caller places the lane."""
         found = lane.queue.best()
         assert found is not None
         rank, bucket = found
@@ -127,10 +130,10 @@ class Requests:
             number = bucket.fresh.popleft()
         record = self.records[number]
         assert record is not None
-        _, attempts, status, items, _, sequence, parent = HEADER.unpack_from(record)
+        _, attempts, status, items, _, _, sequence, parent = HEADER.unpack_from(record)
         payload = payload_of(record)
         attempts += 1
-        header = HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent)
+        header = HEADER.pack(LEASED, min(65535, attempts), status, items, worker, now, sequence, parent)
         self.records[number] = header + payload
         self.counts[READY] -= 1
         self.counts[LEASED] += 1
@@ -170,8 +173,18 @@ class Requests:
         self.counts[head.state] += 1
         self.records[number] = make_record(head, payload_of(record))
 
-    def add_event(self, number: int, at: float, what: str, detail: str) -> None:
-        self.events.setdefault(number, []).append(Event(at, what, detail))
+    def add_event(self, number: int, at: float, what: str, detail: str, worker: int = 0) -> None:
+        self.events.setdefault(number, []).append(rules.read_event(at, what, detail, self.worker_name(worker)))
+
+    def worker_number(self, name: str) -> int:
+        """The number of a worker or a slot of a cluster. It gets one if it has none; 0 if there are too many."""
+        if name not in self._worker_numbers and len(self._worker_names) <= MAX_WORKERS:
+            self._worker_numbers[name] = len(self._worker_names)
+            self._worker_names.append(name)
+        return self._worker_numbers.get(name, 0)
+
+    def worker_name(self, number: int) -> str:
+        return self._worker_names[number]
 
     def read(self, number: int) -> bytes:
         """The record of a request, from disk if it is there."""

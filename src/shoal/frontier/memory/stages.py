@@ -66,7 +66,7 @@ class MemoryStages:
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
                     record = self._requests.read(int.from_bytes(parent, "big"))
-                    return incoming_history(decode_request(payload), request_of(record))
+                    return incoming_history(decode_request(payload), request_of(record).url)
         return None
 
     def count(self) -> int:

@@ -20,7 +20,7 @@ from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.host_policy import host_state
-from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
+from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.postgres.workers import PostgresWorkers
@@ -35,6 +35,7 @@ from shoal.frontier.rules import (
     new_nonce,
     push_fingerprint,
     queue_full,
+    read_event,
     reissued_token,
     token_base,
 )
@@ -67,8 +68,6 @@ log = logging.getLogger("shoal.frontier")
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
-_decode = msgspec.msgpack.Decoder(Request).decode
-_pack = msgspec.msgpack.Encoder().encode
 
 
 class PostgresFrontier:
@@ -127,14 +126,14 @@ class PostgresFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
         return await release_if_cancelled(
-            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
+            self._lease(min(limit, MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         if not self._has_set_options:
             options = self._options
             values = options.max_attempts, float(options.delay), options.concurrency_per_host
@@ -147,18 +146,18 @@ class PostgresFrontier:
             with self._receipts.watch(proven=True):
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
-                    self._time.not_after, *self._holder, begun,
+                    self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
             leases: list[Lease] = []
             unreadable = EndingColumns()
-            for token, fingerprint, payload, attempt, host, learned_delay, *_ in rows[:-1]:
+            for token, fingerprint, url, payload, attempt, host, learned_delay, _, _, _ in rows[:-1]:
                 try:
-                    request = _decode(payload)
+                    request = read_request(url, payload)
                 except (msgspec.MsgspecError, ValueError) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
-            _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
+            _, _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
             self._time.observe(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
@@ -390,8 +389,7 @@ class PostgresFrontier:
                 return _incoming(*staged[0])
             if exact:
                 return None
-            named = b"\xa3url" + _pack(request.url)
-            number = await self._database.value("search", self._run, named, patient=True)
+            number = await self._database.value("search", self._run, request.url, patient=True)
         if number is None:
             return None
         return next(iter(await self._histories([number])), None)
@@ -413,9 +411,9 @@ class PostgresFrontier:
         """Does nothing: the connections belong to the store."""
 
 
-def _read(payload: bytes | None) -> Request | None:
+def _read(url: str, payload: bytes) -> Request | None:
     try:
-        return None if payload is None else _decode(payload)
+        return read_request(url, payload)
     except (msgspec.MsgspecError, ValueError):
         return None
 
@@ -426,10 +424,10 @@ def _pushed(page: Completion, state: int, added: int) -> Pushed:
     return Pushed(added, len(page.children) - added + page.duplicates)
 
 
-def _incoming(payload: bytes, above: bytes | None) -> History | None:
+def _incoming(url: str, payload: bytes, parent: str | None) -> History | None:
     """The history of a link that is not in the queue yet."""
-    request = _read(payload)
-    return None if request is None else incoming_history(request, _read(above))
+    request = _read(url, payload)
+    return None if request is None else incoming_history(request, parent)
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
@@ -438,12 +436,12 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    state, attempts, status, items, at, reason, payload, above, *columns, slot = row
-    request, parent = _read(payload), _read(above)
+    state, attempts, status, items, at, reason, worker, url, payload, parent, *columns = row
+    request = _read(url, payload)
     events = zip(*(column or () for column in columns), strict=True)
     return History(
-        url=request.url if request else "(unreadable)", state=STATE_NAMES[state],
-        depth=request.depth if request else 0, priority=request.priority if request else 0.0, attempts=attempts,
-        status=status, items=items, parent=parent.url if parent else None, reason=reason,
-        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])), worker=slot or "",
+        url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
+        priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
+        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        worker=worker,
     )  # fmt: skip

@@ -170,6 +170,7 @@ def _history(
     fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int, slot: bytes
 ) -> History:
     head, request = _readable(record)
+    worker = slot.decode(errors="replace")
     above = _readable(parent)[1] if parent else None
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
     return History(
@@ -182,6 +183,6 @@ def _history(
         items=head.items,
         parent=above.url if above else None,
         reason=read_reason(cause),
-        events=(*read_events(events), Event(head.at, state)),
-        worker=slot.decode(errors="replace"),
+        events=(*read_events(events), Event(head.at, state, worker=worker)),
+        worker=worker,
     )

@@ -50,8 +50,8 @@ class Layout:
 
 
 PROGRESS = Layout(state=U8, attempts=U16, status=U16, items=U32)
-HEAD = PROGRESS + Layout(at=F64, sequence=U64, host=U32, token=TOKEN)
-"""The part of a request's record that changes with its state."""
+HEAD = PROGRESS + Layout(at=F64, sequence=U64, host=U32, token=TOKEN, worker=U16)
+"""The part of a request's record that changes with its state. ``worker`` is the number of who leased it last."""
 RANK = Layout(rank=F64)
 FIXED = RANK + Layout(parent=FINGERPRINT)
 """The part that never changes. The payload follows."""
@@ -68,7 +68,7 @@ HOST = Layout(
     delay=F64, crawl_delay=F64, learned_delay=F64, blocked_until=F64, ended_at=F64, concurrency=I32, in_flight=I32,
     name=TEXT, block_reason=TEXT,
 )  # fmt: skip
-EVENT = Layout(at=F64, what=TEXT, detail=TEXT)
+EVENT = Layout(at=F64, what=TEXT, detail=TEXT, worker=TEXT)
 CAUSE = Layout(kind=TEXT)
 """Before the reason why a request is dead."""
 OPTIONS = Layout(delay=F64, concurrency=U32, max_attempts=U32)
@@ -124,6 +124,7 @@ def lua_constants() -> dict[str, str]:
         "HEAD_SIZE": HEAD.size, "MIN_SIZE": RECORD.size, "OFFER_SIZE": OFFER_HEAD.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
+        "MAX_WORKERS": rules.MAX_WORKERS,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,
@@ -141,6 +142,7 @@ def lua_constants() -> dict[str, str]:
     values |= {name: _quoted(text) for name, text in texts.items()}
     values["STATS"] = f"{{{', '.join(map(_quoted, COUNTERS))}}}"
     values["STATE_NAMES"] = f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}"
+    values["CLAIMED"] = f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}"
     values["HALTED"] = f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}"
     functions = {
         name: f"local function {name}(packed) return string.sub(packed, {layout.span(field)}) end"

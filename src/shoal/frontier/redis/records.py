@@ -34,7 +34,7 @@ from shoal.frontier.redis.layouts import (
     UPDATE,
     read_text,
 )
-from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, token_base
+from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, read_event, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
@@ -57,6 +57,7 @@ class RecordHead(NamedTuple):
     sequence: int
     host: int
     token: int
+    worker: int
     rank: float
     parent: bytes
 
@@ -263,7 +264,8 @@ def read_events(blob: bytes) -> list[Event]:
         (when,) = EVENT.unpack_from(blob, at)
         what, at = read_text(blob, at + EVENT.size)
         detail, at = read_text(blob, at)
-        events.append(Event(when, what, detail))
+        worker, at = read_text(blob, at)
+        events.append(read_event(when, what, detail, worker))
     return events
 
 

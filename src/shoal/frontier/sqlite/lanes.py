@@ -171,7 +171,7 @@ class StoredLanes:
         for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
             self.add_ready(self._by_number[lane], (rank, number), now)
         self._db.execute(
-            f"INSERT INTO event (request, at, what, detail) SELECT id, ?, ?, ? FROM request WHERE {chosen}",
+            f"INSERT INTO event (request, at, what, detail, worker) SELECT id, ?, ?, ?, '' FROM request WHERE {chosen}",
             (now, RETRIED_EVENT, RETRIED_DETAIL, *which),
         )
         return self._db.execute(

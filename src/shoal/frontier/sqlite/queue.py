@@ -132,11 +132,11 @@ class SQLiteQueue:
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         check_nonce(nonce)
-        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, begun, nonce)
+        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
         step = self._run.change(partial(self._lease, call))
         return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
 
@@ -251,7 +251,7 @@ class SQLiteQueue:
             results.append(Pushed(added[held.number], known))
             ledger.duplicates += known
             if page.note:
-                self._histories.add_event(held.number, now, NOTE_EVENT, page.note)
+                self._histories.add_event(held.number, now, NOTE_EVENT, page.note, held.holder)
         ledger.done += len(done)
         self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
         return results
@@ -275,7 +275,8 @@ class SQLiteQueue:
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
         )
         for held, failure, _ in waiting:
-            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=True))
+            event = failure_event(held.attempts, failure, waits=True)
+            self._histories.add_event(held.number, now, *event, held.holder)
         ledger.waiting += len(waiting)
         self._leases.end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
         return states
@@ -291,7 +292,8 @@ class SQLiteQueue:
                     held.items + len(failure.items), now, held.number,
                 ),
             )  # fmt: skip
-            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=False))
+            event = failure_event(held.attempts, failure, waits=False)
+            self._histories.add_event(held.number, now, *event, held.holder)
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
         self._add(new, ledger, now)
         ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)

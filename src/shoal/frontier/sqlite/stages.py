@@ -84,7 +84,7 @@ class Stages:
         for links, above in rows:
             payload = first_of_each(_unpack(links)).get(fingerprint)
             if payload is not None:
-                return incoming_history(_decode(payload), _decode(above))
+                return incoming_history(_decode(payload), _decode(above).url)
         return None
 
     def count(self) -> int:

@@ -19,7 +19,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
+from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
@@ -282,7 +282,10 @@ async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]
 
 def _redact_history(history: History) -> dict[str, object]:
     """Redact internal addresses in the reasons."""
-    events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
+    events = [
+        {"at": event.at, "what": event.what, "detail": redacted(event.detail), "worker": event.worker}
+        for event in history.events
+    ]
     state = STATE_NAMES.get(history.state, history.state)
     return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
 

@@ -32,7 +32,7 @@ $$;
 -- each one came from; there 0 means none, -1 means that its children are ignored.
 CREATE FUNCTION enqueue(
     _run integer, _at double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
-    _host integer[], _rank double precision[], _payload bytea[],
+    _host integer[], _rank double precision[], _url text[], _payload bytea[],
     OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -41,12 +41,13 @@ DECLARE
 BEGIN
     WITH offered AS (
         SELECT DISTINCT ON (u.fingerprint) u.*
-        FROM unnest(_owner, _fingerprint, _host, _rank, _payload) WITH ORDINALITY
-            u(owner, fingerprint, host, rank, payload, nth)
+        FROM unnest(_owner, _fingerprint, _host, _rank, _url, _payload) WITH ORDINALITY
+            u(owner, fingerprint, host, rank, url, payload, nth)
         WHERE _parents[u.owner] >= 0 ORDER BY u.fingerprint, u.nth
     ), fresh AS (
-        INSERT INTO request (id, parent, rank, run, lane, fingerprint, payload)
-            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.payload
+        INSERT INTO request (id, parent, rank, run, lane, fingerprint, url, payload)
+            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.url,
+                o.payload
             FROM offered o
             LEFT JOIN LATERAL (
                 SELECT true AS known FROM request q WHERE q.run = _run AND q.fingerprint = o.fingerprint LIMIT 1
@@ -84,7 +85,7 @@ $$;
 CREATE FUNCTION push(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _max bigint, _role text, _token bigint, _known bytea, _cursor bytea,
-    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
+    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _url text[], _payload bytea[]
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _new record;
@@ -108,7 +109,7 @@ BEGIN
     END IF;
     SELECT * INTO _new FROM enqueue(
         _run, real_clock(_offset), _hosts, '{0}', array_fill(1, ARRAY[cardinality(_fingerprint)]),
-        _fingerprint, _host, _rank, _payload);
+        _fingerprint, _host, _rank, _url, _payload);
     _added := coalesce(cardinality(_new.ids), 0);
     IF _added > 0 THEN
         PERFORM lock_lanes(_new.lanes);

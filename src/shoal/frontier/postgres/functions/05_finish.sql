@@ -12,7 +12,7 @@ CREATE FUNCTION finish(
     _items integer[], _chunks integer[], _staged integer[], _uploads boolean,
     _item_of integer[], _item_at integer[], _item bytea[],
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
-    _child_payload bytea[]
+    _child_url text[], _child_payload bytea[]
 ) RETURNS TABLE (nth bigint, state smallint, added integer, id bigint, incoming bigint, done bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -41,13 +41,14 @@ BEGIN
     SELECT array_agg(e.state) AS states,
         array_agg(CASE WHEN e.state IN ({DONE}, {DEAD}) THEN e.id ELSE -1 END) AS parents,
         array_agg(e.id) AS ids, array_agg(e.host) AS hosts, array_agg(e.attempts) AS attempts,
-        array_agg(e.items) AS items, array_agg(e.lane) AS lanes
+        array_agg(e.items) AS items, array_agg(e.lane) AS lanes, array_agg(e.worker) AS workers,
+        array_agg(e.at) AS leased_at
         INTO _h
         FROM (
             SELECT CASE WHEN h.id IS NULL THEN {LOST} WHEN u.kind IS NULL THEN {DONE}
                     WHEN u.retry_in IS NOT NULL AND h.attempts < _most THEN {WAITING} ELSE {DEAD} END AS state,
                 coalesce(h.id, -1) AS id, coalesce(h.host, -1) AS host, coalesce(h.attempts, 0) AS attempts,
-                coalesce(h.items, 0) AS items, h.lane
+                coalesce(h.items, 0) AS items, h.lane, h.worker, h.at
             FROM unnest(_token, _fingerprint, _kind, _retry_in) WITH ORDINALITY
                 u(token, fingerprint, kind, retry_in, nth)
             LEFT JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
@@ -74,7 +75,7 @@ BEGIN
     SELECT NULL::integer[] AS lanes, NULL::bigint[] AS ids, NULL::bigint[] AS parents INTO _new;
     IF cardinality(_child) > 0 THEN
         SELECT * INTO _new FROM enqueue(
-            _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_payload);
+            _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_url, _child_payload);
     END IF;
     PERFORM lock_hosts(_h.hosts);
     _full := full_lanes(_h.hosts) || ARRAY(  -- and the lanes of the leases
@@ -85,11 +86,13 @@ BEGIN
 
     DELETE FROM held h WHERE h.token = ANY(ARRAY(
         SELECT u.token FROM unnest(_token, _h.states) u(token, state) WHERE u.state IN ({DONE}, {DEAD})));
-    INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
-        SELECT u.id, u.token, _at, _run, u.status, u.before + u.items, least(u.attempts, 32767), u.state,
-            CASE u.state WHEN {DEAD} THEN u.kind END, CASE u.state WHEN {DEAD} THEN u.reason END
-        FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.attempts, _kind, _reason)
-            u(id, token, state, status, before, items, attempts, kind, reason)
+    INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
+        SELECT u.id, u.token, _at, _run, u.before + u.items, u.worker, _at - u.leased_at, u.status,
+            least(u.attempts, 32767), u.state, CASE u.state WHEN {DEAD} THEN u.kind ELSE '' END,
+            CASE u.state WHEN {DEAD} THEN u.reason ELSE '' END
+        FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.workers, _h.leased_at, _h.attempts, _kind,
+                    _reason)
+            u(id, token, state, status, before, items, worker, leased_at, attempts, kind, reason)
         WHERE u.state IN ({DONE}, {DEAD});
     IF {WAITING} = ANY(_h.states) THEN
         UPDATE held SET state = {WAITING}, due = _now + s.retry_in, at = _at, status = s.status, begun = true
@@ -101,10 +104,11 @@ BEGIN
             ) s
             WHERE held.ctid = s.tid;
     END IF;
-    INSERT INTO event (request, at, what, detail)
-        SELECT u.id, _at, CASE u.state WHEN {DONE} THEN {NOTE_EVENT} ELSE format({FAILED_EVENT}, u.attempts) END,
+    INSERT INTO event (request, at, worker, what, detail)
+        SELECT u.id, _at, u.worker, CASE u.state WHEN {DONE} THEN {NOTE_EVENT} ELSE format({FAILED_EVENT}, u.attempts) END,
             CASE u.state WHEN {WAITING} THEN u.reason || u.waits ELSE u.reason END
-        FROM unnest(_h.ids, _h.states, _h.attempts, _reason, _waits) u(id, state, attempts, reason, waits)
+        FROM unnest(_h.ids, _h.states, _h.workers, _h.attempts, _reason, _waits)
+            u(id, state, worker, attempts, reason, waits)
         WHERE u.state IN ({WAITING}, {DEAD}) OR (u.state = {DONE} AND u.reason <> '');
 
     PERFORM free_hosts(_h.hosts, _contacted, _now);
@@ -164,8 +168,8 @@ BEGIN
             CROSS JOIN LATERAL (SELECT * FROM request q WHERE q.id = g.id LIMIT 1) q
             RETURNING ready.lane, ready.rank, ready.id
     ), noted AS (
-        INSERT INTO event (request, at, what, detail)
-            SELECT g.id, _at, {RETRIED_EVENT}, {RETRIED_DETAIL} FROM gone g
+        INSERT INTO event (request, at, worker, what, detail)
+            SELECT g.id, _at, 0, {RETRIED_EVENT}, {RETRIED_DETAIL} FROM gone g
     )
     SELECT array_agg(b.lane) AS lanes, array_agg(b.rank) AS ranks, array_agg(b.id) AS ids INTO _new FROM back b;
     _count := coalesce(cardinality(_new.ids), 0);

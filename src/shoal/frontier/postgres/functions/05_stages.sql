@@ -4,7 +4,7 @@
 -- Store a chunk until its lease ends, or replace it. False if the lease was lost.
 CREATE FUNCTION upload(
     _run integer, _token bigint, _parent bytea, _number integer,
-    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
+    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _url text[], _payload bytea[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM check_run(_run);
@@ -18,11 +18,11 @@ BEGIN
             AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = {LEASED})
             AND NOT EXISTS (SELECT FROM stage s WHERE s.token = c.token);
     END IF;
-    INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, payloads)
-        VALUES (_token, _number, _run, cardinality(_fingerprint), _hosts, _fingerprint, _host, _rank, _payload)
+    INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, urls, payloads)
+        VALUES (_token, _number, _run, cardinality(_fingerprint), _hosts, _fingerprint, _host, _rank, _url, _payload)
         ON CONFLICT (token, number) DO UPDATE SET size = excluded.size, hosts = excluded.hosts,
             fingerprints = excluded.fingerprints, host = excluded.host, ranks = excluded.ranks,
-            payloads = excluded.payloads;
+            urls = excluded.urls, payloads = excluded.payloads;
     RETURN true;
 END
 $$;
@@ -74,7 +74,7 @@ BEGIN
     IF FOUND THEN
         SELECT * INTO _new FROM enqueue(
             _run, real_clock(_offset), _chunk.hosts, ARRAY[_chunk.parent], array_fill(1, ARRAY[_chunk.size]),
-            _chunk.fingerprints, _chunk.host, _chunk.ranks, _chunk.payloads);
+            _chunk.fingerprints, _chunk.host, _chunk.ranks, _chunk.urls, _chunk.payloads);
         _added := coalesce(cardinality(_new.ids), 0);
         IF _added > 0 THEN
             PERFORM lock_lanes(_new.lanes);

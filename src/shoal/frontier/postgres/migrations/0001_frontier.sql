@@ -98,7 +98,8 @@ CREATE TABLE request (
     run integer NOT NULL,
     lane integer NOT NULL,
     fingerprint bytea NOT NULL,
-    payload bytea NOT NULL                    -- the Request as msgpack
+    url text NOT NULL,
+    payload bytea NOT NULL                    -- the Request as msgpack, without its URL: see columns.py
 );
 CREATE UNIQUE INDEX request_fingerprint ON request (run, fingerprint);
 
@@ -126,26 +127,28 @@ CREATE TABLE held (
     status integer NOT NULL,
     items integer NOT NULL,
     state smallint NOT NULL,                  -- 1 waiting, 2 leased
+    worker integer NOT NULL,                  -- the number of its holder; 0: none
     begun boolean NOT NULL,                   -- else its last attempt does not count yet
     epoch bigint,
-    slot text,                                -- of a cluster, if it was leased under one
     fingerprint bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX held_due ON held (run, due);
 CREATE INDEX held_overdue ON held (due);
-CREATE INDEX held_slot ON held (run, slot) WHERE state = 2 AND slot IS NOT NULL;
 
+-- Its columns are ordered by size, and none is null: so a row has no padding and no bitmap.
 CREATE TABLE outcome (
     id bigint PRIMARY KEY,
     token bigint NOT NULL,                    -- of the lease that ended so
     at double precision NOT NULL,
     run integer NOT NULL,
-    status integer NOT NULL,
     items integer NOT NULL,
+    worker integer NOT NULL,                  -- the number of the holder of that lease; 0: none
+    seconds real NOT NULL,                    -- how long it was leased
+    status smallint NOT NULL,
     attempts smallint NOT NULL,
     state smallint NOT NULL,                  -- 3 done, 4 dead
-    kind text,                                -- why it is dead
-    reason text
+    kind text NOT NULL,                       -- why it is dead, or empty
+    reason text NOT NULL
 );
 CREATE INDEX outcome_dead ON outcome (run, id) WHERE state = 4;
 
@@ -164,6 +167,7 @@ CREATE TABLE event (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request bigint NOT NULL,
     at double precision NOT NULL,
+    worker integer NOT NULL,                  -- the number of the holder of its lease; 0: none
     what text NOT NULL,
     detail text NOT NULL
 );
@@ -181,12 +185,14 @@ CREATE TABLE role (
     PRIMARY KEY (run, role)
 ) WITH (fillfactor = 50);
 
--- Earlier epochs of these slots get nothing more.
-CREATE TABLE fence (
+-- Workers and slots of clusters that have leased something or were fenced. Rows of requests name them by number.
+CREATE TABLE holder (
     run integer NOT NULL,
-    slot text NOT NULL,
-    epoch bigint NOT NULL,
-    PRIMARY KEY (run, slot)
+    number integer NOT NULL,                  -- from 1
+    name text NOT NULL,
+    epoch bigint,                             -- of its last fence: earlier ones get nothing more
+    PRIMARY KEY (run, name),
+    UNIQUE (run, number)
 );
 
 -- The links of a very large page. They are uploaded in chunks under the token of its lease. The completion of the page
@@ -209,6 +215,7 @@ CREATE TABLE chunk (
     fingerprints bytea[] NOT NULL,
     host integer[] NOT NULL,
     ranks double precision[] NOT NULL,
+    urls text[] NOT NULL,
     payloads bytea[] NOT NULL,
     PRIMARY KEY (token, number)
 );
@@ -231,3 +238,41 @@ CREATE TABLE note (
     value bytea NOT NULL
 );
 CREATE INDEX note_until ON note (until);
+
+-- Workers of a run that send heartbeats.
+CREATE TABLE worker (
+    run integer NOT NULL,
+    name text NOT NULL,                       -- it leases under a slot of this name
+    epoch bigint NOT NULL,
+    session double precision NOT NULL,
+    beat_at double precision NOT NULL,        -- time of its last heartbeat
+    pid integer NOT NULL,
+    machine text NOT NULL,
+    PRIMARY KEY (run, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+
+-- Heartbeats of all workers of a run together. Within a gap, the store may have been away.
+CREATE TABLE heard (
+    run integer PRIMARY KEY,
+    at double precision NOT NULL,             -- time of the last heartbeat
+    since double precision NOT NULL           -- since when they came without a long gap
+) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+
+-- The requests of all runs, for people and their tools. No row of a union can be changed, so the view is read-only. Times of
+-- claims are those of the server.
+CREATE VIEW url_work_queue AS
+    SELECT q.url, s.status, w.name AS worker_id, to_timestamp(s.claimed_at) AS claimed_at,
+        greatest(s.attempts - 1, 0) AS retry_count, r.run_id
+    FROM (
+        SELECT y.id, 'pending' AS status, 0 AS worker, NULL::double precision AS claimed_at, y.attempts FROM ready y
+        UNION ALL
+        SELECT h.id, 'pending', 0, NULL, h.attempts FROM held h WHERE h.state = 1
+        UNION ALL
+        SELECT h.id, 'claimed', h.worker, h.at, h.attempts - (NOT h.begun)::integer FROM held h WHERE h.state = 2
+        UNION ALL
+        SELECT o.id, CASE o.state WHEN 3 THEN 'completed' ELSE 'failed' END, o.worker, o.at - o.seconds, o.attempts
+            FROM outcome o
+    ) s
+    JOIN request q ON q.id = s.id
+    JOIN run r ON r.id = q.run AND NOT r.deleting
+    LEFT JOIN holder w ON w.run = q.run AND w.number = s.worker;

@@ -94,7 +94,7 @@ local function run_of(number)
     local key = PREFIX .. 'run:' .. number
     local ledger = call('HMGET', key, unpack(LEDGER))
     if ledger[1] then
-      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}}
+      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}, holders = {}}
       collect(run)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
       run.delay, run.concurrency, run.max_attempts = read(RUN_OPTIONS, run.options or OPTIONS)
@@ -106,13 +106,21 @@ end
 
 -- -- events
 
--- Add an event to the history of a request.
-local function note(run, fingerprint, what, detail)
+-- The name of a worker or a slot of a cluster by its number in records; '' for 0.
+local function holder_name(run, number)
+  if number == 0 then return '' end
+  run.holders[number] = run.holders[number] or call('HGET', run.key .. ':holder', '#' .. number) or ''
+  return run.holders[number]
+end
+
+-- Add an event to the history of a request. `worker`: the number of the holder of the lease that it is about, or 0.
+local function note(run, fingerprint, what, detail, worker)
+  local name = holder_name(run, worker)
   if not run.notes[fingerprint] then
     run.notes[fingerprint] = ''
     run.noted[#run.noted + 1] = fingerprint
   end
-  run.notes[fingerprint] = run.notes[fingerprint] .. pack(EVENT, real, #what, what, #detail, detail)
+  run.notes[fingerprint] = run.notes[fingerprint] .. pack(EVENT, real, #what, what, #detail, detail, #name, name)
 end
 
 local function save_notes(run)

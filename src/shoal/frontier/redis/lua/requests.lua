@@ -9,10 +9,10 @@ local LEASE_MEMBER = LEASE_OF .. 'c16'
 -- The values of a record, or nil if another program wrote it.
 local function read_record(record)
   if not record or #record < MIN_SIZE then return nil end
-  local state, attempts, status, items, at, sequence, host, token, rank = read(HEAD_AND_RANK, record)
+  local state, attempts, status, items, at, sequence, host, token, worker, rank = read(HEAD_AND_RANK, record)
   return {
     state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
-    token = token, rank = rank, rest = sub(record, HEAD_SIZE + 1),
+    token = token, worker = worker, rank = rank, rest = sub(record, HEAD_SIZE + 1),
   }
 end
 
@@ -21,7 +21,7 @@ local function save_record(run, fingerprint, request)
   records[n + 1] = fingerprint
   records[n + 2] = pack(
     HEAD, request.state, request.attempts, request.status, request.items, request.at, request.sequence,
-    request.host, request.token
+    request.host, request.token, request.worker
   ) .. request.rest
 end
 
@@ -58,7 +58,7 @@ local function lose(run, fingerprint, request, unbegun)
   end
   local reason = string.format(LOST_REASON, request.attempts)
   if request.state == DEAD then die(run, fingerprint, LOST_KIND, reason) end
-  note(run, fingerprint, LOST_EVENT, reason)
+  note(run, fingerprint, LOST_EVENT, reason, request.worker)
   request.at = real
   save_record(run, fingerprint, request)
   return true
@@ -150,7 +150,8 @@ local function add(offers, blob, names)
       sequence = sequence + 1
       local host = numbers[indexes[offer.name]]
       records[#records + 1] = offer.fingerprint
-      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, real, sequence, host, NO_TOKEN) .. sub(blob, offer.from, offer.to)
+      local head = pack(HEAD, READY, 0, 0, 0, real, sequence, host, NO_TOKEN, 0)
+      records[#records + 1] = head .. sub(blob, offer.from, offer.to)
       enqueue(own, host, offer.rank, sequence, offer.fingerprint)
       if offer.parent then offer.parent.added = offer.parent.added + 1 end
     end

@@ -24,7 +24,7 @@ for i, fingerprint in ipairs(chosen) do
   if request and request.state == DEAD and request.host > 0 then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
-    note(own, fingerprint, RETRIED_EVENT, RETRIED_DETAIL)
+    note(own, fingerprint, RETRIED_EVENT, RETRIED_DETAIL, 0)
     move(own, fingerprint, request, READY)
     request.attempts, request.at = 0, real
     save_record(own, fingerprint, request)

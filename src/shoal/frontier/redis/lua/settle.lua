@@ -93,11 +93,12 @@ end
 local function add_event(ending)
   local text = ending.text
   if ending.state == DONE then
-    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text) end
+    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text, ending.request.worker) end
   elseif ending.state ~= READY then
     local is_dead = ending.state == DEAD
     local after = is_dead and '' or string.format(WAITS_DETAIL, ending.retry_in)
-    note(own, ending.fingerprint, string.format(FAILED_EVENT, ending.request.attempts), text .. after)
+    local what = string.format(FAILED_EVENT, ending.request.attempts)
+    note(own, ending.fingerprint, what, text .. after, ending.request.worker)
     if is_dead then die(own, ending.fingerprint, ending.kind, text) end
   end
 end
