@@ -40,7 +40,7 @@ class SharedFetcher:
         limit = config.http.max_body_bytes
         return RoutingFetcher(
             self.http.limited_to(limit),
-            lambda: _BorrowedBrowser(self, config.browser.timeout, limit),
+            lambda: _BorrowedBrowser(self, config.browser.page_timeout, limit),
             default=render,
             scope=scope,
             hosts=hosts,
@@ -90,7 +90,7 @@ class _BorrowedBrowser:
         await self._owner.open_browser()
 
     async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
-        """Render a page. A caller cannot exceed the operator's `browser.timeout`: all callers share the tabs."""
+        """Render a page. A caller cannot exceed the operator's `browser.page_timeout`: all callers share the tabs."""
         try:
             browser = await self._owner.open_browser()
         except (BrowserError, RequestError) as exc:
