@@ -267,6 +267,20 @@ def test_a_rendered_page_counts_against_the_limits(api: Api, site: Site, tmp_pat
         assert kinds == {"limit"}
 
 
+def test_a_screenshot_that_does_not_fit_into_an_answer_is_left_out(site: Site, tmp_path: Path) -> None:
+    with serving(tmp_path, {**RENDERING, "SHOAL_SERVE__MAX_ANSWER_BYTES": "2000"}) as small:
+        (result,) = render(small, f"{site.url}/sized", render={"screenshot": "full"})
+        assert (result["status"], result["truncated"], result["title"]) == ("success", True, "Sized")
+        assert result.get("screenshot") is None
+
+
+def test_cookies_and_headers_of_the_batch_are_sent(api: Api, site: Site) -> None:
+    del site.cookies[:]
+    (result,) = render(api, f"{site.url}/loads", cookies={"own": "1"}, headers={"X-Own": "2"})
+    assert result["status"] == "success"
+    assert ("/loads", "own=1") in site.cookies
+
+
 # -- callers and private addresses
 
 
