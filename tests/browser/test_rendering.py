@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from shoal.config import BrowserSettings
 from shoal.errors import FetchError, RequestError
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
+from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
 from tests.databases import free_port
 
@@ -239,6 +239,25 @@ async def test_auto_does_not_render_what_has_content(site: Site, browser: Browse
     assert http.count == 4
 
 
+async def test_what_was_learned_is_shared_and_shown(tmp_path: Path) -> None:
+    with shop.serve(12) as served:
+        (tmp_path / "spider.py").write_text(
+            "from shoal import Spider\nclass S(Spider):\n    name = 's'\n    render = 'auto'\n"
+            f"    start_urls = ['{served.url}/product/%d' % n for n in range(6)]\n"
+            "    settings = {'browser.sandbox': False, 'download_delay': 0, 'concurrency': 1}\n"
+            "    def parse(self, response):\n        yield {'name': response.css('h1::text').get()}\n"
+        )
+        run = [*SHOAL, "run", "spider.py", "--frontier", "sqlite:///s.db", "-o", "o.jsonl"]
+        await asyncio.to_thread(subprocess.run, run, cwd=tmp_path, check=True, capture_output=True, timeout=180)
+        documents = [path for path in served.asked() if path.startswith("/product/")]
+    names = [json.loads(line)["name"] for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert sorted(names) == [f"Product {number}" for number in range(6)]
+    assert len(documents) == 6 + 2  # only the first two were fetched over HTTP too
+    show = [*SHOAL, "hosts", "--frontier", "sqlite:///s.db"]
+    shown = await asyncio.to_thread(subprocess.run, show, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "pages that need a browser: /product/*" in shown.stdout
+
+
 # -- in a crawl
 
 
@@ -327,13 +346,13 @@ async def test_a_run_that_cannot_render_says_so_and_loses_nothing(tmp_path: Path
         "from shoal import Spider\nclass S(Spider):\n    render = True\n    start_urls = ['http://127.0.0.1:9/']\n"
         f"    settings = {{'browser.executable': '{tmp_path}/none', 'browser.sandbox': False}}\n"
     )
-    command = [sys.executable, "-m", "shoal.cli.main", "run", "spider.py", "--frontier", "sqlite:///s.db"]
+    command = [*SHOAL, "run", "spider.py", "--frontier", "sqlite:///s.db"]
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode != 0
     assert "browser.executable" in done.stderr
     assert "Traceback" not in done.stderr
-    stats = [sys.executable, "-m", "shoal.cli.main", "stats", "--frontier", "sqlite:///s.db", "--json"]
+    stats = [*SHOAL, "stats", "--frontier", "sqlite:///s.db", "--json"]
     again = await asyncio.to_thread(subprocess.run, stats, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(again.stdout).get("failed", 0) == 0

@@ -43,13 +43,16 @@ class Counters:
 
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
+        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "redirected", "retried",
+        "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
+        self.links_refused = 0
+        """Links of completed pages that found the queue full."""
         self.latency = Latency()
         """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()
