@@ -57,6 +57,8 @@ class Watch:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._frame = ""
+        self.number = 0
+        """How many pages it has watched."""
         self._reset(Request("http://reset.invalid/"))
 
     def _reset(self, request: Request) -> None:
@@ -107,6 +109,7 @@ class Watch:
     def begin(self, request: Request, capture: tuple[str, ...]) -> None:
         """Watch for the next page. Its first navigation is for this request."""
         self._reset(request)
+        self.number += 1
         self._capture = capture
 
     def crash(self) -> None:
@@ -220,7 +223,7 @@ class Watch:
         if self._navigations == 1:
             self.status, self.headers = status, headers
             self.latency = time.monotonic() - self._sent
-        if found.get("proxy-status", "").startswith("shoal; error="):
+        if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
             self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
             return

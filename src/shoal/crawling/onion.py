@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import structs
 
-from shoal.config import Config
+from shoal.config import Config, HttpSettings
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
@@ -65,13 +65,10 @@ def make_fetcher(
     from shoal.fetch.routing import RoutingFetcher
 
     guard = None if networks is None else AddressGuard(networks)
-    http = config.http
-    if config.tor.enabled:
-        http = structs.replace(http, connect_timeout=max(http.connect_timeout, config.tor.connect_timeout))
     return RoutingFetcher(
         # The fetcher refuses all proxies if it has a guard. The layer for Tor applies the guard instead.
-        HttpFetcher(http, config.user_agent, None if config.tor.enabled else guard),
-        partial(_make_renderer, config, guard),
+        HttpFetcher(_http_settings(config), config.user_agent, None if config.tor.enabled else guard),
+        partial(make_renderer, config, guard),
         default=render if isinstance(render, Render) else None,
         proxy=config.http.proxy,
         scope=scope,
@@ -100,10 +97,18 @@ async def open_fetcher(
     return fetcher, await open_tor(config, run_id, guard, stack)
 
 
-def _make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
+def _http_settings(config: Config) -> HttpSettings:
+    """With more time to connect if that goes through Tor."""
+    if not config.tor.enabled:
+        return config.http
+    return structs.replace(config.http, connect_timeout=max(config.http.connect_timeout, config.tor.connect_timeout))
+
+
+def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
+    """A browser that is started when it is needed."""
     from shoal.browser.fetcher import BrowserFetcher
 
-    return BrowserFetcher(config.browser, config.user_agent, guard)
+    return BrowserFetcher(config.browser, config.user_agent, guard, _http_settings(config))
 
 
 def make_onion(
