@@ -21,6 +21,7 @@ from shoal.fetch.routing import RoutingFetcher
 from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
+from tests.browser.processes import recorded, tokens, wait_until_gone
 from tests.databases import free_port
 
 SETTINGS = BrowserSettings(sandbox=False, page_timeout=60.0)
@@ -356,3 +357,23 @@ async def test_a_run_that_cannot_render_says_so_and_loses_nothing(tmp_path: Path
     stats = [*SHOAL, "stats", "--frontier", "sqlite:///s.db", "--json"]
     again = await asyncio.to_thread(subprocess.run, stats, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(again.stdout).get("failed", 0) == 0
+
+
+async def test_each_process_has_a_browser_and_the_one_that_fetches_nothing_has_none(tmp_path: Path) -> None:
+    with shop.serve(12, 0.3) as served:
+        (tmp_path / "spider.py").write_text(
+            "from shoal import Spider\nclass S(Spider):\n    name = 's'\n    render = True\n"
+            f"    start_urls = ['{served.url}/product/%d' % n for n in range(12)]\n"
+            "    settings = {'browser.sandbox': False, 'download_delay': 0, 'browser.page_timeout': 60}\n"
+            "    def parse(self, response):\n        yield {'name': response.css('h1::text').get()}\n"
+        )
+        run = [*SHOAL, "run", "spider.py", "--processes", "2", "-o", "o.jsonl"]
+        before = tokens(os.getpid())
+        with recorded(lambda: [os.getpid()]) as marks:
+            done = await asyncio.to_thread(
+                subprocess.run, run, cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+    assert done.returncode == 0, done.stderr
+    assert len(marks) - len(before) == 2
+    assert wait_until_gone(marks - before) == []
+    assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 12

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from shoal.config import Config, Resolved
 from shoal.config.checks import frontier_kind
+from shoal.crawling.onion import make_fetcher
 from shoal.crawling.scheduler import Scheduler, make_scheduler
 from shoal.crawling.stats import Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError, StoreBusyError
@@ -126,7 +127,7 @@ class ProcessCrawl(Crawl):
         is_local = frontier_kind(self.config.frontier) in ("memory", "sqlite")
         return replace(
             plan,
-            config=plan.config.with_settings({"tor.enabled": False}),  # only the worker processes fetch
+            fetcher=make_fetcher(self.config),  # only the worker processes fetch: no browser and no Tor here
             make_scheduler=self._make_scheduler,
             watches=True,
             output_timeout=None if is_local else plan.output_timeout,
