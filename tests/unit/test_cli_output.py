@@ -121,6 +121,12 @@ def test_the_next_commands_can_be_pasted() -> None:
     ]
 
 
+def test_the_command_for_a_new_run_replaces_files_but_no_databases() -> None:
+    command = ["run", "b.py", "-o", "a.csv", "-o", "a.db", "--output", "sqlite:///c.db?table=t", "--new-run"]
+    steps = next_steps(ended(), Config(frontier="sqlite:///b.db"), command)
+    assert steps[-1] == "  shoal run b.py -O a.csv -o a.db --output 'sqlite:///c.db?table=t' --new-run"
+
+
 def test_a_crawl_that_ended_early_is_resumed_by_its_own_command() -> None:
     at = Config(frontier="sqlite:///b.db")
     left = Stats(pushed=10, done=7, ready=3)
