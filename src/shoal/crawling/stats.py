@@ -44,12 +44,15 @@ class Counters:
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
         "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
+        "too_deep",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
+        self.too_deep = 0
+        """Links out of scope that are deeper than ``scope.max_depth``."""
         self.latency = Latency()
         """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()

@@ -68,8 +68,8 @@ class TableSink(ABC):
             await self._disconnect()
 
     async def _remove_stale(self, seq: int | None) -> None:
-        """Remove the rows of this run after item ``seq``. They are written again from the item log; after a rewind their
-        pages are crawled again first."""
+        """Remove the rows of this run after item ``seq``. The item log has their items, or, after a
+        rewind, their pages are crawled again."""
         if seq is None:
             return
         for name in [self._options.table] if self._options.table else await self._registered():
