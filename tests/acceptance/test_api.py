@@ -1083,6 +1083,21 @@ def test_bodies_that_are_refused(api: Api, body: bytes) -> None:
     assert (status, is_problem(answer)) == (422, True)
 
 
+def test_a_body_that_is_not_declared_as_json_names_the_header(api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=PATIENCE)
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    connection.request("POST", "/api/crawl/batch", b'{"urls": ["http://a/"]}', headers)
+    answer = connection.getresponse()
+    assert answer.status == 422
+    assert "with the header Content-Type: application/json" in json.load(answer)["error"]["message"]
+    connection.close()
+
+
+def test_values_that_must_be_objects(api: Api) -> None:
+    status, answer = api.ask("POST", "/api/crawl/batch", {"urls": ["http://a/"], "webhook": "http://b/"})
+    assert (status, answer["error"]["message"]) == (422, "body.webhook: must be a JSON object")
+
+
 def test_odd_urls_fail_alone(api: Api) -> None:
     urls = [
         "",
