@@ -22,6 +22,7 @@ from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, S
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.frontier.postgres.store import COMPONENT
+from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.stores.postgres import client, schema
@@ -331,11 +332,12 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
 
 
 async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
-    """Three runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
+    """Four runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
     runs = {
         "a": FrontierOptions(concurrency_per_host=2, max_attempts=2),
         "b": FrontierOptions(delay=0.02),
         "c": FrontierOptions(concurrency_per_host=5, max_queue_size=400),
+        "d": FrontierOptions(concurrency_per_host=5, max_queue_size=50, overflow="refuse"),
     }
     dice = random.Random(7)
     end = time.monotonic() + 5
@@ -386,6 +388,7 @@ async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -
         await check_tables(url)
         for frontier in workers[0]:
             await check_balance(frontier)
+        assert FULL_KIND in await workers[0][-1].dead_kinds()
 
 
 async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -> None:

@@ -206,6 +206,29 @@ async def test_a_run_goes_on_after_a_rewind(server: Rewindable, frontier: Fronti
     await check_balance(frontier)
 
 
+async def test_links_that_were_refused_are_refused_again_after_a_rewind(
+    server: Rewindable, open_frontier: Callable[..., Awaitable[Frontier]]
+) -> None:
+    """The page is fetched again, perhaps with other links. No link is counted twice, and a retry works."""
+    frontier = await open_frontier(options=FrontierOptions(max_queue_size=2, overflow="refuse"))
+    await push(frontier, "parent")
+    lease = await lease_one(frontier)
+    server.save()
+    children = [page(number) for number in range(5)]
+    assert await frontier.complete([Completion(lease=lease, children=children)]) == [Pushed(2, 0, 3)]
+    await rewind(server, frontier)
+    with pytest.raises(StoreRewoundError):
+        await frontier.lease(1, TTL)
+    assert await frontier.recover() is not None
+    assert (await frontier.stats()).dead == 0
+    assert await frontier.retry_dead() == 0
+    assert await frontier.complete([Completion(lease=lease, children=children[:4])]) == [Pushed(2, 0, 2)]
+    await check_balance(frontier)
+    leases = (await frontier.lease(2, TTL)).leases
+    assert await frontier.retry_dead() == 2
+    assert names(leases) + names(await frontier.lease(9, TTL)) == ["0", "1", "2", "3"]
+
+
 async def test_how_much_was_lost_is_known(server: Rewindable, frontier: Frontier) -> None:
     await push(frontier, *range(3))
     await complete(frontier, await lease_one(frontier))

@@ -28,6 +28,7 @@ from shoal.frontier.rules import (
     check_queue_size,
     is_retried,
     read_event,
+    room_for_links,
 )
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
@@ -77,6 +78,14 @@ def test_a_queue_is_full_only_for_new_requests() -> None:
     check_queue_size(5, 9, 0)
     with pytest.raises(QueueFullError, match="maximum of 5 requests"):
         check_queue_size(5, 4, 2)
+
+
+def test_links_have_room_only_below_the_limit() -> None:
+    assert room_for_links(None, 10**9) is None
+    assert [room_for_links(5, queued) for queued in (0, 4, 5, 9)] == [5, 1, 0, 0]
+    assert FrontierOptions(max_queue_size=5).link_limit is None
+    assert FrontierOptions(overflow="refuse").link_limit is None
+    assert FrontierOptions(max_queue_size=5, overflow="refuse").link_limit == 5
 
 
 def test_robots_and_scope_are_retried_only_when_named() -> None:

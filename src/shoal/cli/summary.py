@@ -63,6 +63,7 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
         ("retried", _shown(counters.retried)),
         ("out of scope", _shown(counters.out_of_scope) + _details((counters.too_deep, "beyond scope.max_depth"))),
         ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
+        ("links refused", f"{counters.links_refused} (queue.max_size)" if counters.links_refused else ""),
         ("items dropped", f"{counters.dropped} ({_drops(counters)})" if counters.dropped else ""),
         ("items not stored", _shown(counters.item_errors)),
         ("leases lost", _shown(counters.leases_lost)),

@@ -119,6 +119,8 @@ class Config(Section, frozen=True, kw_only=True):
                 f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
                 'set "frontier" to redis://host:port/number or postgresql://host/database'
             )
+        if self.queue.overflow == "refuse" and self.queue.max_size is None:
+            raise ConfigError('"queue.overflow" is "refuse", but the queue has no maximum; set "queue.max_size"')
 
     @classmethod
     def standalone(

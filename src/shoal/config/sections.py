@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
@@ -142,6 +142,8 @@ class QueueSettings(Section, frozen=True, kw_only=True):
     """The size of the frontier."""
 
     max_size: Count | None = None  # an explicit push beyond it raises QueueFullError
+    # What becomes of links of pages beyond max_size: they enter all the same, or fail with the kind "queue full".
+    overflow: Literal["accept", "refuse"] = "accept"
     in_memory: Count = 100_000  # how many requests the memory frontier holds before it spills to disk
 
 

@@ -201,14 +201,19 @@ class Scheduler:
                     seen.add(fingerprint)
         return known
 
-    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool]) -> None:
-        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push."""
+    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool], *, refused: bool = False) -> None:
+        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
+        them did not fit into the queue."""
         if not known:
             return
         with suppress(FrontierError):
             size = await self.size()
             for request, duplicate in zip(requests, known, strict=False):
-                log.debug("%s %s (%d in the queue)", "duplicate" if duplicate else "enqueued", request.url, size)
+                word = "duplicate" if duplicate else "enqueued"
+                if refused and not duplicate:
+                    history = await self.frontier.find(request, exact=True)
+                    word = "refused" if history is not None and history.state == "dead" else word
+                log.debug("%s %s (%d in the queue)", word, request.url, size)
 
     async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
@@ -331,6 +336,7 @@ def frontier_options(config: Config) -> FrontierOptions:
         delay=config.download_delay,
         concurrency_per_host=config.concurrency_per_host,
         max_queue_size=config.queue.max_size,
+        overflow=config.queue.overflow,
         in_memory=config.queue.in_memory,
     )
 

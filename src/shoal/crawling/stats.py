@@ -43,8 +43,8 @@ class Counters:
 
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
-        "too_deep",
+        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "redirected", "retried",
+        "started", "too_deep",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,6 +53,8 @@ class Counters:
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
         self.too_deep = 0
         """Links out of scope that are deeper than ``scope.max_depth``."""
+        self.links_refused = 0
+        """Links of completed pages that found the queue full."""
         self.latency = Latency()
         """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import Claim, Event, EventKind, Failure, Holder, RequestState, Run, RunState
+from shoal.ports import Claim, Completion, Event, EventKind, Failure, Holder, RequestState, Run, RunState
 from shoal.urls.normalize import derived_fingerprint
 
 # -- states
@@ -75,6 +75,16 @@ def queue_full(max_size: int | None) -> QueueFullError:
     return QueueFullError(f"the queue holds its maximum of {max_size} requests; nothing was pushed")
 
 
+def room_for_links(limit: int | None, queued: int) -> int | None:
+    """How many new links may enter the queue. None: all. ``limit`` is `FrontierOptions.link_limit`."""
+    return None if limit is None else max(0, limit - queued)
+
+
+def is_redirect(ended: Completion | Failure) -> bool:
+    """Whether the child of a page continues it, and so enters a full queue too."""
+    return isinstance(ended, Completion) and ended.redirected
+
+
 # -- attempts and deaths
 
 # Lua and SQL fill in the same templates. SQL knows only %s.
@@ -88,6 +98,10 @@ NOTE_EVENT = "note"
 FAILED_EVENT, WAITS_DETAIL = "failed %s", "; waits %g s"
 """The event for a failed attempt, and what follows the reason if there is another attempt."""
 RETRIED_EVENT, RETRIED_DETAIL = "retried", "made ready again with all its attempts"
+FULL_KIND, FULL_REASON = "queue full", "refused: the queue had its maximum of %s requests"
+"""The kind of death of a link that found no room in the queue, and its reason."""
+ADMITTED_DETAIL = "queued: it was refused when the queue was full"
+"""The detail of the event `RETRIED_EVENT` for such a link."""
 UNREADABLE = "unreadable"
 """The kind of a dead request whose record another program wrote."""
 KINDS_NOT_RETRIED = frozenset({"robots", "scope"})

@@ -28,6 +28,7 @@ _COUNTED = (
     ("shoal_retries_total", "retried", "Failed attempts that are retried."),
     ("shoal_redirects_total", "redirected", "Pages that redirected to another one."),
     ("shoal_links_out_of_scope_total", "out_of_scope", "Links that were not followed because they are out of scope."),
+    ("shoal_links_refused_total", "links_refused", "Links that were refused because the queue was full."),
     ("shoal_leases_lost_total", "leases_lost", "Pages whose lease was lost before they were completed."),
 )
 

@@ -127,5 +127,9 @@ class Inspection(Protocol):
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
-        or the scope forbids."""
+        or the scope forbids. Returns how many.
+
+        With ``overflow="refuse"``, links that were refused return only while the queue has room, in the order in which
+        they would be leased. The rest stay dead, so call it again later. Requests that died otherwise have been in the
+        queue before: they return first, and always."""
         ...

@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
 
     items: list[bytes]
     contacted: bool
+    redirected: bool
     make_children: Callable[[int], Sequence[Request]]
     """Takes the position of the page in the batch."""
 
@@ -125,13 +126,16 @@ class Pair:
                 status=200 + place,
                 duplicates=place,
                 contacted=outcome.contacted,
+                redirected=outcome.redirected and place == 0,
             )
             for place, taken in enumerate(batch)
         ]
+        room = self.model.measure_room()
         expected = [
             self.model.complete(
                 taken.held, each.items, each.children,
                 status=each.status, duplicates=each.duplicates, contacted=each.contacted,
+                room=None if each.redirected else room,
             )
             for taken, each in zip(batch, completions, strict=True)
         ]  # fmt: skip
@@ -154,10 +158,11 @@ class Pair:
             )
             for place, taken in enumerate(batch)
         ]
+        room = self.model.measure_room()
         expected = [
             self.model.fail(
                 taken.held, retry_in, each.items, each.children,
-                status=each.status, kind=kind, reason=each.reason, contacted=each.contacted,
+                status=each.status, kind=kind, reason=each.reason, contacted=each.contacted, room=room,
             )
             for taken, each in zip(batch, failures, strict=True)
         ]  # fmt: skip

@@ -167,13 +167,19 @@ def retry_failed(
 ) -> None:
     """Queue the failed requests of a run again.
 
-    They get all their attempts again. Requests that robots.txt disallowed stay failed. `shoal audit` lists the kinds of
+    They get all their attempts again. Requests that robots.txt disallowed stay failed. Links that were refused because
+    the queue was full return only while it has room: run this command again later. `shoal audit` lists the kinds of
     failures.
     """
 
     async def work() -> None:
+        from shoal.frontier.rules import FULL_KIND, is_retried
+
         async with opened_run(frontier, run_id, readonly=False) as (run, store):
             count = await store.retry_dead(kind or None)
+            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
+        if refused:
+            print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")
 
     asyncio.run(work())

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
-    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "items.keep"
+    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "queue.overflow",
+    "items.keep",
 }  # fmt: skip
 
 app = Commands()

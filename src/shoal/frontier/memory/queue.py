@@ -36,7 +36,7 @@ from shoal.frontier.rules import (
     reissued_token,
     token_base,
 )
-from shoal.frontier.staging import POLL, E, count_moved, split_large
+from shoal.frontier.staging import POLL, E, Moved, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -233,8 +233,8 @@ class MemoryQueue:
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         repeated = {page.lease.token for page in completions} & self._completed.keys()
         results, moved = await self._end(completions, self._complete)
-        for place, added in moved.items():
-            results[place] = count_moved(completions[place], added)
+        for place, links in moved.items():
+            results[place] = count_moved(completions[place], links)
         return [
             Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
             for page, pushed in zip(completions, results, strict=True)
@@ -252,12 +252,13 @@ class MemoryQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]
-    ) -> tuple[list[T | None], dict[int, int]]:
+    ) -> tuple[list[T | None], dict[int, Moved]]:
         """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
-        for a lease that was lost; and by position how many links of large pages were new. RequestError, and nothing is
-        changed, if a child cannot be encoded."""
+        for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
+        is changed, if a child cannot be encoded."""
         pages, staged = await split_large(pages, encode_request)
         now = self._clock()
+        self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
         ended: dict[int, bytes] = {}

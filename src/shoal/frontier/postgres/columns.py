@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shoal.frontier.rules import CHUNK, ENCODING_ERRORS, MAX_LINKS, WAITS_DETAIL, cannot_store, child_fingerprint
+from shoal.frontier.rules import (
+    CHUNK,
+    ENCODING_ERRORS,
+    MAX_LINKS,
+    WAITS_DETAIL,
+    cannot_store,
+    child_fingerprint,
+    is_redirect,
+)
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
 from shoal.stores.postgres.client import storable_text
@@ -85,7 +93,8 @@ class EndingColumns:
         self._seen.add(key)
         self.places.append(place)
         nth = len(self.places)
-        stages = len(self._children) + len(ended.children) > MAX_LINKS
+        # A redirect is not staged: its child enters a full queue too, and staged links do not.
+        stages = len(self._children) + len(ended.children) > MAX_LINKS and not is_redirect(ended)
         self.tokens.append(lease.token)
         self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
@@ -101,8 +110,8 @@ class EndingColumns:
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
-        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, its text in the event, number of
-        items, and numbers of staged chunks and links."""
+        """Token, fingerprint, status, contacted, redirected, duplicates, kind, reason, retry in, its text in the event,
+        number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         status = min(max(ended.status, 0), _MAX_STATUS)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
@@ -110,12 +119,12 @@ class EndingColumns:
         if isinstance(ended, Completion):
             known, note = known + ended.duplicates, storable_text(ended.note)
             return (
-                lease.token, lease.fingerprint, status, ended.contacted, known, None, note, None, "", items,
-                *staged,
+                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, None, note, None, "",
+                items, *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
-            lease.token, lease.fingerprint, status, ended.contacted, known, storable_text(ended.kind),
+            lease.token, lease.fingerprint, status, ended.contacted, False, known, storable_text(ended.kind),
             storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 

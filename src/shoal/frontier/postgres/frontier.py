@@ -40,7 +40,7 @@ from shoal.frontier.rules import (
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
-from shoal.frontier.staging import incoming_history
+from shoal.frontier.staging import Moved, count_moved, incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -136,7 +136,7 @@ class PostgresFrontier:
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         if not self._has_set_options:
             options = self._options
-            values = options.max_attempts, float(options.delay), options.concurrency_per_host
+            values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
             await self._database.call("set_options", self._run, *values)
             self._has_set_options = True
         used = 0
@@ -213,24 +213,24 @@ class PostgresFrontier:
 
     # -- ending a lease
 
-    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, int]]:
-        """By position in the batch, the new state and the number of new children. Lost leases are left out."""
+    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, Moved]]:
+        """By position in the batch, the new state and what became of the children. Lost leases are left out."""
         if not endings.places:
             return {}
         with self._receipts.watch(proven=True) as call:
             for ended in endings.staged.values():
                 await self._stages.upload(ended.lease, ended.children)
             rows = await self._database.call("finish", self._run, self._offset(), *self._proof, *endings.as_arguments())
-        result: dict[int, tuple[int, int]] = {}
-        for nth, state, added, number, _, order in rows:
-            result[endings.places[nth - 1]] = (state, added)
+        result: dict[int, tuple[int, Moved]] = {}
+        for nth, state, added, refused, number, _, order in rows:
+            result[endings.places[nth - 1]] = (state, Moved(added, refused))
             if state == DONE:
                 self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
         for place, ended in endings.staged.items():
-            state, _ = result.get(place, (0, 0))
+            state, _ = result.get(place, (0, None))
             if state > 1:  # done or dead
                 result[place] = (state, await self._stages.move(ended.lease.token))
-        if rows and rows[0][4] and not endings.staged:  # staged links of other pages
+        if rows and rows[0][5] and not endings.staged:  # staged links of other pages
             await self._help()
         return result
 
@@ -418,10 +418,8 @@ def _read(url: str, payload: bytes) -> Request | None:
         return None
 
 
-def _pushed(page: Completion, state: int, added: int) -> Pushed:
-    if state == ALREADY_DONE:
-        return Pushed(0, 0)
-    return Pushed(added, len(page.children) - added + page.duplicates)
+def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
+    return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
 
 
 def _incoming(url: str, payload: bytes, parent: str | None) -> History | None:

@@ -61,8 +61,8 @@ OFFER_HEAD = Layout(size=U32, fingerprint=FINGERPRINT, host=U32)
 OFFER = OFFER_HEAD + FIXED
 LEASE = Layout(fingerprint=FINGERPRINT, token=TOKEN)
 ENDING = LEASE + Layout(
-    outcome=U8, contacted=U8, status=U16, duplicates=U32, retry_in=F64, items=U32, children=U32, chunks=U32, links=U32,
-    kind=TEXT, text=TEXT,
+    outcome=U8, contacted=U8, redirected=U8, status=U16, duplicates=U32, retry_in=F64, items=U32, children=U32,
+    chunks=U32, links=U32, kind=TEXT, text=TEXT,
 )  # fmt: skip
 HOST = Layout(
     delay=F64, crawl_delay=F64, learned_delay=F64, blocked_until=F64, ended_at=F64, concurrency=I32, in_flight=I32,
@@ -71,7 +71,8 @@ HOST = Layout(
 EVENT = Layout(at=F64, what=TEXT, detail=TEXT, worker=TEXT)
 CAUSE = Layout(kind=TEXT)
 """Before the reason why a request is dead."""
-OPTIONS = Layout(delay=F64, concurrency=U32, max_attempts=U32)
+OPTIONS = Layout(delay=F64, concurrency=U32, max_attempts=U32, link_limit=U32)
+"""``link_limit`` is 0 if links always enter the queue."""
 UPDATE = Layout(**{
     name: field
     for value in ("delay", "crawl_delay", "learned_delay", "concurrency", "block_for")
@@ -130,6 +131,7 @@ def lua_constants() -> dict[str, str]:
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,
         "NOTE_EVENT": rules.NOTE_EVENT, "FAILED_EVENT": rules.FAILED_EVENT, "WAITS_DETAIL": rules.WAITS_DETAIL,
         "RETRIED_EVENT": rules.RETRIED_EVENT, "RETRIED_DETAIL": rules.RETRIED_DETAIL, "UNREADABLE": rules.UNREADABLE,
+        "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON, "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
         "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,
     }  # fmt: skip

@@ -22,7 +22,8 @@ CREATE TABLE run (
     duplicates INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
-    incoming INTEGER NOT NULL DEFAULT 0    -- staged links
+    incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
+    link_limit INTEGER                     -- how many queued requests leave no room for links; none: no limit
 );
 
 -- The politeness of hosts. All runs in the file share it.

@@ -180,7 +180,8 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
 @router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
     """Retry the failed requests of a run, with all attempts. Requests that robots.txt disallows stay failed unless you
-    name the kind `robots`. Resume the run afterwards if it is finished."""
+    name the kind `robots`. Links that were refused because the queue was full return while it has room, the others stay
+    failed: call this again later. Resume the run afterwards if it is finished."""
     frontier = await _open_frontier(server_of(request), run_id)
     count = await frontier.retry_dead(None if which is None else which.kinds)
     return json_response({"run_id": run_id, "retried": count})

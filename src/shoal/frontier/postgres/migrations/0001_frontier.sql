@@ -4,7 +4,7 @@
 -- updated. The state of a request is a small row in `ready`, then in `held`, then in `outcome`.
 --
 -- Rows are locked in this order, and within a table by the key, to avoid deadlocks: role, held, new hosts and lanes by
--- name, fingerprints, host, lane, ledger.
+-- name, fingerprints, host, lane, ledger. With a limit for links, room_for_links() takes its lock after the role.
 --
 -- Columns named `at` are seconds since 1970, for people. All other times are those of `clock()`, which never goes back.
 --
@@ -27,6 +27,7 @@ CREATE TABLE run (
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,
     concurrency integer NOT NULL DEFAULT 8,
+    link_limit bigint,                        -- how many queued requests leave no room for links; null: no limit
     deleting boolean NOT NULL DEFAULT false   -- hidden, and partly deleted
 );
 
@@ -202,7 +203,8 @@ CREATE TABLE stage (
     run integer NOT NULL,
     parent bigint NOT NULL,
     remaining integer NOT NULL,               -- links that are not in the queue yet
-    added integer NOT NULL DEFAULT 0          -- new links that are in the queue
+    added integer NOT NULL DEFAULT 0,         -- new links that are in the queue
+    refused integer NOT NULL DEFAULT 0        -- new links that found it full
 );
 CREATE INDEX stage_open ON stage (run, token) WHERE remaining > 0;
 
@@ -270,8 +272,9 @@ CREATE VIEW url_work_queue AS
         UNION ALL
         SELECT h.id, 'claimed', h.worker, h.at, h.attempts - (NOT h.begun)::integer FROM held h WHERE h.state = 2
         UNION ALL
-        SELECT o.id, CASE o.state WHEN 3 THEN 'completed' ELSE 'failed' END, o.worker, o.at - o.seconds, o.attempts
-            FROM outcome o
+        SELECT o.id, CASE o.state WHEN 3 THEN 'completed' ELSE 'failed' END, o.worker,
+            CASE WHEN o.attempts > 0 THEN o.at - o.seconds END, o.attempts
+            FROM outcome o  -- without an attempt: a link that was refused
     ) s
     JOIN request q ON q.id = s.id
     JOIN run r ON r.id = q.run AND NOT r.deleting

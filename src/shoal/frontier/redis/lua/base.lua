@@ -84,6 +84,7 @@ local function collect(run)
   run.touched, run.touched_list = {}, {} -- hosts whose lane may have to move
   run.notes, run.noted = {}, {} -- events by fingerprint
   run.causes, run.kinds = {}, {} -- dead requests: fingerprint, cause, ...; changes of the counts by kind
+  run.refused = {} -- links that found the queue full, as rank, member, ...
 end
 
 -- A run by its number, as before this script; nil if it was deleted.
@@ -97,7 +98,7 @@ local function run_of(number)
       run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}, holders = {}}
       collect(run)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
-      run.delay, run.concurrency, run.max_attempts = read(RUN_OPTIONS, run.options or OPTIONS)
+      run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
     runs[number] = run
   end
@@ -136,6 +137,7 @@ end
 
 local function save_deaths(run)
   many('HSET', run.key .. ':dead', run.causes)
+  many('ZADD', run.key .. ':refused', run.refused)
   for kind, more in pairs(run.kinds) do
     if call('HINCRBY', run.key .. ':kinds', kind, more) <= 0 then call('HDEL', run.key .. ':kinds', kind) end
   end

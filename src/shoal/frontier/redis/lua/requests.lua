@@ -131,8 +131,22 @@ local function number_hosts(names)
   return numbers
 end
 
--- Add new requests of the offers, each only once. `names`: of hosts.
-local function add(offers, blob, names)
+-- How many links may enter the queue; nil if there is no limit.
+local function room_for_links()
+  if own.link_limit > 0 then return math.max(0, own.link_limit - own.ready - own.waiting) end
+end
+
+-- Record a link that found the queue full.
+local function refuse(offer, sequence)
+  die(own, offer.fingerprint, FULL_KIND, string.format(FULL_REASON, own.link_limit))
+  own.refused[#own.refused + 1] = offer.rank
+  own.refused[#own.refused + 1] = pack(QUEUED, sequence, offer.fingerprint)
+  offer.parent.refused = offer.parent.refused + 1
+end
+
+-- Add new requests of the offers, each only once. `names`: of hosts. `room`: how many links may enter the queue, unless
+-- their parent is a redirect; nil: all.
+local function add(offers, blob, names, room)
   local new, wanted, indexes = {}, {}, {}
   for _, offer in ipairs(offers) do
     if offered[offer.fingerprint] then
@@ -145,19 +159,25 @@ local function add(offers, blob, names)
     end
   end
   if #new > 0 then
-    local numbers, records, sequence = number_hosts(wanted), own.records, own.sequence
-    for _, offer in ipairs(new) do
+    local numbers, records, sequence, refused = number_hosts(wanted), own.records, own.sequence, 0
+    for i, offer in ipairs(new) do
       sequence = sequence + 1
-      local host = numbers[indexes[offer.name]]
+      local host, state = numbers[indexes[offer.name]], READY
+      if room and i > room and not offer.parent.is_redirect then
+        refused, state = refused + 1, DEAD
+        refuse(offer, sequence)
+      else
+        enqueue(own, host, offer.rank, sequence, offer.fingerprint)
+        if offer.parent then offer.parent.added = offer.parent.added + 1 end
+      end
       records[#records + 1] = offer.fingerprint
-      local head = pack(HEAD, READY, 0, 0, 0, real, sequence, host, NO_TOKEN, 0)
+      local head = pack(HEAD, state, 0, 0, 0, real, sequence, host, NO_TOKEN, 0)
       records[#records + 1] = head .. sub(blob, offer.from, offer.to)
-      enqueue(own, host, offer.rank, sequence, offer.fingerprint)
-      if offer.parent then offer.parent.added = offer.parent.added + 1 end
     end
     own.sequence = sequence
     own.pushed = own.pushed + #new
-    own.ready = own.ready + #new
+    own.ready = own.ready + #new - refused
+    own.dead = own.dead + refused
   end
   own.duplicates = own.duplicates + #offers - #new
   own.is_changed = true
