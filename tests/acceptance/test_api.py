@@ -698,6 +698,14 @@ def test_it_does_not_listen_elsewhere_without_a_token(tmp_path: Path) -> None:
     assert "SHOAL_SERVE__TOKEN" in done.stderr
 
 
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [*SHOAL, "serve", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2
+    assert "the port is already in use. Choose another with --port" in done.stderr
+
+
 @pytest.mark.parametrize(
     "headers",
     [
