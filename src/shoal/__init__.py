@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
+    from shoal.http import Render as Render
     from shoal.http import Request as Request
     from shoal.http import Response as Response
     from shoal.runs.crawl import Crawl as Crawl
@@ -30,6 +31,7 @@ _HOMES = {
     "DropItem": "shoal.errors",
     "Node": "shoal.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
+    "Render": "shoal.http",
     "Request": "shoal.http",
     "Response": "shoal.http",
     "Scheduler": "shoal.crawling.scheduler",
@@ -46,6 +48,7 @@ __all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Spider",
     "Request",
     "Response",
+    "Render",
     "Selector",
     "Config",
     "crawl",

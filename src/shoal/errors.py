@@ -11,6 +11,7 @@
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
     ├── FetchError                   a page that was not fetched; says whether a retry can help
     │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── BrowserError                 a browser that cannot be started
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written
@@ -93,6 +94,10 @@ class TooComplexError(FetchError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="too complex", retryable=False)
+
+
+class BrowserError(ShoalError):
+    """The browser cannot be started. The message says what to install or change."""
 
 
 class ItemError(ShoalError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from shoal.errors import SpiderError
-from shoal.http import Request, Response
+from shoal.http import Render, Request, Response
 
 _MAX_COUNTERS = 1000
 """User counters. Names beyond it are counted together: a page may decide them."""
@@ -95,6 +95,8 @@ class Spider:
     """The first fields of items that are dicts, in this order. A missing field is None."""
     middlewares: Sequence[Callable[..., Awaitable[Response]]] = ()
     """Layers around every fetch, after robots.txt, outermost first: async ``(request, fetch) -> response``."""
+    render: Render | Mapping[str, object] | bool | str | None = None
+    """Render the pages in a browser: True, ``"auto"``, or a `Render`. A request's own ``render`` overrides it."""
     handle_statuses: Collection[int] = ()
     """Statuses other than 2xx whose pages go to the callback instead of being errors."""
 

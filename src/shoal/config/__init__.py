@@ -19,6 +19,7 @@ from shoal.config.loading import load_config as load_config
 from shoal.config.root import Config as Config
 from shoal.config.root import NewRunPolicy as NewRunPolicy
 from shoal.config.sections import USER_AGENT as USER_AGENT
+from shoal.config.sections import BrowserSettings as BrowserSettings
 from shoal.config.sections import CacheSettings as CacheSettings
 from shoal.config.sections import ClusterSettings as ClusterSettings
 from shoal.config.sections import Count as Count

@@ -10,6 +10,7 @@ from shoal.config.layers import Section, build, flatten, read_settings
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
+    BrowserSettings,
     CacheSettings,
     ClusterSettings,
     Count,
@@ -101,6 +102,7 @@ class Config(Section, frozen=True, kw_only=True):
     shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
+    browser: BrowserSettings = BrowserSettings()
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()

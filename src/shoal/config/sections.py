@@ -179,6 +179,24 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
 
 
+class BrowserSettings(Section, frozen=True, kw_only=True):
+    """How pages are rendered in Chromium (`Request(url, render=True)`)."""
+
+    executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
+    sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
+    max_pages: Count = 4  # rendered at the same time in one worker
+    page_timeout: Timeout = 30.0  # one page, from its navigation to its result
+    settle: Timeout = 10.0  # how long a page without `wait_for` may load and make requests; then it is taken as it is
+    block: tuple[Literal["image", "media", "font"], ...] = ("image", "media", "font")  # not loaded
+    block_urls: tuple[str, ...] = ()  # patterns with * of URLs that are not loaded, such as *://*.tracker.example/*
+    max_requests: Count = 500  # of one page
+    max_bytes: Count = 64 * 1024 * 1024  # of one page with everything that it loads
+    max_memory: Count = 1024**3  # bytes of a browser with its processes; beyond it, a new one replaces it
+    recycle_pages: Count = 500  # a browser is replaced after so many pages
+    recycle_after: Timeout = 3600.0  # seconds; a browser is replaced after this time
+    downloads: Literal["refuse", "save"] = "refuse"  # save: as the body of the response
+
+
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
@@ -194,6 +212,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     token: str | None = None  # that every request must send
     tokens: dict[str, str] = {}  # one for each caller of batches, by name; each caller gets a fair share
     allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
+    render: bool = True  # callers may have pages rendered, if Chromium is installed
     max_in_flight: Count = 64  # pages being fetched, over all sessions
     max_urls: Count = 10_000  # in one batch
     max_request_bytes: Count = 8 * 1024 * 1024  # in the body of one request

@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.config import Config
-from shoal.http import Request, Response
+from shoal.http import Render, Request, Response
+from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.fetch.guard import AddressGuard
+    from shoal.fetch.routing import Renderer, RoutingFetcher
 
 
 class Onion(NamedTuple):
@@ -26,13 +31,38 @@ class Onion(NamedTuple):
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
 
 
-def make_fetcher(config: Config, networks: Sequence[str] | None = None) -> Fetcher:
-    """``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit."""
+def make_fetcher(
+    config: Config,
+    networks: Sequence[str] | None = None,
+    *,
+    render: RenderChoice = None,
+    scope: str = "",
+    hosts: Hosts | None = None,
+) -> RoutingFetcher:
+    """``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
+
+    ``render``: for requests that do not say it themselves. ``scope`` and ``hosts``: see `RoutingFetcher`.
+    """
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.http import HttpFetcher
+    from shoal.fetch.routing import RoutingFetcher
 
     guard = None if networks is None else AddressGuard(networks)
-    return HttpFetcher(config.http, config.user_agent, guard)
+    return RoutingFetcher(
+        HttpFetcher(config.http, config.user_agent, guard),
+        partial(make_renderer, config, guard),
+        default=render if isinstance(render, Render) else None,
+        proxy=config.http.proxy,
+        scope=scope,
+        hosts=hosts,
+    )
+
+
+def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
+    """A browser that is started when it is needed."""
+    from shoal.browser.fetcher import BrowserFetcher
+
+    return BrowserFetcher(config.browser, config.user_agent, guard, config.http)
 
 
 def make_onion(

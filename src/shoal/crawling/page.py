@@ -117,6 +117,9 @@ class Handler:
             )  # the callback awaited something that was cancelled
         except Exception as exc:  # the user's code may raise anything: it costs this page
             return await self._callback_failed(lease, response, exc)
+        finally:
+            if response.page is not None:
+                await response.release()
 
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
         admitted = self._scheduler.admit(found.links, lease.request)

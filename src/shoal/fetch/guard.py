@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -19,6 +21,12 @@ _RESERVED = tuple(
         "3fff::/20",  # documentation
         "fec0::/10",  # site-local: deprecated, but still used in some networks
     )
+)
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+# The endings of names that no public name server knows.
+_LOCAL_ENDINGS = frozenset(
+    ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost", "private")
 )
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -45,6 +53,35 @@ class AddressGuard:
         if any(found in network or target in network for network in self._allowed):
             return None
         return _reason(target)
+
+    def refuses_host(self, host: str) -> str | None:
+        """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
+
+        Addresses are refused like above, and in every other spelling than the usual one: proxies read ``127.1`` and
+        ``0x7f.1`` in different ways. So are names that mean something only in the proxy's own network. What a public
+        name leads to is known to the proxy alone.
+        """
+        try:
+            return self.refuses(str(ip_address(host)))
+        except ValueError:
+            name = host.rstrip(".").lower()
+        labels = name.split(".")
+        if not _NAME.fullmatch(name) or _NUMBER.fullmatch(labels[-1]) or any(map(_hides_ascii, labels)):
+            return "not a host name"  # a name never ends with a number, an address in an odd spelling does
+        if len(labels) == 1 or labels[-1] in _LOCAL_ENDINGS or name.endswith(".home.arpa"):
+            return "a name of a local network"
+        return None
+
+
+def _hides_ascii(label: str) -> bool:
+    """Whether a label of an internationalized name stands for ASCII: digits of another script, for example."""
+    if not label.startswith("xn--"):
+        return False
+    try:
+        decoded = label[4:].encode("ascii").decode("punycode")
+    except (UnicodeError, ValueError, OverflowError):
+        return True
+    return unicodedata.normalize("NFKC", decoded).isascii()
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
 import ssl
 import time
 from functools import partial
 
 import aiohttp
-from aiohttp.abc import ResolveResult
 from yarl import URL
 
 from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError
+from shoal.fetch.connecting import GuardedResolver, RefusedAddressError, guarded_sockets, one_line, system_text
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.socks import SCHEMES, Connect, SocksSessions
@@ -47,7 +44,7 @@ class HttpFetcher:
         guard = self._guard
         connect: Connect = aiohttp.TCPConnector
         if guard is not None:
-            connect = partial(connect, resolver=_GuardedResolver(guard), socket_factory=_guarded(guard))
+            connect = partial(connect, resolver=GuardedResolver(guard), socket_factory=guarded_sockets(guard))
         self._session = self._open_session(partial(connect, ttl_dns_cache=int(self._config.dns_cache_seconds)))
         return self._session
 
@@ -57,7 +54,7 @@ class HttpFetcher:
             connector=connect(
                 limit=0,  # the engine and the frontier limit the concurrency
                 keepalive_timeout=config.keep_alive_seconds,
-                ssl=True if config.verify_tls else _no_verification(),
+                ssl=True if config.verify_tls else without_verification(),
             ),
             headers={
                 "User-Agent": self._user_agent,
@@ -171,43 +168,8 @@ class _Limited:
         pass
 
 
-class _RefusedAddressError(OSError):
-    """All have the same text: aiohttp combines different errors into a new one of another class."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(errno.EACCES, "the address is refused")
-        self.message = f"{address} is {reason}, which may not be contacted (serve.allow)"
-
-
-class _GuardedResolver(aiohttp.ThreadedResolver):
-    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. The socket factory does the refusing."""
-
-    def __init__(self, guard: AddressGuard) -> None:
-        super().__init__()
-        self._guard = guard
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await super().resolve(host, port, family)
-        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
-
-
-def _guarded(guard: AddressGuard) -> aiohttp.SocketFactoryType:
-    """Return a socket factory. It sees the resolved address that is connected to, so no DNS trick can bypass it."""
-
-    def make(target: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, (address, *_) = target
-        reason = guard.refuses(address)
-        if reason is not None:
-            raise _RefusedAddressError(address, reason)
-        return socket.socket(family, kind, protocol)
-
-    return make
-
-
-def _no_verification() -> ssl.SSLContext:
+def without_verification() -> ssl.SSLContext:
+    """Accepts any certificate (`http.verify_tls` = false)."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -221,7 +183,7 @@ def _too_large(limit: int) -> FetchError:
 def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:
     """Turn the library's error into one line that names the setting, and say whether a retry can help."""
     host = host_of(request.url)
-    detail = _one_line(exc)
+    detail = one_line(exc)
     contacted = True
     match exc:
         case aiohttp.ConnectionTimeoutError():
@@ -234,11 +196,11 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             kind, retryable = "timeout", True
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
             message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
-        case aiohttp.ClientConnectorError(os_error=_RefusedAddressError(message=message)):
+        case aiohttp.ClientConnectorError(os_error=RefusedAddressError(message=message)):
             kind, retryable, contacted = "address", False, False
         case aiohttp.ClientProxyConnectionError():
             kind, retryable, contacted = "proxy", True, False
-            message = f"no connection to the proxy {exc.host}:{exc.port}: {_system(exc.os_error)}"
+            message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", exc.status != 407, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
@@ -247,19 +209,19 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"can't resolve the host {host}"
         case aiohttp.ClientConnectorCertificateError():
             kind, retryable = "tls", False
-            message = f"the certificate of {host} is not trusted: {_one_line(exc.certificate_error)} (http.verify_tls)"
+            message = f"the certificate of {host} is not trusted: {one_line(exc.certificate_error)} (http.verify_tls)"
         case aiohttp.ClientSSLError():
             kind, retryable = "tls", False
             message = f"no secure connection to {host}: {detail}"
         case aiohttp.ClientConnectorError():
             kind, retryable = "connect", True
-            message = f"no connection to {host}: {_system(exc.os_error)}"
+            message = f"no connection to {host}: {system_text(exc.os_error)}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
             kind, retryable = "reset", True
-            message = f"{host} closed the connection: {_system(exc) if isinstance(exc, OSError) else detail}"
+            message = f"{host} closed the connection: {system_text(exc) if isinstance(exc, OSError) else detail}"
         case aiohttp.ClientPayloadError():
             kind, retryable = "half body", True
-            message = f"the body is incomplete: {_one_line(exc.__cause__ or exc)}"
+            message = f"the body is incomplete: {one_line(exc.__cause__ or exc)}"
         case aiohttp.ClientResponseError() if exc.message.startswith("Got more than"):
             kind, retryable = "protocol", False
             message = f"{host} sent a header that is too long (http.max_header_bytes)"
@@ -268,21 +230,10 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"{host} sent invalid HTTP: {detail}"
         case OSError():
             kind, retryable = "connect", True
-            message = f"no connection to {host}: {_system(exc)}"
+            message = f"no connection to {host}: {system_text(exc)}"
         case _:
             kind, retryable, contacted = "request", False, False
             message = f"can't fetch {request.url}: {detail}"
     if proxy is not None and kind != "proxy":
         message += " (through the proxy)"
     return FetchError(message, kind=kind, retryable=retryable, contacted=contacted)
-
-
-def _system(exc: OSError) -> str:
-    """The system's text for an error. Event loops replace it with an address."""
-    return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else _one_line(exc)
-
-
-def _one_line(exc: BaseException) -> str:
-    """The text of an error, cut: some quote pages of bytes."""
-    text = " ".join((getattr(exc, "message", "") or str(exc) or type(exc).__name__).split())
-    return text if len(text) <= 160 else text[:160] + "..."

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal.errors import RequestError
+from shoal.http.rendering import RenderChoice, render_choice
 from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
 
 Callback: TypeAlias = Callable[..., object] | str
@@ -31,7 +32,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     ``callback`` and ``errback`` are methods of the spider, or their names. They are stored by name. ``cb_kwargs`` are
     passed to the callback as keyword arguments. ``meta`` is available on the response. The values of both must be
     msgpack types. ``priority`` is a number, higher first. ``dont_filter`` fetches the URL even if the run has seen it
-    before. The engine sets ``depth``.
+    before. ``render`` is True, ``"auto"`` or a `Render`: a browser renders the page. The engine sets ``depth``.
     """
 
     url: str
@@ -50,6 +51,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     proxy: str | None = None
     redirects: list[str] = []
     """The URLs that redirected here, the first one first."""
+    render: RenderChoice = None
     json: Any = None
     form: Any = None
 
@@ -76,6 +78,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             self._check_values()
         if self.cb_kwargs:
             _check_names("cb_kwargs", self.cb_kwargs)
+        if self.render is not None:
+            self.render = render_choice(self.render)
 
     def _make_body(self) -> None:
         if self.body or (self.json is not None and self.form is not None):
@@ -149,6 +153,7 @@ class LinkBatch(Struct, kw_only=True):
     dont_filter: bool = False
     timeout: float | None = None
     proxy: str | None = None
+    render: RenderChoice = None
 
     def __len__(self) -> int:
         return len(self.hrefs)
@@ -162,7 +167,7 @@ class LinkBatch(Struct, kw_only=True):
         return Request(
             url, self.callback, errback=self.errback, priority=self.priority, headers=self.headers,
             cookies=self.cookies, meta=self.meta, cb_kwargs=self.cb_kwargs, dont_filter=self.dont_filter,
-            timeout=self.timeout, proxy=self.proxy,
+            timeout=self.timeout, proxy=self.proxy, render=self.render,
         )  # fmt: skip
 
 

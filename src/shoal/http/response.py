@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -18,9 +18,11 @@ from shoal.urls.normalize import join_url, resolve
 
 if TYPE_CHECKING:
     import turbohtml
+    from playwright.async_api import Page
 
     from shoal.http.forms import Form
     from shoal.http.links import Patterns
+    from shoal.http.rendering import Captured
     from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
     from shoal.selector.xpath import XPathValue
@@ -40,6 +42,13 @@ class Response:
         "_base_url", "_budget", "_document", "_encoding", "_json", "_selector", "_text", "body", "elapsed",
         "from_cache", "headers", "request", "status", "url",
     )  # fmt: skip
+
+    # What a browser adds, see `RenderedResponse`.
+    screenshot: bytes | None = None
+    pdf: bytes | None = None
+    captured: Sequence[Captured] = ()
+    console: Sequence[str] = ()
+    page: Page | None = None
 
     def __init__(
         self,
@@ -70,6 +79,9 @@ class Response:
         self._budget: AttributeBudget | None = None
         self._selector: Selector | None = None
         self._json: Selector | None = None
+
+    async def release(self) -> None:
+        """Return the page to its browser, if there is one."""
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.url}>"

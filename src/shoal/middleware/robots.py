@@ -201,7 +201,7 @@ async def _text(origin: str, fetch: Fetch) -> str:
     url = origin + "/robots.txt"
     try:
         for _ in range(_MAX_REDIRECTS):
-            response = await fetch(Request(url))
+            response = await fetch(Request(url, render=False))
             location = response.headers.get("Location")
             if response.status == 429 or response.status >= 500:  # a spider may handle these statuses itself
                 raise FetchError(

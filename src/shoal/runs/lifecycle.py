@@ -28,6 +28,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.http.rendering import Render, render_choice
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
 from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.worker_session import WorkerSession
@@ -215,14 +216,19 @@ class RunLifecycle:
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
-        fetcher = plan.fetcher
+        fetcher, config = plan.fetcher, plan.config
+        render = render_choice(plan.spider.render)
+        if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
+            config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
-            fetcher = make_fetcher(plan.config, plan.networks)
-            stack.push_async_callback(fetcher.close)
+            routing = make_fetcher(plan.config, plan.networks, render=render, scope=self.run_id, hosts=frontier)
+            stack.push_async_callback(routing.close)
+            await routing.open()
+            fetcher = routing
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,
-            plan.config,
+            config,
             scheduler,
             make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
             self._outputs,

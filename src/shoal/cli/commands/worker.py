@@ -21,12 +21,15 @@ from shoal.cli.options import (
     MetricsPort,
     Output,
     Quiet,
+    Rendered,
+    RenderedIfNeeded,
     Replace,
     Setting,
     SpiderName,
     given,
     outputs_of,
     resolve,
+    set_rendering,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
 
@@ -63,6 +66,8 @@ def worker(
     ] = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    render: Rendered = None,
+    render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -81,6 +86,7 @@ def worker(
     options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
+    set_rendering(made, render, render_auto)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
         Worker(made, resolved.config, run_id, outputs=outputs_of(output, replace), options=how),

@@ -1,0 +1,1 @@
+"""Chromium: its processes, its pages, and the way out of it."""

@@ -1,0 +1,298 @@
+"""What a page of the browser requests, seen and controlled through DevTools.
+
+Playwright's own `route` would disable the browser's cache. So requests are watched by events, and only documents and
+blocked types are stopped and decided about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Awaitable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from shoal.config import BrowserSettings
+from shoal.errors import FetchError
+from shoal.http import Request
+from shoal.http.rendering import Captured
+from shoal.urls.normalize import host_of
+
+if TYPE_CHECKING:
+    from playwright.async_api import CDPSession, Page
+
+log = logging.getLogger("shoal.browser")
+
+Event = dict[str, Any]
+MAX_CAPTURED_BYTES = 16 * 1024 * 1024  # of all responses that are captured of one page
+_MAX_CAPTURED = 200
+_MAX_NAVIGATIONS = 10  # that actions may cause on one page
+_HTML = ("text/html", "application/xhtml+xml")
+_ENDLESS = frozenset({"EventSource", "WebSocket", "Media", "Ping"})
+"""Types of requests that may never end. Nobody waits for them."""
+_TYPES = {"image": "Image", "media": "Media", "font": "Font"}
+
+
+class Document(Struct, kw_only=True):
+    """The answer to the navigation, if it is not shown in the page: a redirect, or something that is not HTML."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    url: str = ""
+    """Where a redirect leads. Empty: it is no redirect."""
+
+
+class Watch:
+    """Watches one page object. `begin` prepares it for the next page."""
+
+    def __init__(self, page: Page, session: CDPSession, settings: BrowserSettings) -> None:
+        self.page = page
+        self._session = session
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._frame = ""
+        self.number = 0
+        """How many pages it has watched."""
+        self._reset(Request("http://reset.invalid/"))
+
+    def _reset(self, request: Request) -> None:
+        self.request = request
+        self.status = 0
+        self.latency = 0.0
+        """Seconds from sending the request to receiving the headers of the document."""
+        self._sent = 0.0
+        self.headers: list[tuple[str, str]] = []
+        self.requests = 0
+        self.captured: list[Captured] = []
+        self.acting = False
+        """Actions of the user are running: they may navigate within the host."""
+        self.decided: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+        """Set when the navigation ends with something other than a page."""
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the page exceeds a limit, or crashes."""
+        for future in (self.decided, self.failed):
+            future.add_done_callback(_ignore)
+        self._navigations = 0
+        self._first = ""
+        self._pending: set[str] = set()
+        self._changed = asyncio.Event()
+        self._wanted: dict[str, Event] = {}
+        self._capture: tuple[str, ...] = ()
+        self._captured_bytes = 0
+
+    async def attach(self) -> None:
+        session = self._session
+        session.on("Fetch.requestPaused", self._on_paused)
+        session.on("Network.requestWillBeSent", self._on_request)
+        session.on("Network.responseReceived", self._on_response)
+        session.on("Network.loadingFinished", self._on_finished)
+        session.on("Network.loadingFailed", self._on_failed)
+        tree = await session.send("Page.getFrameTree")
+        self._frame = tree["frameTree"]["frame"]["id"]
+        await session.send("Network.enable", {"maxTotalBufferSize": MAX_CAPTURED_BYTES * 2})
+        await session.send("Network.setBypassServiceWorker", {"bypass": True})
+        if self._settings.block_urls:
+            await session.send("Network.setBlockedURLs", {"urls": list(self._settings.block_urls)})
+        patterns: list[Event] = [
+            {"resourceType": "Document", "requestStage": "Request"},
+            {"resourceType": "Document", "requestStage": "Response"},
+        ]
+        patterns += [{"resourceType": _TYPES[kind]} for kind in self._settings.block]
+        await session.send("Fetch.enable", {"patterns": patterns})
+
+    def begin(self, request: Request, capture: tuple[str, ...]) -> None:
+        """Watch for the next page. Its first navigation is for this request."""
+        self._reset(request)
+        self.number += 1
+        self._capture = capture
+
+    def crash(self) -> None:
+        self._fail(ConnectionError("the page crashed"))
+
+    def exceed(self) -> None:
+        """The page loads more bytes than it may."""
+        self._fail(too_large(self._settings))
+
+    async def settle(self, quiet: float) -> None:
+        """Wait until no request of the page was in flight for ``quiet`` seconds."""
+        while True:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if self._pending else quiet):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    # -- events
+
+    def _on_request(self, event: Event) -> None:
+        self.requests += 1
+        if self.requests > self._settings.max_requests:
+            reason = f"the page makes more than {self._settings.max_requests} requests (browser.max_requests)"
+            self._fail(FetchError(reason, kind="too many requests", retryable=False))
+        if event.get("type") not in _ENDLESS:
+            self._pending.add(event["requestId"])
+            self._changed.set()
+
+    def _on_response(self, event: Event) -> None:
+        url = event["response"]["url"]
+        if len(self._wanted) < _MAX_CAPTURED and any(fnmatchcase(url, pattern) for pattern in self._capture):
+            self._wanted[event["requestId"]] = event["response"]
+
+    def _on_finished(self, event: Event) -> None:
+        wanted = self._wanted.pop(event["requestId"], None)
+        if wanted is not None:
+            self._do(self._keep(event["requestId"], wanted))
+        else:
+            self._end(event["requestId"])
+
+    def _on_failed(self, event: Event) -> None:
+        self._wanted.pop(event["requestId"], None)
+        self._end(event["requestId"])
+
+    def _end(self, request: str) -> None:
+        self._pending.discard(request)
+        self._changed.set()
+
+    async def _keep(self, request: str, response: Event) -> None:
+        try:
+            answer = await self._session.send("Network.getResponseBody", {"requestId": request})
+            body = _decode(answer)
+            self._captured_bytes += len(body)
+            if self._captured_bytes <= MAX_CAPTURED_BYTES:
+                self.captured.append(Captured(response["url"], response["status"], response["mimeType"], body))
+        finally:
+            self._end(request)
+
+    def _on_paused(self, event: Event) -> None:
+        self._do(self._decide(event))
+
+    async def _decide(self, event: Event) -> None:
+        """Continue, change or end a request that DevTools stopped."""
+        request = event["requestId"]
+        kind = event.get("resourceType")
+        if kind != "Document":
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "BlockedByClient"})
+        elif event.get("frameId") != self._frame:
+            await self._session.send("Fetch.continueRequest", {"requestId": request})
+        elif "responseStatusCode" in event or "responseErrorReason" in event:
+            await self._decide_response(request, event)
+        else:
+            await self._decide_navigation(request, event)
+
+    async def _decide_navigation(self, request: str, event: Event) -> None:
+        url = event["request"]["url"]
+        begun_again = url == self._first and not self.status  # in another process of the browser
+        self._navigations += not begun_again
+        if self._navigations == 1:
+            self._first = url
+            self._sent = time.monotonic()
+            await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
+            return
+        same_host = host_of(url) == host_of(self.request.url) if url.startswith("http") else False
+        if self.acting and same_host and self._navigations <= _MAX_NAVIGATIONS:
+            await self._session.send("Fetch.continueRequest", {"requestId": request})
+            return
+        # The page itself goes elsewhere: the frontier decides when, and whether it may.
+        await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
+        self._decided(Document(status=302, headers=[("Location", url)], url=url))
+
+    def _changes(self, event: Event) -> Event:
+        """Method, headers and body of the request. Only the document gets them: what it loads gets no secrets."""
+        own = self.request
+        names = {name.lower() for name in own.headers}
+        headers = {name: value for name, value in event["request"]["headers"].items() if name.lower() not in names}
+        headers.update(own.headers)
+        changes: Event = {"headers": [{"name": name, "value": value} for name, value in headers.items()]}
+        if own.method != "GET":
+            changes["method"] = own.method
+        if own.body:
+            changes["postData"] = base64.b64encode(own.body).decode()
+        return changes if own.headers or own.method != "GET" else {}
+
+    async def _decide_response(self, request: str, event: Event) -> None:
+        headers = [(each["name"], each["value"]) for each in event.get("responseHeaders", ())]
+        status = event.get("responseStatusCode", 0)
+        found = {name.lower(): value for name, value in headers}
+        if self._navigations == 1:
+            self.status, self.headers = status, headers
+            self.latency = time.monotonic() - self._sent
+        if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
+            self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
+            return
+        if 300 <= status < 400 and "location" in found:
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
+            self._decided(Document(status=status, headers=headers, url=found["location"]))
+            return
+        content_type = found.get("content-type", "text/html").partition(";")[0].strip().lower()
+        attached = found.get("content-disposition", "").strip().lower().startswith("attachment")
+        if status in (204, 205) or attached or content_type not in _HTML:
+            await self._take(request, Document(status=status, headers=headers), attached)
+            return
+        await self._session.send("Fetch.continueRequest", {"requestId": request})
+
+    async def _take(self, request: str, document: Document, attached: bool) -> None:
+        """Take the body of something that is not a page, with a limit on its size."""
+        refused = attached and self._settings.downloads == "refuse"
+        if not refused and document.status not in (204, 205):
+            document.body = await self._read(request)
+        with suppress(Exception):
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
+        if refused:
+            self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))
+        else:
+            self._decided(document)
+
+    async def _read(self, request: str) -> bytes:
+        stream = (await self._session.send("Fetch.takeResponseBodyAsStream", {"requestId": request}))["stream"]
+        body = bytearray()
+        while len(body) <= self._settings.max_bytes:
+            part = await self._session.send("IO.read", {"handle": stream, "size": 1 << 18})
+            body += base64.b64decode(part["data"]) if part.get("base64Encoded") else part["data"].encode()
+            if part["eof"]:
+                return bytes(body)
+        raise too_large(self._settings)
+
+    def _decided(self, document: Document) -> None:
+        if not self.decided.done():
+            self.decided.set_result(document)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _do(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except FetchError as exc:
+            self._fail(exc)
+        except Exception as exc:  # the page or the browser ended meanwhile: whoever waits for it finds out
+            log.debug("a request of the page could not be decided: %s", exc)
+
+
+def too_large(settings: BrowserSettings) -> FetchError:
+    message = f"the page loads more than {settings.max_bytes} bytes (browser.max_bytes)"
+    return FetchError(message, kind="too large", retryable=False)
+
+
+def _decode(answer: Event) -> bytes:
+    body: str = answer["body"]
+    return base64.b64decode(body) if answer["base64Encoded"] else body.encode()
+
+
+def _ignore(future: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for an exception."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,332 @@
+"""One connection of the browser to the gateway, with all requests that it carries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from math import inf
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from shoal.browser.gateway_http import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    Chunks,
+    RequestHead,
+    ResponseHead,
+    absolute_target,
+    authority,
+    forwarded,
+    parse_request,
+    parse_response,
+    written,
+)
+from shoal.browser.gateway_pipe import Meter, Pipe
+from shoal.browser.gateway_upstream import Upstream, refusal
+from shoal.errors import FetchError
+
+_log = logging.getLogger(__name__)
+
+_MAX_INTERIM = 16  # responses with a status below 200 before the real one
+_MAX_STEP = 65536  # bytes in chunks that are read at once; they may be thousands of chunks
+_LINGER_SECONDS = 1.0
+_MAX_LINGER_BYTES = 1024 * 1024
+_REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
+_STATUSES = {"address": 403, "too large": 403, "request": 400, "timeout": 504}
+_REASONS = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
+# The texts are the same for all: a page that reads one learns nothing about the network of this machine.
+_TEXTS = {
+    400: b"The gateway of the browser does not understand this request.\n",
+    403: b"The gateway of the browser refuses this request.\n",
+    502: b"The gateway of the browser can't connect.\n",
+    504: b"The gateway of the browser got no answer in time.\n",
+}
+
+
+class GatewayLimits(NamedTuple):
+    """Times are in seconds."""
+
+    max_connections: int = 256
+    """From the browser to one listener."""
+    max_header_bytes: int = 65536
+    header_timeout: float = 10.0
+    connect_timeout: float = 10.0
+    idle_timeout: float = 60.0
+    dns_cache_seconds: float = 60.0
+
+
+class Site(NamedTuple):
+    host: str
+    port: int
+
+
+class Exit(Protocol):
+    """What a conversation needs of its listener."""
+
+    limits: GatewayLimits
+    meter: Meter
+    upstream: Upstream
+
+    def report(self, failure: FetchError | None, site: Site | None) -> None:
+        """A site was reached (no failure) or not."""
+        ...
+
+    def take(self, site: Site) -> Pipe | None:
+        """Return an open connection that is not in use."""
+        ...
+
+    def keep(self, site: Site, pipe: Pipe) -> None:
+        """Keep a connection for the next request."""
+        ...
+
+
+class Conversation:
+    """Serves one connection until it ends. It never raises."""
+
+    def __init__(self, client: Pipe, listener: Exit) -> None:
+        self._client = client
+        self._listener = listener
+        self._upstream: Pipe | None = None
+        self._limits = listener.limits
+        self._deadline = inf
+        self._touched = monotonic()
+        self._answered = False
+        """Whether a part of the response was sent."""
+        self.task = asyncio.create_task(self._run())
+        self.task.add_done_callback(self._end)
+        client.on_end = self._cancel
+
+    def _cancel(self) -> None:
+        self.task.cancel()
+
+    def check(self, now: float) -> None:
+        """End it if it takes too long. To be called from time to time."""
+        for pipe in (self._client, self._upstream):
+            if pipe is not None and pipe.active:
+                pipe.active = False
+                self._touched = now
+        if now > self._deadline:
+            self._listener.report(_timeout(f"no request within {self._limits.header_timeout:g} s"), None)
+            self.task.cancel()
+        elif now - self._touched > self._limits.idle_timeout:
+            if self._upstream is None or self._answered:
+                self.task.cancel()
+            else:
+                self._upstream.fail(_timeout(f"no answer within {self._limits.idle_timeout:g} s"))
+
+    async def _run(self) -> None:
+        try:
+            while await self._serve():
+                pass
+            await self._linger()
+        except (EOFError, OSError, FetchError):
+            self._client.reset()  # one side is gone, and the other must see it
+        except Exception:
+            _log.exception("the gateway of the browser failed")
+
+    def _end(self, _: object) -> None:
+        """Whatever ended the task, even before its first step."""
+        self._client.on_end = None
+        self._client.abort()
+        if self._upstream is not None:
+            self._upstream.abort()
+
+    async def _linger(self) -> None:
+        """Read what the browser still sends: closing a connection with unread bytes destroys the answer on its way."""
+        await self._client.flush()
+        self._client.on_end = None
+        self._client.finish()
+        most = _MAX_LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while most > 0 and (data := await self._client.read()):
+                    most -= len(data)
+
+    async def _serve(self) -> bool:
+        """Serve one request. False if it was the last one."""
+        self._answered = False
+        if not await self._client.wait():
+            return False
+        self._deadline = monotonic() + self._limits.header_timeout
+        site = None
+        try:
+            request = parse_request(await self._client.read_head(self._limits.max_header_bytes))
+            self._deadline = inf
+            site, path = _site(request)
+        except ValueError as exc:
+            return await self._answer(_bad_request(exc), site, last=True)
+        try:
+            if request.method == b"CONNECT":
+                return await self._tunnel(site)
+            return await self._forward(request, site, path)
+        except FetchError as failure:
+            if self._answered:
+                self._listener.report(failure, site)
+                raise
+            return await self._answer(failure, site, last=request.length != 0 or not request.persistent)
+
+    async def _answer(self, failure: FetchError, site: Site | None, *, last: bool) -> bool:
+        """Tell the browser that the gateway could not do it."""
+        self._listener.report(failure, site)
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        status = _STATUSES.get(failure.kind, 502)
+        text = _TEXTS[status]
+        headers = [
+            (b"Content-Type", b"text/plain"),
+            (b"Content-Length", b"%d" % len(text)),
+            (b"Cache-Control", b"no-store"),
+            (b"Proxy-Status", b"shoal; error=%b" % failure.kind.replace(" ", "_").encode()),
+            (b"Connection", b"close" if last else b"keep-alive"),
+        ]
+        await self._client.write(written(b"HTTP/1.1 %d %b" % (status, _REASONS[status]), headers) + text)
+        return not last
+
+    async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
+        listener = self._listener
+        if listener.meter.exceeded:
+            raise listener.meter.failure()
+        reason = listener.upstream.refuses(site.host)
+        if reason is not None:
+            raise refusal(site.host, reason)
+        pipe = listener.take(site) if reuse else None
+        if pipe is None:
+            timeout = self._limits.connect_timeout
+            try:
+                async with asyncio.timeout(timeout):
+                    pipe = await listener.upstream.connect(site.host, site.port, tunnel=tunnel)
+            except TimeoutError as exc:
+                raise _timeout(f"no connection to {site.host} within {timeout:g} s (http.connect_timeout)") from exc
+        self._upstream = pipe
+        listener.report(None, site)
+        return pipe
+
+    # -- CONNECT
+
+    async def _tunnel(self, site: Site) -> bool:
+        upstream = await self._connect(site, tunnel=True)
+        client = self._client
+        self._answered = True
+        client.on_end = None
+        client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        client.join(upstream)
+        await client.wait_closed()
+        await upstream.wait_closed()
+        if upstream.failure is not None:
+            raise upstream.failure
+        return False
+
+    # -- http:// URLs
+
+    async def _forward(self, request: RequestHead, site: Site, path: str) -> bool:
+        reuse = request.length == 0 and request.method in _REPEATABLE
+        while True:
+            upstream = await self._connect(site, tunnel=False, reuse=reuse)
+            kept, upstream.kept = upstream.kept, True
+            try:
+                return await self._exchange(request, site, path, upstream)
+            except (EOFError, OSError) as exc:
+                if self._answered:
+                    raise
+                upstream.abort()
+                if not kept:
+                    message = f"{site.host} closed the connection"
+                    raise FetchError(message, kind="reset", retryable=True) from exc
+                reuse = False  # the site closed a connection that was kept for too long
+            except ValueError as exc:
+                raise FetchError(f"{site.host} sent invalid HTTP: {exc}", kind="protocol", retryable=False) from exc
+
+    async def _exchange(self, request: RequestHead, site: Site, path: str, upstream: Pipe) -> bool:
+        out = self._listener.upstream
+        host, _ = absolute_target(request.target)
+        target = f"http://{host}{path}" if out.absolute else path
+        headers = [(b"Host", host.encode())]
+        headers += [each for each in forwarded(request) if each[0].lower() != b"host"]
+        headers += out.headers
+        await upstream.write(written(b"%b %b HTTP/1.1" % (request.method, target.encode()), headers))
+        upload = asyncio.create_task(self._upload(upstream, request.length)) if request.length else None
+        try:
+            response = await self._read_response(request, upstream)
+            last = not request.persistent or response.length == UNTIL_CLOSE
+            if upload is not None and not (upload.done() and upload.result()):
+                last = True  # the rest of the request must not be read as the next one
+            headers = [*forwarded(response), (b"Connection", b"close" if last else b"keep-alive")]
+            self._answered = True
+            await self._client.write(written(b"HTTP/1.1 %d %b" % (response.status, response.reason), headers))
+            complete = await _pass_body(upstream, self._client, response.length)
+        finally:
+            if upload is not None:
+                upload.cancel()
+                await asyncio.gather(upload, return_exceptions=True)
+        self._upstream = None
+        if not complete:
+            self._listener.report(FetchError("the body is incomplete", kind="half body", retryable=True), site)
+        if complete and response.persistent and upload is None and not upstream.pending:
+            self._listener.keep(site, upstream)
+        else:
+            upstream.abort()
+        return complete and not last
+
+    async def _upload(self, upstream: Pipe, length: int) -> bool:
+        """Send the body of a request. False if a part of it was not sent."""
+        try:
+            return await _pass_body(self._client, upstream, length)
+        except ValueError as exc:
+            upstream.fail(_bad_request(exc))
+        except (OSError, FetchError):
+            pass  # the response tells more
+        return False
+
+    async def _read_response(self, request: RequestHead, upstream: Pipe) -> ResponseHead:
+        for _ in range(_MAX_INTERIM):
+            head = await upstream.read_head(self._limits.max_header_bytes)
+            response = parse_response(head, to_head=request.method == b"HEAD")
+            if response.status == 407:  # the browser would ask for the password of the gateway
+                if not self._listener.upstream.absolute:
+                    raise ValueError("it answers like a proxy")
+                raise FetchError("the proxy refused the password", kind="proxy", retryable=False, contacted=False)
+            if response.status == 101:
+                raise ValueError("it changes the protocol")
+            if response.status >= 200:
+                return response
+        raise ValueError("too many interim responses")
+
+
+def _site(request: RequestHead) -> tuple[Site, str]:
+    """The host and port, and the path for a URL."""
+    if request.method == b"CONNECT":
+        return Site(*authority(request.target, 0)), ""
+    where, path = absolute_target(request.target)
+    return Site(*authority(where, 80)), path
+
+
+async def _pass_body(source: Pipe, target: Pipe, length: int) -> bool:
+    """False if the stream ends before the body does."""
+    if length == UNTIL_CLOSE:
+        while data := await source.read():
+            await target.write(data)
+        return True
+    chunks = Chunks() if length == CHUNKED else None
+    while not chunks.done if chunks is not None else length:
+        data = await source.read(_MAX_STEP if chunks is not None else length)
+        if not data:
+            return False
+        if chunks is not None:
+            used = chunks.feed(data)
+            if used < len(data):
+                source.unread(data[used:])
+                data = data[:used]
+        else:
+            length -= len(data)
+        await target.write(data)
+    return True
+
+
+def _bad_request(exc: ValueError) -> FetchError:
+    return FetchError(f"invalid request: {exc}", kind="request", retryable=False, contacted=False)
+
+
+def _timeout(message: str) -> FetchError:
+    return FetchError(message, kind="timeout", retryable=True)

@@ -1,0 +1,248 @@
+"""One Chromium with its own profile, and the driver that controls it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.browser import guardian
+from shoal.config import BrowserSettings
+from shoal.errors import BrowserError
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Playwright
+
+log = logging.getLogger("shoal.browser")
+
+_LAUNCH_TIMEOUT = 60.0
+_CLOSE_TIMEOUT = 5.0
+_SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_PATH", "FONTCONFIG_FILE", "LD_LIBRARY_PATH", "TMPDIR")
+"""Variables that Chromium gets. All others may hold secrets."""
+_SWITCHES = (
+    "--block-new-web-contents",
+    "--disable-quic",
+    "--disable-domain-reliability",
+    "--disable-background-networking",
+    "--dns-prefetch-disable",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--no-pings",
+    "--js-flags=--max-old-space-size=512",
+    # Nothing leaves by another way than the proxy of a context. A context without one reaches nobody.
+    "--proxy-server=http://127.0.0.1:9",
+    "--proxy-bypass-list=<-loopback>",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+)
+_UNWANTED = ("--disable-ipc-flooding-protection", "--disable-popup-blocking")
+"""Switches of Playwright that let a page flood the browser."""
+_BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
+
+
+def find_executable(settings: BrowserSettings) -> str | None:
+    """The Chromium that is used: of the setting, or of the system. None: the one that Playwright installed."""
+    if settings.executable is not None:
+        if not os.access(settings.executable, os.X_OK):
+            raise BrowserError(
+                f'"browser.executable" is {settings.executable!r}, which is not an executable file. Set it to the path '
+                "of Chromium, or remove it"
+            )
+        return settings.executable
+    return next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
+
+
+class BrowserProcess:
+    """A running Chromium. If this worker ends, however it ends, a guardian ends Chromium too."""
+
+    def __init__(self, settings: BrowserSettings) -> None:
+        self.pages = 0
+        """How many pages it has rendered."""
+        self.started = time.monotonic()
+        self.ended = False
+        self.killed = False
+        self._settings = settings
+        self._token = secrets.token_hex(16)
+        self._folder: str | None = None
+        self._playwright: Playwright | None = None
+        self._browser: Browser | None = None
+        self._guardian: asyncio.subprocess.Process | None = None
+        self._drivers: list[int] = []
+
+    @property
+    def browser(self) -> Browser:
+        assert self._browser is not None
+        return self._browser
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether Chromium and its driver still work, as far as is known."""
+        return not self.ended and self._browser is not None and self._browser.is_connected()
+
+    async def launch(self) -> None:
+        """Start it. BrowserError says what to install or change."""
+        executable = find_executable(self._settings)
+        if self._settings.sandbox and os.geteuid() == 0:
+            raise BrowserError(
+                "Chromium's sandbox cannot start as root. Run shoal as another user, or set browser.sandbox = false "
+                "if the pages are trusted or a container isolates them"
+            )
+        try:
+            async with asyncio.timeout(_LAUNCH_TIMEOUT):
+                await self._launch(executable)
+        except TimeoutError:
+            await self.kill()
+            raise BrowserError(f"Chromium did not start within {_LAUNCH_TIMEOUT:g} s") from None
+        except BaseException:
+            await self.kill()
+            raise
+
+        def end(*_: object) -> None:
+            self.ended = True
+
+        self.browser.on("disconnected", end)
+        log.info("started Chromium %s", self.browser.version)
+
+    async def _launch(self, executable: str | None) -> None:
+        try:
+            from playwright.async_api import Error, async_playwright
+        except ImportError:
+            raise BrowserError("rendering needs Playwright: pip install 'shoal[browser]'") from None
+        try:
+            self._folder = tempfile.mkdtemp(prefix="shoal-browser-")
+        except OSError as exc:
+            raise BrowserError(f"cannot create a folder for the profile of the browser: {exc.strerror}") from exc
+        before = _children()
+        self._playwright = await async_playwright().start()
+        self._drivers = sorted(_children() - before)
+        self._guardian = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", guardian.__file__, self._token, *map(str, self._drivers),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            self._browser = await self._playwright.chromium.launch(
+                executable_path=executable,
+                chromium_sandbox=self._settings.sandbox,
+                args=[*_SWITCHES, *(_BLOCKING[kind] for kind in self._settings.block if kind in _BLOCKING)],
+                ignore_default_args=list(_UNWANTED),
+                env=self._environment(self._folder),
+                downloads_path=self._folder,
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
+                timeout=_LAUNCH_TIMEOUT * 1000,
+            )
+        except Error as exc:
+            raise BrowserError(_explain(str(exc), executable, sandbox=self._settings.sandbox)) from exc
+
+    def _environment(self, folder: str) -> dict[str, str | float | bool]:
+        """Chromium gets a home of its own, and no secrets."""
+        passed: dict[str, str | float | bool] = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        return {**passed, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder,
+                guardian.VARIABLE: self._token}  # fmt: skip
+
+    def memory(self) -> int:
+        """Bytes of memory that all its processes use. Shared memory is divided among them where the system says how."""
+        return sum(map(_memory_of, guardian.find(self._token)))
+
+    def kill_largest(self) -> None:
+        """End the renderer that uses most memory. Its page crashes; the browser and the other pages live on."""
+        renderers = [pid for pid in guardian.find(self._token) if b"--type=renderer" in _command(pid)]
+        if renderers:
+            with suppress(ProcessLookupError):
+                os.kill(max(renderers, key=_memory_of), signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Close it. After a deadline, kill it."""
+        self.ended = True
+        with suppress(Exception):  # whatever fails here, the kill below ends it
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                if self._browser is not None:
+                    await self._browser.close()
+                if self._playwright is not None:
+                    await self._playwright.stop()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL all its processes, and remove the profile."""
+        self.ended = self.killed = True
+        watch, self._guardian = self._guardian, None
+        await asyncio.to_thread(guardian.kill, self._token)
+        if self._playwright is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await self._playwright.stop()
+            self._playwright = None
+        for pid in self._drivers:
+            with suppress(ProcessLookupError):
+                if _is_child(pid):
+                    os.kill(pid, signal.SIGKILL)
+        if watch is not None:
+            assert watch.stdin is not None
+            watch.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await watch.wait()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
+    """What to do about a Chromium that does not start."""
+    where = executable or "the Chromium of Playwright"
+    if "Executable doesn't exist" in message:
+        return (
+            "no Chromium found. Install it (Debian: apt install chromium; elsewhere: playwright install chromium), or "
+            "set browser.executable to its path"
+        )
+    if sandbox and "sandbox" in message.lower():
+        return (
+            f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces, or set browser.sandbox = "
+            "false if the pages are trusted or a container isolates them"
+        )
+    if "No space left" in message or "ENOSPC" in message:
+        return f"{where} cannot start: the disk is full"
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return f"{where} does not start: {'; '.join(lines[:3])[:400]}"
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def _is_child(pid: int) -> bool:
+    return pid in _children()
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # ended, or not readable: sandboxed
+        pass
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0

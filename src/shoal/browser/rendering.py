@@ -1,0 +1,259 @@
+"""One page, from its navigation to its response."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shoal.browser.devtools import Document, too_large
+from shoal.browser.pages import Tab
+from shoal.config import BrowserSettings
+from shoal.errors import FetchError
+from shoal.http import Render, Request, Response
+from shoal.http.rendered import RenderedResponse
+from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Press, Scroll, Wait
+from shoal.urls.normalize import host_of
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+T = TypeVar("T")
+
+_QUIET = 0.1
+"""Seconds without a request after which a page is complete."""
+_REPLACED = frozenset({"content-type", "content-length", "content-encoding", "transfer-encoding"})
+_NET_ERROR = re.compile(r"net::(ERR_\w+)")
+_GROWS = """async () => {
+    const before = document.scrollingElement.scrollHeight;
+    window.scrollTo(0, before);
+    return before;
+}"""
+_HEIGHT = "() => document.scrollingElement.scrollHeight"
+
+
+class _NotAPageError(Exception):
+    """The navigation ended with something that is not shown in the page."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__()
+        self.document = document
+
+
+class Rendering:
+    """Renders one request in a tab."""
+
+    def __init__(self, tab: Tab, request: Request, options: Render, settings: BrowserSettings) -> None:
+        self._tab = tab
+        self._page: Page = tab.page
+        self._watch = tab.watch
+        self._request = request
+        self._options = options
+        self._settings = settings
+        self._limit = request.timeout or settings.page_timeout
+        self._started = time.monotonic()
+
+    async def run(self) -> Response:
+        """Return the rendered page. FetchError if there is none; ConnectionError if the page or the browser crashed."""
+        try:
+            async with asyncio.timeout(self._limit):
+                return await self._run()
+        except TimeoutError:
+            host = host_of(self._request.url)
+            whose = "browser.page_timeout" if self._request.timeout is None else "the request's timeout"
+            raise FetchError(
+                f"{host} was not rendered within {self._limit:g} s ({whose})", kind="timeout", retryable=True
+            ) from None
+
+    async def _run(self) -> Response:
+        from playwright.async_api import Error
+
+        watch, options = self._watch, self._options
+        watch.begin(self._request, options.capture)
+        try:
+            await self._set_cookies()
+            await self._load()
+            await self._wait()
+            if options.actions:
+                watch.acting = True
+                for number, action in enumerate(options.actions, 1):
+                    await self._act(number, action)
+                await self._race(watch.settle(_QUIET))
+                watch.acting = False
+            return await self._collect()
+        except _NotAPageError as exc:
+            return self._other(exc.document)
+        except Error as exc:
+            raise self._explain(str(exc)) from exc
+
+    async def _race(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the work, unless the page turns out to be something else, or fails."""
+        watch = self._watch
+        task = asyncio.ensure_future(work)
+        try:
+            waited: list[asyncio.Future[Any]] = [task, watch.decided, watch.failed]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if watch.failed.done():
+                watch.failed.result()
+            if watch.decided.done():
+                raise _NotAPageError(watch.decided.result())
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    # -- loading
+
+    async def _set_cookies(self) -> None:
+        cookies = next((value for name, value in self._request.headers.items() if name.lower() == "cookie"), "")
+        pairs = [pair.strip().partition("=") for pair in cookies.split(";") if "=" in pair]
+        if pairs:
+            await self._tab.context.browser_context.add_cookies(
+                [{"name": name, "value": value, "url": self._request.url} for name, _, value in pairs]
+            )
+
+    async def _load(self) -> None:
+        state: Any = self._options.wait_for if self._options.wait_for == "domcontentloaded" else "domcontentloaded"
+        await self._race(self._page.goto(self._request.url, wait_until=state, timeout=self._limit * 1000))
+
+    async def _wait(self) -> None:
+        wanted = self._options.wait_for
+        if wanted is None:
+            await self._race(self._settled())
+        else:
+            await self._wait_for(wanted)
+
+    async def _settled(self) -> None:
+        """Wait until the page has loaded and is quiet; if it never is, not longer than `browser.settle`."""
+        try:
+            async with asyncio.timeout(self._settings.settle):
+                await self._page.wait_for_load_state("load", timeout=0)
+                await self._watch.settle(_QUIET)
+        except TimeoutError:
+            return
+
+    async def _wait_for(self, wanted: str | int) -> None:
+        from playwright.async_api import TimeoutError as Late
+
+        left = self._left()
+        if isinstance(wanted, int):
+            await self._race(asyncio.sleep(min(wanted / 1000, left)))
+        elif wanted in LOAD_STATES:
+            await self._race(self._page.wait_for_load_state(wanted, timeout=left * 1000))  # type: ignore[arg-type]
+        else:
+            try:
+                await self._race(self._page.wait_for_selector(wanted, state="attached", timeout=left * 1000))
+            except Late:
+                raise FetchError(
+                    f"no element {wanted!r:.100} appeared within {self._limit:g} s (wait_for)",
+                    kind="wait_for", retryable=True,
+                ) from None  # fmt: skip
+
+    def _left(self) -> float:
+        """Seconds until shortly before the deadline."""
+        return max(0.1, self._started + self._limit * 0.95 - time.monotonic())
+
+    # -- actions
+
+    async def _act(self, number: int, action: Action) -> None:
+        from playwright.async_api import TimeoutError as Late
+
+        try:
+            await self._race(self._do(action))
+        except Late:
+            selector = getattr(action, "selector", None)
+            what = f"there is no element {selector!r:.100}" if selector else "it took too long"
+            raise FetchError(
+                f"action {number} ({type(action).__name__.lower()}) failed: {what}", kind="action", retryable=False
+            ) from None
+
+    async def _do(self, action: Action) -> None:
+        page, patience = self._page, min(self._left(), self._settings.page_timeout / 3) * 1000
+        match action:
+            case Click(selector=selector):
+                await page.locator(selector).first.click(timeout=patience)
+            case Fill(selector=selector, text=text):
+                await page.locator(selector).first.fill(text, timeout=patience)
+            case Press(key=key, selector=None):
+                await page.keyboard.press(key)
+            case Press(key=key, selector=str(selector)):
+                await page.locator(selector).first.press(key, timeout=patience)
+            case Wait(wait_for=wanted):
+                await self._wait_for(wanted)
+            case Evaluate(script=script):
+                await page.evaluate(script)
+            case Scroll(times=times):
+                await self._scroll(times)
+
+    async def _scroll(self, times: int) -> None:
+        for _ in range(times):
+            before = await self._page.evaluate(_GROWS)
+            await asyncio.sleep(0.05)
+            await self._watch.settle(_QUIET)
+            if await self._page.evaluate(_HEIGHT) <= before:
+                return
+
+    # -- the result
+
+    async def _collect(self) -> Response:
+        page, options, watch = self._page, self._options, self._watch
+        screenshot = pdf = None
+        if options.screenshot:
+            screenshot = await self._race(self._take_screenshot(options.screenshot))
+        if options.pdf:
+            pdf = await self._race(page.pdf())
+        html = await self._race(page.content())
+        body = html.encode("utf-8", "replace")
+        if len(body) > self._settings.max_bytes:
+            raise too_large(self._settings)
+        headers = [(name, value) for name, value in watch.headers if name.lower() not in _REPLACED]
+        response = RenderedResponse(
+            self._request.url,
+            status=watch.status or 200,
+            headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
+            body=body,
+            request=self._request,
+            elapsed=self._watch.latency,
+        )
+        return response.rendered(
+            screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console)
+        )
+
+    async def _take_screenshot(self, what: bool | str) -> bytes:
+        timeout = self._left() * 1000
+        if isinstance(what, str) and what != "full":
+            return await self._page.locator(what).first.screenshot(timeout=timeout)
+        return await self._page.screenshot(full_page=what == "full", timeout=timeout)
+
+    def _other(self, document: Document) -> Response:
+        """A redirect, or a file."""
+        return RenderedResponse(
+            self._request.url,
+            status=document.status,
+            headers=document.headers,
+            body=document.body,
+            request=self._request,
+            elapsed=self._watch.latency,
+        ).rendered(console=list(self._tab.console))
+
+    def _explain(self, message: str) -> FetchError | ConnectionError:
+        host = host_of(self._request.url)
+        found = _NET_ERROR.search(message)
+        if found is None:
+            if "crash" in message.lower() or "closed" in message.lower():
+                return ConnectionError(message.splitlines()[0])
+            return FetchError(
+                f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind="browser", retryable=True
+            )
+        code = found.group(1)
+        text = f"the browser got no page from {host}: {code}"
+        if code.startswith(("ERR_CERT", "ERR_SSL")):
+            return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)
+        if code == "ERR_NAME_NOT_RESOLVED":
+            return FetchError(text, kind="dns", retryable=True, contacted=False)
+        if code == "ERR_UNSAFE_PORT":
+            return FetchError(f"{text}: browsers refuse this port", kind="connect", retryable=False, contacted=False)
+        return FetchError(text, kind="connect", retryable=True)

@@ -1,0 +1,122 @@
+"""Resolves host names and connects, only to addresses that the guard allows."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from asyncio import Task, create_task, shield
+
+import aiohappyeyeballs
+import aiohttp
+from aiohttp.abc import ResolveResult
+
+from shoal.fetch.guard import AddressGuard
+
+_NEXT_ADDRESS_AFTER = 0.25  # seconds until the next address is tried beside one that does not answer (RFC 8305)
+_MAX_CACHED_NAMES = 1024
+
+
+class RefusedAddressError(OSError):
+    """All have the same text: aiohttp combines different errors into a new one of another class."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(errno.EACCES, "the address is refused")
+        self.reason = reason
+        self.message = f"{address} is {reason}, which may not be contacted (serve.allow)"
+
+
+class GuardedResolver(aiohttp.ThreadedResolver):
+    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
+    is briefly down must not look refused. The socket factory does the refusing."""
+
+    def __init__(self, guard: AddressGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
+
+
+def guarded_sockets(guard: AddressGuard) -> aiohttp.SocketFactoryType:
+    """Return a socket factory. It sees the resolved address that is connected to, so no DNS trick can bypass it."""
+
+    def make(target: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, (address, *_) = target
+        reason = guard.refuses(address)
+        if reason is not None:
+            raise RefusedAddressError(address, reason)
+        return socket.socket(family, kind, protocol)
+
+    return make
+
+
+class Connector:
+    """Opens TCP connections for code that does not use aiohttp. Without a guard, every address is allowed.
+
+    Names are cached for ``dns_cache_seconds``. Connections that need the same name at the same time share one look-up.
+    """
+
+    def __init__(self, guard: AddressGuard | None, dns_cache_seconds: float) -> None:
+        self._guard = guard
+        self._resolver: aiohttp.ThreadedResolver | None = None  # it needs a running event loop
+        self._sockets = None if guard is None else guarded_sockets(guard)
+        self._seconds = dns_cache_seconds
+        self._names: dict[str, tuple[float, Task[list[ResolveResult]]]] = {}
+
+    async def connect(self, host: str, port: int) -> socket.socket:
+        """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
+        found = [
+            (each["family"], socket.SOCK_STREAM, each["proto"], "", _address(each, port))
+            for each in await self._resolve(host)
+        ]
+        try:
+            return await aiohappyeyeballs.start_connection(
+                found, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._sockets
+            )
+        except (RuntimeError, ValueError) as exc:  # uvloop's and Python's errors for odd addresses
+            raise OSError(errno.EADDRNOTAVAIL, str(exc)) from exc
+
+    async def _resolve(self, host: str) -> list[ResolveResult]:
+        now = time.monotonic()
+        until, lookup = self._names.get(host, (0.0, None))
+        if lookup is None or (now >= until and lookup.done()):
+            if self._resolver is None:
+                self._resolver = aiohttp.ThreadedResolver() if self._guard is None else GuardedResolver(self._guard)
+            lookup = create_task(self._resolver.resolve(host, 0, socket.AF_UNSPEC))
+            lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
+            self._names.pop(host, None)
+            self._names[host] = (now + self._seconds, lookup)
+            if len(self._names) > _MAX_CACHED_NAMES:
+                del self._names[next(iter(self._names))]
+        try:
+            return await shield(lookup)
+        except (UnicodeError, ValueError) as exc:  # a name that cannot be encoded
+            raise socket.gaierror(socket.EAI_NONAME, str(exc)) from exc
+        finally:
+            if lookup.done() and (lookup.cancelled() or lookup.exception() is not None):
+                self._names.pop(host, None)  # a failure is not remembered
+
+    def close(self) -> None:
+        for _, lookup in self._names.values():
+            lookup.cancel()
+        self._names.clear()
+
+
+def _address(found: ResolveResult, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    return (found["host"], port, 0, 0) if found["family"] == socket.AF_INET6 else (found["host"], port)
+
+
+def system_text(exc: OSError) -> str:
+    """The system's text for an error. Event loops replace it with an address."""
+    return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else one_line(exc)
+
+
+def one_line(exc: BaseException) -> str:
+    """The text of an error, cut: some quote pages of bytes."""
+    text = " ".join((getattr(exc, "message", "") or str(exc) or type(exc).__name__).split())
+    return text if len(text) <= 160 else text[:160] + "..."

@@ -1,0 +1,41 @@
+"""RenderedResponse: a page as a browser shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from shoal.http.rendering import Captured
+from shoal.http.response import Response
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+
+class RenderedResponse(Response):
+    """A page as a browser shows it: ``body`` is the HTML after its scripts have run."""
+
+    __slots__ = ("captured", "console", "on_release", "page", "pdf", "screenshot")
+
+    def rendered(
+        self,
+        *,
+        screenshot: bytes | None = None,
+        pdf: bytes | None = None,
+        captured: list[Captured] | None = None,
+        console: list[str] | None = None,
+    ) -> RenderedResponse:
+        """Set what the browser returned besides the page."""
+        self.screenshot = screenshot
+        self.pdf = pdf
+        self.captured = captured or []
+        self.console = console or []
+        self.page: Page | None = None
+        self.on_release: Callable[[], Awaitable[None]] | None = None
+        return self
+
+    async def release(self) -> None:
+        """Return the page to its browser. The engine calls it after the callback."""
+        release, self.on_release, self.page = self.on_release, None, None
+        if release is not None:
+            await release()
