@@ -12,6 +12,7 @@
     ├── FetchError                   a page that was not fetched; says whether a retry can help
     │   └── TooComplexError          a page that needs too much memory or time to parse
     ├── BrowserError                 a browser that cannot be started
+    ├── TorError                     Tor cannot start, or cannot reach its network
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written
@@ -94,6 +95,10 @@ class TooComplexError(FetchError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="too complex", retryable=False)
+
+
+class TorError(ShoalError):
+    """Tor is not installed, cannot start, or cannot reach its network."""
 
 
 class BrowserError(ShoalError):

@@ -32,8 +32,8 @@ def blocks(document: Path) -> list[tuple[str, str]]:
     return [(kind, text) for kind, text in BLOCK.findall(document.read_text()) if kind in ("python", "console", "toml")]
 
 
-RUNNABLE = [document for document in DOCUMENTS if blocks(document) and document.name != "api.md"]
-"""The API's guide needs a running server: see test_api_guide."""
+RUNNABLE = [document for document in DOCUMENTS if blocks(document) and document.name not in ("api.md", "tor.md")]
+"""The API's guide needs a running server: see test_api_guide. The guide to Tor needs a Tor network: see test_tor."""
 
 
 @pytest.mark.parametrize("document", RUNNABLE, ids=lambda d: str(d.relative_to(ROOT)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -115,6 +116,25 @@ async def test_a_proxy_that_is_down(server: MisbehavingServer, caplog: Any) -> N
     assert summary.dead_kinds == {"proxy": 1}
     assert "no connection to the proxy" in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("answers", [b"", b"\x05", b"\x05\x00", b"\x05\x00\x05\x00"])
+async def test_a_proxy_that_closes_the_connection(server: MisbehavingServer, caplog: Any, answers: bytes) -> None:
+    """At any step, as when it is killed."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(3)
+        writer.write(answers)
+        await writer.drain()
+        if len(answers) > 1:
+            await reader.read(100)
+        writer.close()
+
+    async with await asyncio.start_server(converse, "127.0.0.1", 0) as proxy:
+        via = f"socks5://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        _, summary = await crawl_beside(server, spider=through(via, named(server, "/leaf/1")))
+    assert summary.dead_kinds == {"proxy": 1}
+    assert "the proxy closed the connection" in caplog.text
 
 
 async def test_the_library_is_missing(server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

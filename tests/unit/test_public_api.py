@@ -26,7 +26,7 @@ LAYERS = [
     {"ports"},
     {"stores"},
     {"stores"},
-    {"frontier", "browser", "fetch", "middleware", "sinks"},
+    {"frontier", "browser", "fetch", "middleware", "tor", "sinks"},
     {"testing"},
     {"crawling"},
     {"metrics"},
@@ -48,6 +48,7 @@ CONTROL_FLOW = {
     "shoal.middleware.Postponed",
     "shoal.server.bodies.BodyError",
     "shoal.server.errors.ProblemError",
+    "shoal.tor.control.ControlError",
 }
 
 

@@ -200,4 +200,21 @@ def _check_temporary_folder() -> Iterator[Finding]:
     )
 
 
-CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser)
+# -- Tor
+
+
+def check_tor(resolved: Resolved) -> Iterator[Finding]:
+    """Whether Tor starts. It does not connect to the Tor network."""
+    from shoal.tor.process import try_start
+
+    settings = resolved.config.tor
+    if settings.url is not None:
+        yield Finding(True, f"Tor: the daemon at {settings.url} (tor.url)")
+        return
+    try:
+        yield Finding(True, f"Tor {asyncio.run(try_start(settings))} starts")
+    except ShoalError as error:
+        yield Finding(False if settings.enabled else None, "Tor", str(error))
+
+
+CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser, check_tor)

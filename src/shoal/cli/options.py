@@ -66,6 +66,9 @@ Concurrency = Annotated[
 ]
 NewRun = Annotated[bool, typer.Option("--new-run", help="Start a new run instead of resuming an unfinished one.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an unfinished run. This is the default.")]
+Tor = Annotated[
+    bool, typer.Option("--tor", help="Send all pages through Tor. Each process starts a Tor daemon of its own.")
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
 MetricsPort = Annotated[
     str | None,
@@ -132,6 +135,7 @@ _OPTION_NAMES = {
     "mode": "--mode",
     "lease.batch": "--batch-size",
     "log_level": "--log-level",
+    "tor.enabled": "--tor",
     **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
     **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
 }

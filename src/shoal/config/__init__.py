@@ -38,4 +38,5 @@ from shoal.config.sections import Status as Status
 from shoal.config.sections import Text as Text
 from shoal.config.sections import ThrottleSettings as ThrottleSettings
 from shoal.config.sections import Timeout as Timeout
+from shoal.config.sections import TorSettings as TorSettings
 from shoal.config.sections import WorkerSettings as WorkerSettings

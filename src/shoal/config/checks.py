@@ -79,6 +79,19 @@ def check_proxies(proxies: tuple[str, ...]) -> str | None:
     return next((problem for proxy in proxies if (problem := check_proxy(proxy))), None)
 
 
+def check_tor(url: str | None) -> str | None:
+    if url is None:
+        return None
+    try:
+        place = urlsplit(url)
+        valid = place.scheme in ("socks5", "socks5h") and bool(place.hostname) and bool(place.port)
+        valid = valid and place.username is None and not place.path.strip("/") and not place.query
+    except ValueError:  # invalid port or IPv6 address
+        valid = False
+    known = "must be the SOCKS port of a Tor daemon without user and password, such as socks5://127.0.0.1:9050"
+    return None if valid else f"{known}, not {mask(url)!r}"
+
+
 def check_networks(networks: tuple[str, ...]) -> str | None:
     for network in networks:
         try:

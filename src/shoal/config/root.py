@@ -25,6 +25,7 @@ from shoal.config.sections import (
     ServerSettings,
     Text,
     ThrottleSettings,
+    TorSettings,
     WorkerSettings,
 )
 from shoal.errors import ConfigError
@@ -103,6 +104,7 @@ class Config(Section, frozen=True, kw_only=True):
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
     browser: BrowserSettings = BrowserSettings()
+    tor: TorSettings = TorSettings()
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()
@@ -123,6 +125,11 @@ class Config(Section, frozen=True, kw_only=True):
             )
         if self.queue.overflow == "refuse" and self.queue.max_size is None:
             raise ConfigError('"queue.overflow" is "refuse", but the queue has no maximum; set "queue.max_size"')
+
+        if self.tor.enabled and self.http.proxy is not None:
+            raise ConfigError(
+                '"http.proxy" and "tor.enabled" contradict each other: pages go through one of them. Remove one'
+            )
 
     @classmethod
     def standalone(
@@ -169,6 +176,14 @@ class Config(Section, frozen=True, kw_only=True):
                 raise ConfigError(f'Config.distributed does not support queue_type "{kind}"; use Config.standalone')
         settings.setdefault("frontier", redis_url(*redis))
         return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
+
+    def refuse_tor(self, what: str) -> None:
+        """ConfigError if pages should go through Tor: ``what`` would send them past it."""
+        if self.tor.enabled:
+            raise ConfigError(
+                f'"tor.enabled" is set, but {what} cannot send pages through Tor. `shoal run`, `crawl`, `worker` and '
+                "`node` can. Remove the setting here, so that you know which way the pages go"
+            )
 
     def with_settings(self, settings: Mapping[str, object]) -> Config:
         """Return a copy with these settings changed. Keys are dotted or nested. ConfigError lists every problem."""

@@ -18,6 +18,7 @@ from shoal.config.checks import (
     check_proxy,
     check_regexes,
     check_tokens,
+    check_tor,
     mask,
     mask_headers,
     mask_secret,
@@ -195,6 +196,22 @@ class BrowserSettings(Section, frozen=True, kw_only=True):
     recycle_pages: Count = 500  # a browser is replaced after so many pages
     recycle_after: Timeout = 3600.0  # seconds; a browser is replaced after this time
     downloads: Literal["refuse", "save"] = "refuse"  # save: as the body of the response
+
+
+class TorSettings(Section, frozen=True, kw_only=True):
+    """Pages through Tor (`--tor`). Each worker process starts a daemon of its own."""
+
+    checks = {"url": check_tor}
+
+    enabled: bool = False  # send every page of a run through Tor
+    url: str | None = None  # a daemon that runs already, such as socks5://127.0.0.1:9050; none: start one
+    executable: Text | None = None  # the program; none: `tor` in PATH
+    torrc: Text | None = None  # a file with more lines for the daemon's configuration, such as bridges
+    bootstrap_timeout: Timeout = 180.0  # for the daemon to connect to the Tor network
+    probe_timeout: Timeout = 15.0  # a daemon that does not answer for this long is replaced
+    connect_timeout: Timeout = 60.0  # instead of http.connect_timeout: a circuit takes long
+    pages_per_circuit: Count | None = None  # a host gets another circuit after so many pages; none: Tor decides
+    renew_statuses: tuple[Status, ...] = (403, 429)  # a host that answers with one of them gets another circuit
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):

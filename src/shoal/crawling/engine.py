@@ -34,6 +34,8 @@ _POLLS_PER_CHECK = 4
 """Polls between two checks whether the run is finished, where many idle workers poll."""
 _MAX_SLEEP = 15.0
 """Seconds within which the loop runs at least once, so that health checks see it alive."""
+_WAIT_FOR_WAY_OUT = 0.5
+"""Seconds between two checks whether requests can leave this process."""
 _RECENT = 1000
 """Settled leases that are released again if the store goes back in time."""
 
@@ -121,6 +123,7 @@ class Engine:
             self._seeder.keep(),
             self._leases.run(),
             self._log.run(),
+            *(() if self._onion.way_out is None else (self._onion.way_out.keep(),)),
             *(drain.run() for drain in self._drains),
         ):
             task = asyncio.create_task(work)
@@ -220,6 +223,8 @@ class Engine:
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
+        if self._onion.way_out is not None and not self._onion.way_out.ready:
+            return _WAIT_FOR_WAY_OUT
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
         leases = await self._isolate_suspects(leased.leases)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.config import Config
+from msgspec import structs
+
+from shoal.config import Config, HttpSettings
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
@@ -17,6 +20,18 @@ from shoal.spider import Spider
 if TYPE_CHECKING:
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.routing import Renderer, RoutingFetcher
+    from shoal.tor.layer import TorLayer
+
+
+class WayOut(Protocol):
+    """Something that may be missing for a while, such as a Tor daemon. The engine leases nothing meanwhile."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def keep(self) -> None:
+        """Run until it is cancelled. An error ends the crawl."""
+        ...
 
 
 class Onion(NamedTuple):
@@ -29,6 +44,8 @@ class Onion(NamedTuple):
     """Drops what the layers cached from the store."""
     fetch_robots: Fetch | None = None
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
+    way_out: WayOut | None = None
+    """What requests need to leave this process. None: nothing."""
 
 
 def make_fetcher(
@@ -49,7 +66,8 @@ def make_fetcher(
 
     guard = None if networks is None else AddressGuard(networks)
     return RoutingFetcher(
-        HttpFetcher(config.http, config.user_agent, guard),
+        # The fetcher refuses all proxies if it has a guard. The layer for Tor applies the guard instead.
+        HttpFetcher(_http_settings(config), config.user_agent, None if config.tor.enabled else guard),
         partial(make_renderer, config, guard),
         default=render if isinstance(render, Render) else None,
         proxy=config.http.proxy,
@@ -58,17 +76,49 @@ def make_fetcher(
     )
 
 
+async def open_fetcher(
+    stack: AsyncExitStack,
+    config: Config,
+    run_id: str,
+    hosts: Hosts,
+    networks: Sequence[str] | None,
+    render: RenderChoice,
+) -> tuple[Fetcher, TorLayer | None]:
+    """The fetcher of a run, and its layer for Tor if the run goes through it. Both end with the stack."""
+    fetcher = make_fetcher(config, networks, render=render, scope=run_id, hosts=hosts)
+    stack.push_async_callback(fetcher.close)
+    await fetcher.open()
+    if not config.tor.enabled:
+        return fetcher, None
+    from shoal.fetch.guard import AddressGuard
+    from shoal.tor.layer import open_tor
+
+    guard = None if networks is None else AddressGuard(networks)
+    return fetcher, await open_tor(config, run_id, guard, stack)
+
+
+def _http_settings(config: Config) -> HttpSettings:
+    """With more time to connect if that goes through Tor."""
+    if not config.tor.enabled:
+        return config.http
+    return structs.replace(config.http, connect_timeout=max(config.http.connect_timeout, config.tor.connect_timeout))
+
+
 def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
     """A browser that is started when it is needed."""
     from shoal.browser.fetcher import BrowserFetcher
 
-    return BrowserFetcher(config.browser, config.user_agent, guard, config.http)
+    return BrowserFetcher(config.browser, config.user_agent, guard, _http_settings(config))
 
 
 def make_onion(
-    spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None
-) -> Onion:
-    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`."""
+    spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None,
+    tor: TorLayer | None = None,
+) -> Onion:  # fmt: skip
+    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ConfigError if the run goes
+    through Tor but there is no layer for it."""
+    if tor is None:
+        config.refuse_tor("this process")
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
     from shoal.middleware.retry import StatusCheck
@@ -83,10 +133,11 @@ def make_onion(
         throttle,
         StatusCheck(config.retry.statuses, spider.handle_statuses),
         Cache(config.cache) if config.cache.enabled else None,
+        tor,  # the innermost one: no other layer can send a request past it
     ]
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
-    onion = Onion(fetch)
+    onion = Onion(fetch, way_out=tor)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     if robots is None:

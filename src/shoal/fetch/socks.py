@@ -52,6 +52,8 @@ class SocksSessions:
             retryable = exc.error_code is not None and exc.error_code != _NOT_ALLOWED
             who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
             raise _failed(host, f"{who}: {exc}", retryable=retryable) from exc
+        except EOFError as exc:  # the library does not wrap it
+            raise _failed(host, "the proxy closed the connection", retryable=True) from exc
         finally:
             self._in_use[proxy] -= 1
             if len(self._sessions) > _MAX_SESSIONS:

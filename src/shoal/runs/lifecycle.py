@@ -22,7 +22,7 @@ from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
-from shoal.crawling.onion import make_fetcher, make_onion
+from shoal.crawling.onion import make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
@@ -216,21 +216,18 @@ class RunLifecycle:
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
-        fetcher, config = plan.fetcher, plan.config
+        fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
             config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
-            routing = make_fetcher(plan.config, plan.networks, render=render, scope=self.run_id, hosts=frontier)
-            stack.push_async_callback(routing.close)
-            await routing.open()
-            fetcher = routing
+            fetcher, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,
             config,
             scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
+            make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor),
             self._outputs,
             source=plan.source,
             options=EngineOptions(

@@ -126,6 +126,7 @@ class ProcessCrawl(Crawl):
         is_local = frontier_kind(self.config.frontier) in ("memory", "sqlite")
         return replace(
             plan,
+            config=plan.config.with_settings({"tor.enabled": False}),  # only the worker processes fetch
             make_scheduler=self._make_scheduler,
             watches=True,
             output_timeout=None if is_local else plan.output_timeout,

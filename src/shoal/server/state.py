@@ -37,6 +37,7 @@ class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
     def __init__(self, config: Config) -> None:
+        config.refuse_tor("the API")
         self.config = config
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()

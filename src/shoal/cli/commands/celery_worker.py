@@ -48,6 +48,7 @@ def celery_worker(
     level = None if log_level is None else log_level.upper()
     # Check the settings here: otherwise each child process fails on them and is restarted, without end.
     config = resolve(None, given({"log_level": level}), []).config
+    config.refuse_tor("a Celery worker")
     try:
         from shoal.tasks.app import app as celery
     except ModuleNotFoundError as exc:

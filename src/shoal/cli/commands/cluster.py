@@ -29,6 +29,7 @@ from shoal.cli.options import (
     Replace,
     Setting,
     SpiderName,
+    Tor,
     given,
     outputs_of,
     pairs,
@@ -106,6 +107,7 @@ def node(
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    tor: Tor = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -122,6 +124,7 @@ def node(
         {
             "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "cluster.runner": runner,
             "cluster.backup": backup, "cluster.coordinator": coordinator, "cluster.session": session,
+            "tor.enabled": tor or None,
         }
     )  # fmt: skip
     if argument and run_id is not None:

@@ -27,6 +27,7 @@ from shoal.cli.options import (
     Resume,
     Setting,
     SpiderName,
+    Tor,
     given,
     outputs_of,
     pairs,
@@ -119,6 +120,7 @@ def crawl(
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
     mode: Mode = None,
+    tor: Tor = False,
     setting: Setting = [],
     new_run: NewRun = False,
     processes: Processes = 1,
@@ -140,7 +142,7 @@ def crawl(
     set_rendering(spider, render, render_auto)
     if screenshots is not None:
         spider.take_screenshots(screenshots)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth, tor=tor)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port, processes=forked,
@@ -166,6 +168,7 @@ def run(
     render_auto: RenderedIfNeeded = False,
     frontier: FrontierUrl = None,
     mode: Mode = None,
+    tor: Tor = False,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -184,7 +187,7 @@ def run(
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     set_rendering(made, render, render_auto)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, tor=tor)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
@@ -193,7 +196,7 @@ def run(
 
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
-    depth: int | None = None,
+    depth: int | None = None, *, tor: bool = False,
 ) -> dict[str, object]:  # fmt: skip
     return given(
         {
@@ -203,6 +206,7 @@ def _crawl_options(
             "concurrency": concurrency,
             "frontier": frontier,
             "mode": mode,
+            "tor.enabled": tor or None,
         }
     )
 

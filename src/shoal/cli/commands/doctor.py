@@ -19,10 +19,10 @@ _MARKS = {True: "ok  ", False: "BAD ", None: "-   "}
     """
 )
 def doctor(setting: Setting = []) -> None:
-    """Check Python, libraries, settings, servers and the browser.
+    """Check libraries, settings, servers, the browser and Tor.
 
-    It connects to the servers that the configuration names, and starts Chromium. The exit code is 1 if something that
-    is required or configured does not work. A dash marks what is optional.
+    It connects to the servers that the configuration names, and starts Chromium and Tor. The exit code is 1 if
+    something that is required or configured does not work. A dash marks what is optional.
     """
     from shoal.cli.diagnosis import examine
 

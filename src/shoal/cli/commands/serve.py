@@ -48,5 +48,6 @@ def serve(
         raise ConfigError(f"`shoal serve` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
     options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
     config = resolve(None, options, setting).config
+    config.refuse_tor("the API")
     progress.set_up_logging(progress.console(), config.log_level)
     process.serve(config)

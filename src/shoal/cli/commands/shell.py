@@ -54,6 +54,7 @@ class _Page:
     """The page in the shell, and the names that its user has."""
 
     def __init__(self, settings: Config, render: bool) -> None:
+        settings.refuse_tor("the shell")
         self._config = settings
         self._render = render
         self._response: Response | None = None

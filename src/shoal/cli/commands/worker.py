@@ -26,6 +26,7 @@ from shoal.cli.options import (
     Replace,
     Setting,
     SpiderName,
+    Tor,
     given,
     outputs_of,
     resolve,
@@ -66,6 +67,7 @@ def worker(
     ] = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    tor: Tor = False,
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
@@ -83,7 +85,9 @@ def worker(
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
-    options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
+    options = given(
+        {"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None}
+    )
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
     set_rendering(made, render, render_auto)

@@ -1,0 +1,243 @@
+"""A Tor daemon of this process: started, watched, and restarted when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.config import TorSettings
+from shoal.errors import TorError
+from shoal.tor.circuits import Circuit, Circuits
+from shoal.tor.control import Control, ControlError
+from shoal.tor.process import Folder, TorProcess, find_program, signal_name, start_process, version_of
+
+log = logging.getLogger("shoal.tor")
+
+_POLL_STARTING = 0.1
+_PROBE_EVERY = 2.0
+_RESTART_AFTER = (0.5, 30.0)
+"""Seconds before another daemon is started, first and at most."""
+_STEADY = 60.0
+"""Seconds after which the end of a daemon has nothing to do with the one before."""
+_HOLD = (1.0, 30.0)
+"""Seconds that pages wait when the daemon has no connection, first and at most. Then some try again: the daemon
+does not connect unless somebody needs it."""
+
+OnProgress = Callable[[int, str], None]
+
+
+class TorDaemon:
+    """The daemon of one worker process. ``start`` it once, ``close`` it at the end.
+
+    ``ready`` changes at any time. While it is False, nothing may be sent. ``address`` and ``epoch`` belong to the
+    daemon that runs now: its successor has others.
+    """
+
+    def __init__(self, settings: TorSettings) -> None:
+        self.epoch = 0
+        self.circuits = Circuits(settings.pages_per_circuit)
+        self._settings = settings
+        self._program = ""
+        self._address: tuple[str, int] | None = None
+        self._control: Control | None = None
+        self._pid: int | None = None
+        self._folder: Folder | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._held_until = 0.0
+        self._hold = _HOLD[0]
+        self._on_progress: OnProgress = lambda percent, summary: None
+
+    # -- for others
+
+    @property
+    def ready(self) -> bool:
+        """Whether pages can be sent now."""
+        return self._address is not None and time.monotonic() >= self._held_until
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the daemon. None while there is none."""
+        return self._pid
+
+    async def start(self, on_progress: OnProgress = lambda percent, summary: None) -> None:
+        """Check the program and its configuration, and start the daemon. It gets ready later. TorError if it cannot
+        start."""
+        self._on_progress = on_progress
+        self._program = find_program(self._settings)
+        await version_of(self._program)
+        self._folder = Folder()
+        process = await start_process(self._program, self._settings, self._folder)
+        self._supervising = asyncio.create_task(self._supervise(process))
+
+    async def keep(self) -> None:
+        """Run for as long as the daemon does. TorError if it can never get ready."""
+        assert self._supervising is not None
+        await asyncio.shield(self._supervising)
+
+    async def wait_ready(self) -> None:
+        """TorError if the daemon can never get ready."""
+        assert self._supervising is not None
+        while not self.ready:
+            changed = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_HOLD[0])
+            changed.cancel()
+            if self._supervising.done():
+                await self._supervising
+
+    def proxy(self, isolation: str) -> str:
+        """The proxy URL for the next page of an isolation key, which has a circuit of its own."""
+        return self.url_of(self.circuits.take(isolation))
+
+    def url_of(self, circuit: Circuit) -> str:
+        """The proxy URL of a circuit. TorError while there is no daemon."""
+        if self._address is None:
+            raise TorError("Tor is not ready")
+        host, port = self._address
+        return f"socks5://{circuit.user}:{circuit.password}@{host}:{port}"
+
+    def renew(self, isolation: str) -> None:
+        """Another circuit for the next pages of an isolation key."""
+        self.circuits.renew(isolation)
+
+    async def explains_failure(self, epoch: int) -> bool:
+        """Whether a page failed because of the daemon that ``epoch`` names: it is gone, hangs, or is cut off
+        from its network. In the last case, pages wait for a moment."""
+        control = self._control
+        if epoch != self.epoch or self._address is None or control is None:
+            return True
+        try:
+            if await control.is_connected():
+                self._hold = _HOLD[0]
+                return False
+        except ControlError:
+            return True
+        if time.monotonic() >= self._held_until:
+            log.warning("Tor has lost the connection to its network: pages wait %g s", self._hold)
+            self._held_until = time.monotonic() + self._hold
+            self._hold = min(_HOLD[1], 2 * self._hold)
+        return True
+
+    async def close(self) -> None:
+        """Stop the daemon and delete its folder."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.delete)
+            self._folder = None
+
+    # -- the daemon
+
+    async def _supervise(self, process: TorProcess) -> None:
+        """Keep a daemon running. TorError if the first one ends by itself, or never gets ready."""
+        assert self._folder is not None
+        deadline = time.monotonic() + self._settings.bootstrap_timeout
+        pause = _RESTART_AFTER[0]
+        while True:
+            began = time.monotonic()
+            try:
+                reason = await self._work(process, self._folder.path, deadline)
+            finally:
+                self._address = self._control = self._pid = None
+                self._changed.clear()
+                await process.kill()
+            is_first = self.epoch == 0
+            if is_first and (time.monotonic() >= deadline or (process.returncode or 0) > 0):
+                raise TorError(_explain(reason, process.complaints))
+            if time.monotonic() - began > _STEADY:
+                pause = _RESTART_AFTER[0]
+            log.warning("the Tor daemon %s; starting another one in %g s, pages wait", reason, pause)
+            await asyncio.sleep(pause)
+            pause = min(_RESTART_AFTER[1], 2 * pause)
+            process = await self._start_again()
+            if not is_first:
+                deadline = time.monotonic() + self._settings.bootstrap_timeout
+
+    async def _start_again(self) -> TorProcess:
+        """Another daemon. The first one could start, so what fails now (a full disk) may work later."""
+        assert self._folder is not None
+        pause = _RESTART_AFTER[0]
+        while True:
+            try:
+                return await start_process(self._program, self._settings, self._folder)
+            except TorError as exc:
+                log.warning("%s; trying again in %g s, pages wait", exc, pause)
+            await asyncio.sleep(pause)
+            pause = min(_RESTART_AFTER[1], 2 * pause)
+
+    async def _work(self, process: TorProcess, folder: Path, deadline: float) -> str:
+        """Follow a daemon to its end. Return the reason, as the rest of a sentence."""
+        self._pid = process.pid
+        ending = asyncio.create_task(process.wait())
+        following = asyncio.create_task(self._follow(folder, deadline))
+        try:
+            await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                await process.end_of_output()
+                return signal_name(ending.result())
+            return following.result()
+        finally:
+            ending.cancel()
+            following.cancel()
+            await asyncio.gather(ending, following, return_exceptions=True)
+
+    async def _follow(self, folder: Path, deadline: float) -> str:
+        """Wait until the daemon is ready, then probe it. Return why it must be replaced."""
+        try:
+            while not (_has_text(folder / "control") and _has_text(folder / "cookie")):
+                if time.monotonic() >= deadline:
+                    return "did not open its control port"
+                await asyncio.sleep(_POLL_STARTING)
+            async with await Control.open(folder, self._settings.probe_timeout) as control:
+                late = await self._bootstrap(control, deadline)
+                if late:
+                    return late
+                self._control = control
+                self._address = "127.0.0.1", await control.socks_port()
+                self.epoch += 1
+                self._hold, self._held_until = _HOLD[0], 0.0
+                self._changed.set()
+                while True:
+                    await asyncio.sleep(_PROBE_EVERY)
+                    await control.bootstrap()
+        except ControlError as exc:
+            return f"hangs: {exc}"
+
+    async def _bootstrap(self, control: Control, deadline: float) -> str:
+        """Wait until the daemon can build circuits, and report its progress. Return why it cannot in time."""
+        shown = -1
+        while True:
+            state = await control.bootstrap()
+            if state.percent > shown:
+                shown = state.percent
+                self._on_progress(state.percent, state.summary)
+            if state.percent >= 100:
+                return ""
+            if time.monotonic() >= deadline:
+                warning = f": {state.warning}" if state.warning else ""
+                return f"is at {state.percent} % ({state.summary}{warning})"
+            await asyncio.sleep(_POLL_STARTING)
+
+
+def _has_text(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _explain(reason: str, complaints: str) -> str:
+    said = f" It said: {complaints}" if complaints else ""
+    hint = (
+        "Check that this machine can reach the Tor network, or set bridges in tor.torrc; tor.bootstrap_timeout sets "
+        "how long to wait"
+    )
+    if os.strerror(errno.ENOSPC) in complaints:
+        hint = "Make room there, or set TMPDIR"
+    return f"Tor did not get ready: the daemon {reason}.{said} {hint}"
