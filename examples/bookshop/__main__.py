@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import os
 import signal
+import sys
 
 from examples.bookshop.site import Bookshop
 
@@ -22,7 +24,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--crawl-delay", type=float, metavar="SECONDS", help="ask for it in robots.txt (default: none)")
     args = parser.parse_args()
-    asyncio.run(serve(args.port, args.crawl_delay))
+    try:
+        asyncio.run(serve(args.port, args.crawl_delay))
+    except OSError as exc:
+        reason = os.strerror(exc.errno or 0)
+        sys.exit(f"bookshop: can't listen on port {args.port}: {reason}. Choose another port with --port")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
@@ -55,7 +55,21 @@ _NAMES_ELSEWHERE = {
     "from_crawler": "write `__init__`; arguments of the spider are keyword arguments",
     "handle_httpstatus_list": "name it `handle_statuses`",
 }
-"""Attributes of spiders in other frameworks, and what to write here."""
+"""Attributes that spiders of other frameworks define, and what to write here."""
+
+
+class _Elsewhere:
+    """An attribute that spiders of other frameworks have. Reading it is an AttributeError that says what to use here; a
+    spider may set its own."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, spider: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: {self._instead}")
 
 
 class Spider:
@@ -91,9 +105,13 @@ class Spider:
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        for name, instead in _NAMES_ELSEWHERE.items():
-            if name in vars(cls):
-                raise SpiderError(f"{cls.__name__}: Shoal does not use `{name}`; {instead}")
+        found = [f"`{name}`; {instead}" for name, instead in _NAMES_ELSEWHERE.items() if name in vars(cls)]
+        if found:
+            raise SpiderError(f"{cls.__name__}: Shoal does not use {'. It does not use '.join(found)}")
+
+    if not TYPE_CHECKING:  # a type checker reports these itself
+        logger = _Elsewhere("use `self.log`")
+        crawler = _Elsewhere("use `self.stats` for counters, and arguments of the spider for settings")
 
     def __init__(self, **arguments: object) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
@@ -216,7 +234,11 @@ def spiders_in(path: Path) -> list[type[Spider]]:
         place = path if exc.filename in (None, str(path.resolve())) else exc.filename  # or a module that it imports
         raise SpiderError(f"{place}, line {exc.lineno or 1}: {exc.msg}: {(exc.text or '').strip()}") from exc
     except (Exception, SystemExit) as exc:  # the user's file may raise anything
-        raise SpiderError(f"{path}, line {_line_in(path, exc)}: {type(exc).__name__}: {exc}") from exc
+        is_scrapy = isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] == "scrapy"
+        hint = (
+            ". Shoal does not run Scrapy spiders; docs/coming-from-scrapy.md shows what to change" if is_scrapy else ""
+        )
+        raise SpiderError(f"{path}, line {_line_in(path, exc)}: {type(exc).__name__}: {exc}{hint}") from exc
     classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
     return [each for each in classes if issubclass(each, Spider) and each.__module__ == module_name]
 

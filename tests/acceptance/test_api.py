@@ -697,6 +697,14 @@ def test_it_does_not_listen_elsewhere_without_a_token(tmp_path: Path) -> None:
     assert "SHOAL_SERVE__TOKEN" in done.stderr
 
 
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [*SHOAL, "serve", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2
+    assert "the port is already in use. Choose another with --port" in done.stderr
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -1080,6 +1088,21 @@ _NUMBER = b"1" + b"0" * 5000
 def test_bodies_that_are_refused(api: Api, body: bytes) -> None:
     status, answer = api.ask("POST", "/api/crawl/batch", body)
     assert (status, is_problem(answer)) == (422, True)
+
+
+def test_a_body_that_is_not_declared_as_json_names_the_header(api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=PATIENCE)
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    connection.request("POST", "/api/crawl/batch", b'{"urls": ["http://a/"]}', headers)
+    answer = connection.getresponse()
+    assert answer.status == 422
+    assert "with the header Content-Type: application/json" in json.load(answer)["error"]["message"]
+    connection.close()
+
+
+def test_values_that_must_be_objects(api: Api) -> None:
+    status, answer = api.ask("POST", "/api/crawl/batch", {"urls": ["http://a/"], "webhook": "http://b/"})
+    assert (status, answer["error"]["message"]) == (422, "body.webhook: must be a JSON object")
 
 
 def test_odd_urls_fail_alone(api: Api) -> None:

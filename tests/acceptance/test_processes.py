@@ -231,7 +231,9 @@ def test_commands_on_a_running_crawl(here: Machine, url: str, mine: tuple[str, .
     assert stats["done"] > 0
     assert stats["left"] > 0
     run_id = stats["run_id"]
-    assert run_id in here.shoal("runs", *theirs).stdout
+    listed = here.shoal("runs", *theirs)
+    assert run_id in listed.stdout
+    assert ("using --frontier local:pages, the only crawl" in listed.stderr) == (not theirs)
     assert "127.0.0.1" in here.shoal("hosts", *theirs).stdout
     assert "state     done" in here.shoal("why", f"{url}/", *theirs).stdout
     here.shoal("pause", run_id, *theirs)

@@ -84,13 +84,17 @@ def test_the_summary_accounts_for_everything() -> None:
     where = console()
     counters = Counters()
     counters.fetched, counters.retried = 7, 2
+    counters.out_of_scope, counters.too_deep, counters.redirected = 5, 3, 1
     counters.drop("sold out")
     shown = ended(counters=counters, own_counters={"bargains": 3}, unmatched={"p.prise": 60, "li.nxt a": 1})
     summary.show(where, shown, Config(frontier="sqlite:///b.db"), COMMAND)
     text = text_of(where)
     own, of_the_run = text.split("run 20260215_120000_3fa9\n")
     assert "books: finished" in own
-    for row in (r"fetched +7 pages, 0.0 MB", r"retried +2", r"items dropped +1 \(sold out\)", r"bargains +3"):
+    for row in (
+        r"fetched +7 pages, 0.0 MB \(1 redirect\)", r"retried +2", r"out of scope +5 \(3 beyond scope.max_depth\)",
+        r"items dropped +1 \(sold out\)", r"bargains +3",
+    ):  # fmt: skip
         assert re.search(row, own), row
     for row in (r"done +7", r"items +6", r"failed +2 \(http 404: 2\)", r"blocked by robots +1", r"duplicates +4"):
         assert re.search(row, of_the_run), row
@@ -119,6 +123,12 @@ def test_the_next_commands_can_be_pasted() -> None:
         "  shoal export --frontier sqlite:///b.db -o 20260215_120000_3fa9.csv",
         "  shoal run books.py -O 'a b.jsonl' --frontier sqlite:///b.db --new-run",
     ]
+
+
+def test_the_command_for_a_new_run_replaces_files_but_no_databases() -> None:
+    command = ["run", "b.py", "-o", "a.csv", "-o", "a.db", "--output", "sqlite:///c.db?table=t", "--new-run"]
+    steps = next_steps(ended(), Config(frontier="sqlite:///b.db"), command)
+    assert steps[-1] == "  shoal run b.py -O a.csv -o a.db --output 'sqlite:///c.db?table=t' --new-run"
 
 
 def test_a_crawl_that_ended_early_is_resumed_by_its_own_command() -> None:
@@ -173,10 +183,14 @@ NONE_DONE = {"stats": Stats(pushed=3, dead=3)}
         ({"stats": Stats(), "dead_kinds": {}}, Outcome.NO_PAGES, "no start requests"),
         (
             {"stats": Stats(pushed=2, done=1, dead=1), "dead_kinds": {"dns": 1}, "counters": counted(redirected=1)},
-            Outcome.NO_PAGES, "all 1 requests failed",
+            Outcome.NO_PAGES, r"the only request failed \(dns\)",
         ),
         ({"stats": Stats(pushed=9, done=9), "dead_kinds": {}}, Outcome.GOOD, ""),
         ({"stats": Stats(pushed=9, done=9), "expects_items": True}, Outcome.NO_ITEMS, "yielded none on 9 pages"),
+        (
+            {"stats": Stats(pushed=9, done=1, dead=8), "expects_items": True, "dead_kinds": {"callback": 8}},
+            Outcome.NO_ITEMS, "the callbacks failed on 8 pages, and yielded none on 1 page$",
+        ),
         (
             {"stats": Stats(pushed=9, done=9), "expects_items": True, "counters": counted(item_errors=4)},
             Outcome.NO_ITEMS, "none of the 4 could be stored",

@@ -407,6 +407,18 @@ def urls(batch: LinkBatch) -> list[str]:
     return [request.url.removeprefix("http://ex.com") for request in batch]
 
 
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ({"css": "li.next a"}, r"follow_all\('li.next a', "),
+        ({"xpath": "//a"}, r"follow_all\(response.xpath\('//a'\), "),
+    ],
+)
+def test_follow_all_takes_its_query_first(argument: dict[str, Any], instead: str) -> None:
+    with pytest.raises(RequestError, match=instead):
+        Response("http://ex.com/", body=b"<a href=/1>1</a>").follow_all(**argument)
+
+
 def test_follow_all() -> None:
     response, books = page(LINKS), Books()
     assert urls(response.follow_all()) == ["/1", "/other", "/2"]

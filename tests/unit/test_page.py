@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from shoal.config import Config
-from shoal.crawling.page import Handler, Parsed, Released, Settlement
+from shoal.crawling.page import Callbacks, Handler, Parsed, Released, Settlement
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import DropItem, FetchError, TooComplexError
+from shoal.errors import DropItem, FetchError, SpiderError, TooComplexError
 from shoal.http import Request, Response
 from shoal.item import decode_item
 from shoal.middleware import Postponed
@@ -132,6 +132,18 @@ async def test_a_page_that_was_not_fetched_is_released() -> None:
         assert isinstance(settlement, Released)
         assert settlement.contacted is contacted
         assert site.counters.fetched == 0
+
+
+async def test_a_pipeline_of_scrapy_names_what_to_rename() -> None:
+    class Clean:
+        def process_item(self, item: object, spider: Spider) -> object:
+            return item
+
+    class Shop(Books):
+        pipelines = [Clean]  # type: ignore[list-item]
+
+    with pytest.raises(SpiderError, match="Clean is not callable: rename process_item to __call__"):
+        Callbacks(Shop(), Counters())
 
 
 async def test_pipelines_may_drop_items() -> None:

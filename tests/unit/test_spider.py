@@ -227,3 +227,26 @@ def test_attributes_known_from_elsewhere(folder: Path, line: str, instead: str) 
     with pytest.raises(SpiderError, match=r"^books\.py, line \d+: .*Shop: Shoal does not use ") as caught:
         load_spider(write(folder, f"from shoal import Spider\nclass Shop(Spider):\n    {line}"))
     assert instead in str(caught.value)
+
+
+def test_all_attributes_known_from_elsewhere_are_named_at_once(folder: Path) -> None:
+    body = "custom_settings = {}\n    def start_requests(self): ..."
+    with pytest.raises(SpiderError) as caught:
+        load_spider(write(folder, f"from shoal import Spider\nclass Shop(Spider):\n    {body}"))
+    assert "use `custom_settings`; name it `settings`" in str(caught.value)
+    assert "It does not use `start_requests`; name it `start`" in str(caught.value)
+
+
+def test_a_spider_of_scrapy_gets_the_page_about_porting(folder: Path) -> None:
+    missing = 'raise ModuleNotFoundError("No module named \'scrapy\'", name="scrapy")'
+    with pytest.raises(SpiderError, match=r"No module named 'scrapy'\. .* docs/coming-from-scrapy\.md"):
+        load_spider(write(folder, missing))
+
+
+def test_attributes_of_other_spiders_name_the_equivalent() -> None:
+    spider: Any = Books()
+    with pytest.raises(AttributeError, match=r"Books has no attribute 'logger': use `self\.log`"):
+        spider.logger.info("x")
+    assert not hasattr(spider, "crawler")
+    spider.logger = "own"
+    assert spider.logger == "own"

@@ -25,7 +25,8 @@ _MAX_COMBINATORS = 6
 _MAX_ALTERNATIVES = 5
 
 _CSS = (
-    "a CSS query of a batch may have at most 6 combinators, and only simple selectors within :has(), :is() and :not()"
+    "a CSS query of a batch must be valid CSS, with at most 6 combinators, and only simple selectors within :has(), "
+    ":is() and :not()"
 )
 _PSEUDOS = (
     f"a CSS query of a batch may have at most {_MAX_PSEUDOS} pseudo-classes, and only one that counts elements, "

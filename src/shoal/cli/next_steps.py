@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from shoal.cli.options import is_replaceable
 from shoal.config import Config, mask
 from shoal.crawling.stats import Summary
 
@@ -47,8 +48,12 @@ def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
 
 
 def _again(command: Sequence[str]) -> list[str]:
-    """The command for a new run. It replaces the files of this one."""
-    words = [_OUTPUT_FLAGS.get(word, word) for word in command if word != "--new-run"]
+    """The command for a new run. It replaces the files of this one; databases keep the rows of all runs."""
+    words = [
+        _OUTPUT_FLAGS[word] if word in _OUTPUT_FLAGS and is_replaceable(following) else word
+        for word, following in zip(command, [*command[1:], ""], strict=True)
+        if word != "--new-run"
+    ]
     return [*words, "--new-run"]
 
 

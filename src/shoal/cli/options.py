@@ -100,12 +100,17 @@ def given(options: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in options.items() if value is not None}
 
 
+def is_replaceable(spec: str) -> bool:
+    """Whether ``-O`` accepts an output: a file, but no database."""
+    return spec.partition("?")[0].endswith((".jsonl", ".ndjson", ".jsonlines", ".csv", ".parquet"))
+
+
 def outputs_of(output: list[str], replace: list[str]) -> list[str]:
     """The outputs of ``-o`` and ``-O``."""
     from shoal.config import mask
 
     for spec in replace:
-        if not spec.partition("?")[0].endswith((".jsonl", ".ndjson", ".jsonlines", ".csv", ".parquet")):
+        if not is_replaceable(spec):
             raise ConfigError(f"-O {mask(spec)}: only files can be replaced; a database keeps all runs, so use -o")
     return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
 

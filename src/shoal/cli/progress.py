@@ -114,7 +114,7 @@ class _Lines:
         return (
             f"progress pages={counters.fetched} pages/s={speed:.1f} items={stats.items} ready={stats.ready} "
             f"waiting={stats.waiting} in_flight={snapshot.in_flight} errors={sum(counters.errors.values())} "
-            f"left={time_left(stats.remaining, speed)}"
+            f"eta={time_left(stats.remaining, speed)}"
         )
 
 
@@ -142,7 +142,7 @@ class _Panel:
             f"   {counters.fetched} pages   {stats.items} items   {stats.ready} ready   {stats.waiting} waiting   "
             f"{snapshot.in_flight} in flight   ",
             (f"{sum(counters.errors.values())} errors", "red" if counters.errors else ""),
-            f"   left: {time_left(stats.remaining, speed)}" + (" + seeding" if stats.seeding else ""),
+            f"   ETA {time_left(stats.remaining, speed)}" + (" + seeding" if stats.seeding else ""),
         )
         hosts = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
         for title in ("host", "ready", "in flight", "delay", "why"):

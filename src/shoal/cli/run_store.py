@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -52,12 +53,17 @@ def _stored(frontier: str) -> str:
 
     if not frontier.startswith("memory:"):
         return frontier
-    if not announced():
+    found = announced()
+    if not found:
         raise StoreError(
             "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored "
             "one, such as --frontier sqlite:///file.db"
         )
-    return "local:"
+    if len(found) > 1:
+        return "local:"  # an error that lists them
+    name = next(iter(found))
+    print(f"using --frontier local:{name}, the only crawl that runs", file=sys.stderr)
+    return f"local:{name}"
 
 
 @asynccontextmanager

@@ -57,10 +57,11 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
     """What this process did, or these did."""
     counters = summary.counters
     fetched = f"{_count(counters.fetched, 'page')}, {counters.bytes / 1e6:.1f} MB"
+    redirects = "redirect" if counters.redirected == 1 else "redirects"
     rows = [
-        ("fetched", fetched + _details((counters.redirected, "redirects"), (counters.from_cache, "from the cache"))),
+        ("fetched", fetched + _details((counters.redirected, redirects), (counters.from_cache, "from the cache"))),
         ("retried", _shown(counters.retried)),
-        ("out of scope", _shown(counters.out_of_scope)),
+        ("out of scope", _shown(counters.out_of_scope) + _details((counters.too_deep, "beyond scope.max_depth"))),
         ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
         ("links refused", f"{counters.links_refused} (queue.max_size)" if counters.links_refused else ""),
         ("items dropped", f"{counters.dropped} ({_drops(counters)})" if counters.dropped else ""),

@@ -124,6 +124,7 @@ class Handler:
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
         admitted = self._scheduler.admit(found.links, lease.request)
         self.counters.out_of_scope += admitted.out_of_scope
+        self.counters.too_deep += admitted.too_deep
         note = _dropped(found.dropped) if found.dropped else ""
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
@@ -281,7 +282,8 @@ class Callbacks:
         for pipeline in self.pipelines:
             if not callable(pipeline):
                 name = type(pipeline).__name__
-                raise SpiderError(f"the pipeline {name} is not callable: use a function, or a class with __call__")
+                instead = "rename process_item to __call__" if hasattr(pipeline, "process_item") else "use a function"
+                raise SpiderError(f"the pipeline {name} is not callable: {instead}, or write a class with __call__")
 
     async def call(self, name: str | None, request: Request, /, *arguments: object, **named: object) -> Found:
         """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
@@ -340,8 +342,11 @@ async def _collect(result: object) -> list[object]:
 
 
 def describe(exc: BaseException) -> str:
-    """The exception, and the last line of the user's own files in its traceback."""
+    """The exception, and the last line of the user's own files in its traceback. An error that Shoal raises after the
+    callback has no such line."""
     frames = traceback.extract_tb(exc.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if not own and not isinstance(exc, ShoalError):
+        own = list(frames)
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(exc).__name__}: {exc}{place}"

@@ -33,6 +33,8 @@ class Admitted(Struct):
     children: list[Request]
     duplicates: int = 0
     out_of_scope: int = 0
+    too_deep: int = 0
+    """How many of those are deeper than ``scope.max_depth``."""
     left_out: int = 0
     """Links beyond ``scope.max_links``."""
     hrefs: list[tuple[str, list[str]]] = []
@@ -122,7 +124,8 @@ class Scheduler:
         admitted = Admitted([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
-            admitted.out_of_scope = sum(len(each) if isinstance(each, LinkBatch) else 1 for each in found)
+            admitted.too_deep = sum(len(each) if isinstance(each, LinkBatch) else 1 for each in found)
+            admitted.out_of_scope = admitted.too_deep
             return admitted
         for each in found:
             if isinstance(each, LinkBatch):

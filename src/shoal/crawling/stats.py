@@ -44,13 +44,15 @@ class Counters:
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
         "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "redirected", "retried",
-        "started",
+        "started", "too_deep",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
+        self.too_deep = 0
+        """Links out of scope that are deeper than ``scope.max_depth``."""
         self.links_refused = 0
         """Links of completed pages that found the queue full."""
         self.latency = Latency()

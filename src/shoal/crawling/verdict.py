@@ -42,8 +42,9 @@ def _why_no_pages(summary: Summary) -> str:
     if set(failed) == {"robots"}:
         return f"no page was fetched: robots.txt forbids all {total}"
     if set(failed) - {"robots"} == {"callback"}:
-        first = f"; the first: {summary.counters.callback_error}" if summary.counters.callback_error else ""
-        return f"every callback failed, on {failed['callback']} pages{first}"
+        return f"every callback failed, on {_count(failed['callback'], 'page')}{_first_error(summary)}"
+    if total == 1:
+        return f"no page was fetched: the only request failed ({next(iter(failed))})"
     return f"no page was fetched: all {total} requests failed ({', '.join(f'{k}: {n}' for k, n in failed.items())})"
 
 
@@ -54,4 +55,16 @@ def _why_no_items(summary: Summary) -> str:
         return f"no items: the pipelines dropped all {counters.dropped} ({reasons})"
     if counters.item_errors:
         return f"no items: none of the {counters.item_errors} could be stored, see the log"
-    return f"no items: the callbacks yielded none on {summary.stats.done} pages"
+    on_pages = f"on {_count(summary.stats.done, 'page')}"
+    if failed := summary.dead_kinds.get("callback", 0):
+        failed_on = f"failed on {_count(failed, 'page')}"
+        return f"no items: the callbacks {failed_on}, and yielded none {on_pages}{_first_error(summary)}"
+    return f"no items: the callbacks yielded none {on_pages}"
+
+
+def _first_error(summary: Summary) -> str:
+    return f"; the first error: {summary.counters.callback_error}" if summary.counters.callback_error else ""
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"

@@ -273,6 +273,9 @@ class Response:
         must match one of ``allow``, if there are any, and none of ``deny``. ``restrict_css`` takes only the links
         inside the elements that this query finds. The result is one object for all links. Yield it as it is.
         """
+        for each in options.keys() & {"css", "xpath"}:  # the arguments of Scrapy
+            query = f"{options[each]!r}" if each == "css" else f"response.xpath({options[each]!r})"
+            raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
         if isinstance(links, str):
             hrefs = self._hrefs(links if restrict_css is None else _inside(restrict_css, links))
         elif restrict_css is not None:

@@ -125,7 +125,10 @@ class WorkerSession:
             self._until = max(self._until, sent + self._seconds * (1 - _MARGIN))
         if due == 0:
             for worker, leases in (await frontier.fence_silent()).items():
-                log.warning("worker %s is silent: its %d pages are released", worker, leases)
+                if leases:
+                    log.warning("worker %s is silent: its %d pages are released", worker, leases)
+                else:
+                    log.info("worker %s is silent; it held no pages", worker)
         return due or None
 
     # -- for the thread

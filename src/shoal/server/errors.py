@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -138,7 +139,7 @@ def install(app: FastAPI) -> None:
     async def _handle_validation(request: Request, exc: RequestValidationError) -> Response:
         errors = exc.errors()
         details = [
-            {"where": ".".join(map(_shorten_key, error["loc"])), "message": error["msg"].removeprefix("Value error, ")}
+            {"where": ".".join(map(_shorten_key, error["loc"])), "message": _validation_message(error)}
             for error in errors[:MAX_DETAILS]
         ]
         if len(errors) > MAX_DETAILS:
@@ -156,6 +157,14 @@ def install(app: FastAPI) -> None:
         status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
         retry = {"Retry-After": "5"} if status in (429, 503) else {}
         return problem(status, kind, public_message(exc, kind), headers=retry)
+
+
+def _validation_message(error: Mapping[str, Any]) -> str:
+    if error["type"] not in ("model_type", "model_attributes_type"):
+        return str(error["msg"]).removeprefix("Value error, ")
+    if error["loc"] == ("body",):  # FastAPI decodes a body only if the header says that it is JSON
+        return "must be a JSON object, with the header Content-Type: application/json"
+    return "must be a JSON object"
 
 
 def public_message(exc: ShoalError, kind: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 
 from shoal.config import Config
 from shoal.crawling.garbage import collect_rarely
+from shoal.errors import ConfigError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.server.app import create_app
 from shoal.server.slow_requests import protocol_with_timeout
@@ -19,8 +21,9 @@ _SHUTDOWN_TIMEOUT = 3  # seconds for open responses
 
 
 def serve(config: Config) -> None:
-    """Serve until asked to stop. ConfigError if the server would accept anyone on the network."""
+    """Serve until asked to stop. ConfigError if the server would accept anyone on the network, or cannot listen."""
     app = create_app(config)
+    _check_address(config.serve.host, config.serve.port)
     process = _Process(
         uvicorn.Config(
             app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
@@ -34,6 +37,16 @@ def serve(config: Config) -> None:
     process.run()
     if not process.started:
         sys.exit(1)
+
+
+def _check_address(host: str, port: int) -> None:
+    """ConfigError if the server cannot listen there. uvicorn would log it and exit with a code of its own."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as exc:
+        in_use = exc.errno == errno.EADDRINUSE
+        reason = "the port is already in use. Choose another with --port" if in_use else exc.strerror
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}") from exc
 
 
 class _Process(uvicorn.Server):

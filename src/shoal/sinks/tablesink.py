@@ -68,12 +68,13 @@ class TableSink(ABC):
             await self._disconnect()
 
     async def _remove_stale(self, seq: int | None) -> None:
-        """Remove the rows of this run after item ``seq``: their pages are crawled again."""
+        """Remove the rows of this run after item ``seq``. The item log has their items, or, after a
+        rewind, their pages are crawled again."""
         if seq is None:
             return
         for name in [self._options.table] if self._options.table else await self._registered():
             if count := await self._remove_rows_after(name, seq):
-                log.info("run %s: %d rows of %s after item %d are stale", self._options.run, count, name, seq)
+                log.debug("%s: removed %d rows after item %d, the last saved position", name, count, seq)
 
     # -- what a database does
 

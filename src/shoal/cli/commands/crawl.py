@@ -97,7 +97,11 @@ def crawl(
     ] = [],
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="N", help="Follow links up to N steps from the first page (default 3)."),
+        typer.Option(
+            "--depth",
+            metavar="N",
+            help="Follow links up to N steps from the first page (default 3). It sets scope.max_depth.",
+        ),
     ] = None,
     same_site: Annotated[
         bool, typer.Option("--same-site/--any-site", help="Stay on the first page's host (default), or leave it.")

@@ -74,10 +74,10 @@ class RedisStore:
         found = await self._run("value", "HGET", "store", "format")
         if found and int(found) != FORMAT:
             age, advice = (
-                ("newer", "upgrade") if int(found) > FORMAT else ("older", "finish its runs with that version")
+                ("a newer", "upgrade") if int(found) > FORMAT else ("an older", "finish its runs with that version")
             )
             raise StoreError(
-                f"the data at {self._scripts.client.address.shown} was written by a {age} Shoal (format {int(found)}, "
+                f"the data at {self._scripts.client.address.shown} was written by {age} Shoal (format {int(found)}, "
                 f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
             )
 
