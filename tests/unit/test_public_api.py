@@ -27,6 +27,7 @@ LAYERS = [
     {"stores"},
     {"stores"},
     {"frontier", "browser", "fetch", "middleware", "sinks"},
+    {"identities"},
     {"testing"},
     {"crawling"},
     {"metrics"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
+from shoal.config.checks import check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
@@ -15,6 +15,7 @@ from shoal.config.sections import (
     ClusterSettings,
     Count,
     HttpSettings,
+    IdentitySettings,
     ItemSettings,
     LeaseSettings,
     QueueSettings,
@@ -35,8 +36,8 @@ NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
 
-    checks = {"frontier": check_frontier, "user_agent": check_one_line}
-    masks = {"frontier": mask}
+    checks = {"frontier": check_frontier, "user_agent": check_one_line, "proxies": check_proxy_list}
+    masks = {"frontier": mask, "proxies": lambda proxies: tuple(map(mask, proxies))}
     aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
         "autothrottle_max_delay": "throttle.max_delay",
@@ -100,8 +101,11 @@ class Config(Section, frozen=True, kw_only=True):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
     cookies: bool = True  # store cookies and send them back
     shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
+    # An identity each, assigned to hosts in turn: http://, https:// or socks5://; @FILE has one in each line.
+    proxies: tuple[str, ...] = ()
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
+    identities: IdentitySettings = IdentitySettings()
     browser: BrowserSettings = BrowserSettings()
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
@@ -120,6 +124,11 @@ class Config(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
                 'set "frontier" to redis://host:port/number or postgresql://host/database'
+            )
+        if self.proxies and self.http.proxy is not None:
+            raise ConfigError(
+                '"proxies" and "http.proxy" contradict each other: pages go through the proxies in turn, or all through '
+                "one. Remove one of the settings"
             )
 
     @classmethod

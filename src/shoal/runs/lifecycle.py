@@ -172,6 +172,7 @@ class RunLifecycle:
             looped_at=None if engine is None else engine.looped_at,
             frontier=self.frontier,
             standing=standing,
+            identities=None if engine is None or engine.identities is None else engine.identities.counts,
         )
 
     def count_rejects(self, count: int) -> None:

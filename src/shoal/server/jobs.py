@@ -12,6 +12,7 @@ from msgspec import Struct
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
+from shoal.crawling.onion import make_http_fetcher
 from shoal.errors import FrontierError, RunError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -109,7 +110,7 @@ class Jobs:
         if len(self._jobs) >= self._limit:
             raise TooManySessionsError(f"this server is at its limit of {self._limit} runs; try again later")
         chosen = job_request.chosen
-        fetcher = HttpFetcher(chosen.config.http, chosen.config.user_agent, self._guard)
+        fetcher = make_http_fetcher(chosen.config, self._guard)
         crawl = Crawl(
             chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
             store=self._store, fetcher=fetcher,

@@ -18,10 +18,10 @@ from shoal.batch.session import Session
 from shoal.batch.spider import BatchSpider
 from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
+from shoal.crawling.onion import make_http_fetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.frontier import open_store
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
@@ -41,7 +41,7 @@ class Server:
         self.config = config
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
-        self.fetcher = HttpFetcher(config.http, config.user_agent, AddressGuard(config.serve.allow))
+        self.fetcher = make_http_fetcher(config, AddressGuard(config.serve.allow))
         self.store: Store
         self.jobs: Jobs
         self.local: BatchService

@@ -20,7 +20,7 @@ from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper, Settler
-from shoal.crawling.onion import make_onion
+from shoal.crawling.onion import make_http_fetcher, make_onion
 from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
@@ -261,8 +261,7 @@ class _TaskRunner:
     def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
         """A fetcher that refuses private addresses outside ``networks``."""
         if networks not in self._fetchers:
-            guard = AddressGuard(networks)
-            self._fetchers[networks] = HttpFetcher(self._config.http, self._config.user_agent, guard)
+            self._fetchers[networks] = make_http_fetcher(self._config, AddressGuard(networks))
         return self._fetchers[networks]
 
     def _close_idle(self) -> None:

@@ -58,18 +58,21 @@ class _Page:
     def fetch(self, url: str) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page."""
         import asyncio
+        import random
 
-        from shoal.fetch.http import HttpFetcher
+        from shoal.crawling.onion import make_http_fetcher
         from shoal.http import Request
+        from shoal.identities.roster import all_proxies
 
         async def get() -> Response:
-            fetcher = HttpFetcher(self._config.http, self._config.user_agent)
+            fetcher = make_http_fetcher(self._config)
+            proxy = random.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
             try:
-                response = await fetcher.fetch(Request(url if "://" in url else "http://" + url))
+                response = await fetcher.fetch(Request(url if "://" in url else "http://" + url, proxy=proxy))
                 for _ in range(self._config.http.max_redirects):
                     if not (300 <= response.status < 400 and "Location" in response.headers):
                         break
-                    response = await fetcher.fetch(Request(response.urljoin(response.headers["Location"])))
+                    response = await fetcher.fetch(Request(response.urljoin(response.headers["Location"]), proxy=proxy))
                 return response
             finally:
                 await fetcher.close()
