@@ -492,9 +492,7 @@ class ProxyServer(StreamServer):
             writer.write(answer(b"", ("Connection", "close"), status=403))
             return
         try:
-            upstream_reader, upstream = await asyncio.open_connection(
-                host, url.port or 80, local_addr=(self.source, 0)
-            )
+            upstream_reader, upstream = await asyncio.open_connection(host, url.port or 80, local_addr=(self.source, 0))
         except OSError:
             writer.write(answer(b"", ("Connection", "close"), status=502))
             return

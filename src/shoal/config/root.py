@@ -127,7 +127,7 @@ class Config(Section, frozen=True, kw_only=True):
             )
         if self.proxies and self.http.proxy is not None:
             raise ConfigError(
-                '"proxies" and "http.proxy" contradict each other: pages go through the proxies in turn, or all through '
+                '"proxies" and "http.proxy" contradict each other: pages go through several proxies, or all through '
                 "one. Remove one of the settings"
             )
 

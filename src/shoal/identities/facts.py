@@ -71,10 +71,12 @@ class IdentityFacts:
 
     async def count_failure(self, page: bytes) -> int:
         """Count a failure of a page that cost it no attempt. Returns all of them."""
-        key = f"identity page {page.hex()}"
-        count = (await self._recall(key, int) or 0) + 1
-        await self._remember(key, count, _PAGE_SECONDS)
+        count = await self.failures_of(page) + 1
+        await self._remember(f"identity page {page.hex()}", count, _PAGE_SECONDS)
         return count
+
+    async def failures_of(self, page: bytes) -> int:
+        return await self._recall(f"identity page {page.hex()}", int) or 0
 
     async def names(self) -> list[str]:
         """The identities of all workers that used the store during the last day."""

@@ -15,7 +15,7 @@ from shoal.identities.counts import IdentityCounts
 from shoal.identities.facts import DAY, IdentityFacts
 from shoal.identities.memory import ShortMemory
 from shoal.identities.roster import Identity
-from shoal.identities.rules import Fault, fault_of, free_failures, rest_seconds
+from shoal.identities.rules import Fault, fault_of, free_failures, is_removed, rest_seconds
 from shoal.middleware import Postponed
 from shoal.middleware.cookies import Cookies
 from shoal.middleware.retry import parse_retry_after
@@ -25,6 +25,7 @@ from shoal.urls.normalize import host_of, origin_of
 log = logging.getLogger("shoal.identities")
 
 _CACHE_SECONDS = 1.0  # how long assignments and removals are cached; neither sends a request to a resting identity
+_SUSPECT = 2  # blocks after which a page is compared with another one
 _FAILURE_REST = 5.0  # seconds that an identity does not use a host on which it failed
 _WAIT = (0.2, 10.0)  # seconds, shortest and longest, until a host without an identity is tried again
 
@@ -76,19 +77,37 @@ class Identities:
         host = host_of(request.url)
         try:
             identity = await self._choose(host)
-            self._counts.requests += 1
-            try:
-                response = await self._jars[identity.name](_sent(request, identity, host), fetch)
-            except FetchError as error:
-                await self._failed(identity, host, request, error)
-                raise
-            response.request = request
-            if not self._is_block(response):
-                await self._succeeded(identity, host)
-                return response
-            raise await self._blocked(identity, host, request, response)
+            if not self._memory.works(identity.name, host):
+                await self._test(identity, host, request, fetch)
+            return await self._fetch(identity, host, request, fetch)
         except FrontierError as error:
             raise Postponed(f"the state of the identities can't be read: {error}", contacted=True) from error
+
+    async def _fetch(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> Response:
+        self._counts.requests += 1
+        try:
+            response = await self._jars[identity.name](_sent(request, identity, host), fetch)
+        except FetchError as error:
+            await self._failed(identity, host, request, error)
+            raise
+        response.request = request
+        if self._is_block(response):
+            raise await self._blocked(identity, host, request, response)
+        await self._succeeded(identity, host, response)
+        return response
+
+    async def _test(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> None:
+        """If the page was blocked several times, fetch a page in its place that is known to be good. So a page that
+        nobody may see is told from an identity that is still blocked. Postponed, unless no test is needed or
+        possible."""
+        good = self._memory.good(host)
+        if good is None or good == request.url or await self._facts.failures_of(request.fingerprint()) < _SUSPECT:
+            return
+        try:
+            await self._fetch(identity, host, Request(good, render=False), fetch)
+        except FetchError as error:
+            raise Postponed(str(error), contacted=error.contacted) from error
+        raise Postponed("the identity was tested with another page", contacted=True)
 
     def _is_block(self, response: Response) -> bool:
         if response.url == origin_of(response.url) + "/robots.txt":
@@ -108,7 +127,7 @@ class Identities:
         name = self._memory.assigned(host) or await self._facts.assigned(host)
         if name in self._roster and await self._is_available(name, host):
             if self._memory.assigned(host) is None:
-                self._memory.assign(host, name, _CACHE_SECONDS)
+                self._memory.assign(host, name, min(_CACHE_SECONDS, self._settings.hold))
             return self._roster[name]
         others = [each for each in self._roster if each != name]
         random.shuffle(others)  # so that hosts are spread over the identities
@@ -122,7 +141,8 @@ class Identities:
         """``is_ours``: False if the host has an identity of a worker with other proxies, and keeps it there."""
         if is_ours:
             await self._facts.assign(host, name, self._settings.hold)
-        self._memory.assign(host, name, _CACHE_SECONDS if is_ours else self._settings.hold)
+        hold = self._settings.hold
+        self._memory.assign(host, name, min(_CACHE_SECONDS, hold) if is_ours else hold)
         log.debug("host=%s has the identity %s", host, name)
 
     async def _open(self) -> None:
@@ -177,8 +197,10 @@ class Identities:
 
     # -- what became of a request
 
-    async def _succeeded(self, identity: Identity, host: str) -> None:
-        self._memory.failures.pop(identity.name, None)
+    async def _succeeded(self, identity: Identity, host: str, response: Response) -> None:
+        self._memory.succeeded(identity.name, host)
+        if response.ok and response.request is not None and response.request.method == "GET":
+            self._memory.set_good(host, response.url)
         if self._memory.rests(identity.name, host):
             return  # the page was on its way when another was blocked
         if not self._memory.works(identity.name, host):
@@ -199,7 +221,9 @@ class Identities:
             return Postponed(reason, contacted=True)
         streak = 0 if worked else await self._facts.streak(name, host)
         await self._retire(name, host, streak, response)
-        if worked and await self._facts.count_failure(request.fingerprint()) > self._settings.max_blocks:
+        if not worked and self._memory.good(host) and await self._facts.failures_of(request.fingerprint()) >= _SUSPECT:
+            return Postponed(reason, contacted=True)  # it was blocked before this page
+        if await self._facts.count_failure(request.fingerprint()) > self._settings.max_blocks:
             message = f"{host} blocks this page with every identity: it answered {response.status}"
             return FetchError(message, kind="blocked", retryable=True, status=response.status)
         return Postponed(reason, contacted=True)
@@ -239,11 +263,12 @@ class Identities:
         """Let the identity rest on this host for a moment. Remove it if it fails everywhere."""
         seconds = min(_FAILURE_REST, self._settings.rest)
         self._memory.rest(name, host, seconds)
-        if fault is not Fault.UNSURE or self._memory.works_for_another(name, host):
-            self._memory.failures[name] = self._memory.failures.get(name, 0) + 1
-        if fault is Fault.REFUSED or self._memory.failures.get(name, 0) >= self._settings.max_failures:
+        counts = fault is not Fault.UNSURE or self._memory.answers_another(name, host)
+        failures, since = self._memory.failed(name, host, counts=counts)
+        if fault is Fault.REFUSED or is_removed(self._settings, failures, since):
             await self._remove(name, str(error))
         else:
+            log.info("the identity %s failed: %s", name, error)
             await self._facts.rest(name, host, str(error), seconds)
 
     async def _remove(self, name: str, reason: str) -> None:

@@ -9,6 +9,10 @@ from typing import TypeVar
 _MAX_ENTRIES = 50_000
 _RECHECK_SECONDS = 5.0  # a rest that is remembered longer than this is asked for again
 
+_MAX_ANSWERED = 4  # identities of a host whose last answer is remembered
+_EVIDENCE_SECONDS = 60.0  # an answer to another identity in this time shows that a host is not down
+
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -20,16 +24,25 @@ class ShortMemory:
         self._assigned: dict[str, tuple[str, float]] = {}
         self._rests: dict[tuple[str, str], tuple[float, float, bool]] = {}
         """By identity and host: when to ask the store again, when it returns, and whether it is final."""
-        self._works: dict[str, dict[str, None]] = {}
-        """The identities that fetched pages of a host since their last failure or block there."""
-        self.failures: dict[str, int] = {}
-        """Failures in a row, by identity."""
+        self._works: dict[str, set[str]] = {}
+        """The identities that work on a host."""
+        self._answered: dict[str, dict[str, float]] = {}
+        """By host: when it last answered the identities that used it last."""
+        self._failed: dict[tuple[str, str], float] = {}
+        """When an identity last failed on a host."""
+        self._rows: dict[str, tuple[int, float]] = {}
+        """By identity: failures in a row, and when the first was."""
+        self._good: dict[str, str] = {}
+        """A page of each host that was fetched."""
 
     def assigned(self, host: str) -> str | None:
         name, until = self._assigned.get(host, (None, 0.0))
         return name if until > self._clock() else None
 
     def assign(self, host: str, name: str, seconds: float) -> None:
+        before = self._assigned.get(host, (name, 0.0))[0]
+        if before != name:
+            self.unset_works(before, host)  # it may have been blocked elsewhere, so it must prove itself again
         _put(self._assigned, host, (name, self._clock() + seconds))
 
     def rests(self, name: str, host: str) -> bool:
@@ -54,27 +67,50 @@ class ShortMemory:
         return sum(returns > now for _, returns, _ in self._rests.values())
 
     def works(self, name: str, host: str) -> bool:
+        """Whether the identity fetched pages of a host since its last failure or block there."""
         return name in self._works.get(host, ())
-
-    def works_for_another(self, name: str, host: str) -> bool:
-        """Whether the host answers another identity."""
-        return any(other != name for other in self._works.get(host, ()))
 
     def set_works(self, name: str, host: str) -> None:
         if host not in self._works:
-            _put(self._works, host, {})
-        self._works[host][name] = None
+            _put(self._works, host, set())
+        self._works[host].add(name)
+
+    def succeeded(self, name: str, host: str) -> None:
+        self._rows.pop(name, None)
+        if host not in self._answered:
+            _put(self._answered, host, {})
+        _put(self._answered[host], name, self._clock(), _MAX_ANSWERED)
+
+    def answers_another(self, name: str, host: str) -> bool:
+        """Whether the host answered another identity since this one failed on it, or a short while ago."""
+        since = max(self._failed.get((name, host), 0.0), self._clock() - _EVIDENCE_SECONDS)
+        return any(other != name and at >= since for other, at in self._answered.get(host, {}).items())
+
+    def failed(self, name: str, host: str, *, counts: bool) -> tuple[int, float]:
+        """Note a failure. Returns how many counted in a row, and the seconds since the first of them."""
+        now = self._clock()
+        _put(self._failed, (name, host), now)
+        count, since = self._rows.get(name, (0, now))
+        if counts:
+            count += 1
+            self._rows[name] = (count, since)
+        return count, now - since
+
+    def good(self, host: str) -> str | None:
+        """A page of the host that identities may see."""
+        return self._good.get(host)
+
+    def set_good(self, host: str, url: str) -> None:
+        if host not in self._good:
+            _put(self._good, host, url)
 
     def unset_works(self, name: str, host: str) -> None:
-        self._works.get(host, {}).pop(name, None)
+        self._works.get(host, set()).discard(name)
 
 
-K = TypeVar("K")
-
-
-def _put(entries: dict[K, T], key: K, value: T) -> None:
+def _put(entries: dict[K, T], key: K, value: T, most: int = _MAX_ENTRIES) -> None:
     """Store a value. The oldest is dropped when there are too many."""
     entries.pop(key, None)
     entries[key] = value
-    if len(entries) > _MAX_ENTRIES:
+    if len(entries) > most:
         del entries[next(iter(entries))]

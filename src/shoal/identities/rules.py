@@ -41,6 +41,11 @@ def rest_seconds(settings: IdentitySettings, streak: int, retry_after: float = 0
     return max(min(settings.rest * 2.0 ** min(streak, 30), settings.max_rest), retry_after)
 
 
+def is_removed(settings: IdentitySettings, failures: int, since: float) -> bool:
+    """Whether an identity that failed so often in a row, over so many seconds, is removed."""
+    return failures >= settings.max_failures and since >= settings.remove_after
+
+
 def free_failures(settings: IdentitySettings, identities: int) -> int:
     """How many failures of a page that may be the fault of a proxy cost it no attempt: enough for every other
     identity to try, up to a limit."""

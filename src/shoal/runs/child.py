@@ -21,7 +21,7 @@ from collections.abc import Sequence
 _WORDS = "_SHOAL_WORDS"
 _TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
-_BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator")
+_BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator", "--proxy")
 
 
 def command(words: Sequence[str], *, tethered: bool = False) -> tuple[list[str], dict[str, str]]:

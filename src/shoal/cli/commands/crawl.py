@@ -20,6 +20,7 @@ from shoal.cli.options import (
     Mode,
     NewRun,
     Output,
+    Proxy,
     Quiet,
     Replace,
     Resume,
@@ -101,6 +102,7 @@ def crawl(
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
     mode: Mode = None,
+    proxy: Proxy = [],
     setting: Setting = [],
     new_run: NewRun = False,
     metrics_port: MetricsPort = None,
@@ -117,7 +119,7 @@ def crawl(
     spider = page_spider(
         url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
     )
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port,
@@ -141,6 +143,7 @@ def run(
     max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
     frontier: FrontierUrl = None,
     mode: Mode = None,
+    proxy: Proxy = [],
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -163,7 +166,7 @@ def run(
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
@@ -172,7 +175,7 @@ def run(
 
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
-    depth: int | None = None,
+    proxies: list[str], depth: int | None = None,
 ) -> dict[str, object]:  # fmt: skip
     return given(
         {
@@ -182,6 +185,7 @@ def _crawl_options(
             "concurrency": concurrency,
             "frontier": frontier,
             "mode": mode,
+            "proxies": proxies or None,
         }
     )
 

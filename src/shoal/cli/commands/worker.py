@@ -20,6 +20,7 @@ from shoal.cli.options import (
     KeepAlive,
     MetricsPort,
     Output,
+    Proxy,
     Quiet,
     Setting,
     SpiderName,
@@ -59,6 +60,7 @@ def worker(
     ] = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
+    proxy: Proxy = [],
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -74,7 +76,9 @@ def worker(
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
-    options = given({"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size})
+    options = given(
+        {"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "proxies": proxy or None}
+    )
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
