@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from time import monotonic
 from typing import NamedTuple
@@ -31,9 +32,18 @@ class BlockingSite(StreamServer):
     Each address gets a cookie of its own.
     """
 
-    def __init__(self, pages: int, *, ban: float = 0.6, status: int = 429, forbidden: frozenset[str] = frozenset(),
-                 captcha: bool = False, patience: int = PATIENCE) -> None:  # fmt: skip
-        super().__init__()
+    def __init__(
+        self,
+        pages: int,
+        *,
+        ban: float = 0.6,
+        status: int = 429,
+        forbidden: frozenset[str] = frozenset(),
+        captcha: bool = False,
+        patience: int = PATIENCE,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(tls=tls)
         self.paths = {"/", *(f"/p/{number}" for number in range(pages))}
         self.log: list[Visited] = []
         self._pages = pages

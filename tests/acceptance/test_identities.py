@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -79,6 +80,18 @@ async def test_a_site_that_blocks_is_crawled_completely(proxies: list[Any], dela
         assert len(late) <= 3 * len(site.blocks())
 
 
+async def test_a_secure_site_through_tunnels_and_a_secure_proxy(proxies: list[Any], tls: ssl.SSLContext) -> None:
+    async with (
+        BlockingSite(40, tls=tls, status=403) as site,
+        ProxyServer("127.0.0.14", "dan:s3cret", tls=tls) as secure,
+    ):
+        items, summary = await crawled(site, [*urls_of(proxies), secure.address], **{"http.verify_tls": False})
+        assert secure.requests
+    assert {item["h1"] for item in items} == site.paths
+    assert (len(items), summary.stats.dead) == (41, 0)
+    assert {visit.address for visit in site.log} == {f"127.0.0.{number}" for number in (11, 12, 13, 14)}
+
+
 # -- who is to blame
 
 
@@ -125,11 +138,15 @@ async def test_a_proxy_that_is_down(proxies: list[Any], caplog: pytest.LogCaptur
 
 
 @pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("lie", ["closes", "garbage"])
-async def test_a_proxy_that_lies(lie: str, proxies: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_proxy_that_lies(
+    lie: str, secure: bool, proxies: list[Any], tls: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
     async with LyingProxy(lie) as liar:
-        settings = {"identities.remove_after": 0, "identities.rest": 0.3}
-        said = await removed_from(BlockingSite(60, ban=0.2), liar.url, proxies, caplog, **settings)
+        settings = {"identities.remove_after": 0, "identities.rest": 0.3, "http.verify_tls": False}
+        site = BlockingSite(60, ban=0.2, tls=tls if secure else None)
+        said = await removed_from(site, liar.url, proxies, caplog, **settings)
         assert liar.requests
         assert f"the identity {liar.url} is removed" in said
         assert "(through the proxy)" in said

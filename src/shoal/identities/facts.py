@@ -52,7 +52,7 @@ class IdentityFacts:
 
     async def streak(self, name: str, host: str) -> int:
         """How often the host blocked the identity without a page in between."""
-        return await self._recall(f"identity streak {host} {name}", int) or 0
+        return max(0, await self._recall(f"identity streak {host} {name}", int) or 0)
 
     async def set_streak(self, name: str, host: str, streak: int) -> None:
         await self._remember(f"identity streak {host} {name}", streak, DAY if streak else _ENDED)

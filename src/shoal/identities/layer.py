@@ -158,7 +158,8 @@ class Identities:
         rest = await self._facts.resting(name, host)
         if rest is None:
             return True
-        self._memory.rest(name, host, rest.returns - time.time(), is_final=rest.is_final)
+        left = rest.returns - time.time()
+        self._memory.rest(name, host, left if 0 <= left <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
         return False
 
     async def _is_removed(self, name: str) -> bool:
@@ -186,12 +187,12 @@ class Identities:
 
     def _check_exhausted(self) -> None:
         if len(self._removed) == len(self._roster):
-            name, reason = next(iter(self._removed.items()))
             several = f"all {len(self._roster)} proxies" if len(self._roster) > 1 else "the only proxy"
+            reason = next(iter(self._removed.values()))
             self.on_exhausted(
                 ConfigError(
-                    f'{several} in "proxies" failed; the pages stay in the frontier. {name}: {reason}. Correct the '
-                    "setting and start again"
+                    f'{several} in "proxies" failed; the pages stay in the frontier. {reason}. '
+                    "Correct the setting and start again"
                 )
             )
 
