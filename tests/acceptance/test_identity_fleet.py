@@ -1,4 +1,4 @@
-"""Identities of a fleet: two worker processes on Redis share which identity rests."""
+"""Identities of a fleet: two worker processes share which identity rests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PAGES = 80
 REST = 1.5
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["undisturbed", "kill -9"])
-async def test_two_workers_crawl_a_site_that_blocks(tmp_path: Path, kill: bool) -> None:
+@pytest.mark.parametrize(("store", "kill"), [("redis", False), ("redis", True), ("postgresql", True)])
+async def test_two_workers_crawl_a_site_that_blocks(tmp_path: Path, store: str, kill: bool) -> None:
     async with AsyncExitStack() as stack:
         site = await stack.enter_async_context(BlockingSite(PAGES, ban=1.0))
         first = await stack.enter_async_context(ProxyServer("127.0.0.11", "ann:s3cret"))
@@ -28,7 +28,7 @@ async def test_two_workers_crawl_a_site_that_blocks(tmp_path: Path, kill: bool) 
         (tmp_path / "proxies.txt").write_text(
             f"# the fleet's\n{first.address}\n\n{second.address('bob')}\n{third.url}\n"
         )
-        fleet = stack.enter_context(Fleet(tmp_path, frontier_url("redis"), SPIDER))
+        fleet = stack.enter_context(Fleet(tmp_path, frontier_url(store), SPIDER))
         await asyncio.to_thread(fleet.start, f"{site.url}/", settings={"download_delay": 0.01})
         settings = {"identities.rest": REST, "identities.give_up_after": 50, "worker.session": 2}
         for words in (["--proxy", "@proxies.txt"], ["--set", "proxies=@proxies.txt"]):

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from shoal import Config, Request, Response, Spider
 from shoal.cli.commands.identities import _print_states
 from shoal.config import IdentitySettings, flatten, load_config
 from shoal.errors import ConfigError, FetchError, ProxyError, StoreAwayError
+from shoal.fetch.http import _explain
 from shoal.identities.facts import IdentityFacts
 from shoal.identities.layer import Identities
 from shoal.identities.listing import IdentityState, list_identities
@@ -69,6 +71,22 @@ def test_a_short_outage_removes_nobody() -> None:
 def test_free_failures() -> None:
     settings = IdentitySettings(max_blocks=5)
     assert [free_failures(settings, count) for count in (0, 1, 3, 100)] == [0, 0, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy", "is_proxy"),
+    [
+        ("http://site.example/", "http://a:1", True),
+        ("https://site.example/", "http://a:1", False),  # the tunnel ends at the host
+        ("http://site.example/", "socks5://a:1", False),
+        ("http://site.example/", None, False),
+    ],
+)
+def test_who_did_not_answer_in_time(url: str, proxy: str | None, is_proxy: bool) -> None:
+    timeout = aiohttp.ClientTimeout(total=1, sock_connect=1, sock_read=1)
+    error = _explain(aiohttp.ConnectionTimeoutError(), Request(url), timeout, proxy)
+    assert isinstance(error, ProxyError) is is_proxy
+    assert error.retryable
 
 
 # -- roster
@@ -359,7 +377,7 @@ async def test_a_corrected_password_is_tried_by_a_new_process() -> None:
     worker.on_exhausted = ended.append
     with pytest.raises(Postponed):
         await worker(Request(URL), Net(ProxyError("it answered 407", retryable=False)))
-    assert "http://u@a:1: it answered 407" in str(ended[0])
+    assert "it answered 407" in str(ended[0])
     assert [state.state for state in await list_identities(IdentityFacts(store), [HOST], 10)] == ["removed"]
     again = layer(store, "http://u:right@a:1")
     store.facts.pop(f"identity rests {HOST} http://u@a:1", None)

@@ -214,6 +214,11 @@ def _too_large(limit: int) -> FetchError:
     return FetchError(f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False)
 
 
+def _asks_for_plain_http(request: Request, proxy: str | None) -> bool:
+    """Whether a connection goes to an HTTP proxy and no further: a tunnel ends at the host."""
+    return proxy is not None and proxy.startswith("http") and request.url.startswith("http:")
+
+
 def _refused_login(host: str, reason: str) -> str:
     return f"the proxy did not connect to {host}: it answered 407 {reason:.160}. Check its user and password"
 
@@ -224,6 +229,9 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
     detail = one_line(exc)
     contacted = True
     match exc:
+        case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
+            message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
+            return ProxyError(message, retryable=True)
         case aiohttp.ConnectionTimeoutError():
             kind, retryable = "timeout", True
             message = f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)"
