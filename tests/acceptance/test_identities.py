@@ -160,7 +160,7 @@ async def test_all_proxies_are_wrong(caplog: pytest.LogCaptureFixture) -> None:
         summary = (await made).summary
         assert summary is not None
         assert (summary.state, summary.stats.remaining, summary.stats.dead) == ("failed", 1, 0)
-        assert re.search('the only proxy in "proxies" failed.*407.*Correct the setting', summary.error)
+        assert re.search('the only proxy in "proxies" failed: .*407.*Correct the setting', summary.error)
         assert site.log == []
     assert "wrong-pass" not in caplog.text
 

@@ -191,8 +191,8 @@ class Identities:
             reason = next(iter(self._removed.values()))
             self.on_exhausted(
                 ConfigError(
-                    f'{several} in "proxies" failed; the pages stay in the frontier. {reason}. '
-                    "Correct the setting and start again"
+                    f'{several} in "proxies" failed: {reason}. Correct the setting and start again; a stored frontier '
+                    "keeps the pages"
                 )
             )
 
