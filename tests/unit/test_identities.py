@@ -385,6 +385,16 @@ async def test_a_corrected_password_is_tried_by_a_new_process() -> None:
     assert [state.state for state in await list_identities(IdentityFacts(store), [HOST], 10)] == ["active"]
 
 
+async def test_a_wrong_password_of_one_worker_does_not_stop_the_others() -> None:
+    store = Store()
+    good, bad = layer(store, "http://u:right@a:1"), layer(store, "http://u:wrong@a:1")
+    await good(Request(URL), Net())
+    with pytest.raises(Postponed):
+        await bad(Request(URL), Net(ProxyError("it answered 407", retryable=False)))
+    good._checked.clear()
+    assert (await good(Request(URL), Net())).status == 200
+
+
 async def test_one_failure_of_an_identity_that_works_is_the_hosts() -> None:
     reset = FetchError("closed", kind="reset", retryable=True)
     worker, net = layer(Store(), "http://a:1", "http://b:1"), Net(200, reset, reset)

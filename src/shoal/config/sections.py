@@ -187,7 +187,7 @@ class IdentitySettings(Section, frozen=True, kw_only=True):
     hold: Timeout = 600.0  # how long an identity is assigned to a host, unless it is blocked before
     rest: Timeout = 60.0  # how long an identity rests on a host that blocked it; doubles with each block in a row
     max_rest: Timeout = 3600.0  # the longest rest, unless the host asks for a longer one
-    give_up_after: Count = 5  # blocks in a row after which an identity is not used for a host for a day
+    give_up_after: Count = 8  # blocks in a row after which an identity is not used for a host for a day
     max_blocks: CountFromZero = 5  # blocks and failed proxies of a page that cost it no attempt
     max_failures: Count = 3  # in a row; an identity with so many of them
     remove_after: Seconds = 30.0  # over so many seconds is removed

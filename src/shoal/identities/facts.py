@@ -30,6 +30,14 @@ class Rest(Struct, frozen=True):
     """The host blocked it again and again: it does not return soon."""
 
 
+class Removal(Struct, frozen=True):
+    """Why an identity was removed from all hosts. ``refused``: its proxy refuses the user and password of one worker;
+    other workers may have the right ones."""
+
+    reason: str
+    refused: bool = False
+
+
 class IdentityFacts:
     """Reads and writes the state. FrontierError if the store is away."""
 
@@ -57,17 +65,16 @@ class IdentityFacts:
     async def set_streak(self, name: str, host: str, streak: int) -> None:
         await self._remember(f"identity streak {host} {name}", streak, DAY if streak else _ENDED)
 
-    async def removed(self, name: str) -> str | None:
-        """Why the identity was removed; None if it was not."""
-        return await self._recall(f"identity removed {name}", str)
+    async def removed(self, name: str) -> Removal | None:
+        return await self._recall(f"identity removed {name}", Removal)
 
-    async def remove(self, name: str, reason: str, seconds: float) -> None:
-        await self._remember(f"identity removed {name}", reason, seconds)
+    async def remove(self, name: str, removal: Removal, seconds: float) -> None:
+        await self._remember(f"identity removed {name}", removal, seconds)
 
     async def restore(self, name: str) -> None:
         """Use an identity again that was removed."""
         if await self.removed(name) is not None:
-            await self._remember(f"identity removed {name}", "", _ENDED)
+            await self.remove(name, Removal(""), _ENDED)
 
     async def count_failure(self, page: bytes) -> int:
         """Count a failure of a page that cost it no attempt. Returns all of them."""

@@ -12,7 +12,7 @@ from shoal.config import IdentitySettings
 from shoal.errors import ConfigError, FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.identities.counts import IdentityCounts
-from shoal.identities.facts import DAY, IdentityFacts
+from shoal.identities.facts import DAY, IdentityFacts, Removal
 from shoal.identities.memory import ShortMemory
 from shoal.identities.roster import Identity
 from shoal.identities.rules import Fault, fault_of, free_failures, is_removed, rest_seconds
@@ -58,6 +58,8 @@ class Identities:
         self._memory = ShortMemory()
         self._removed: dict[str, str] = {}
         """Reasons by name, as this process knows them."""
+        self._refused: set[str] = set()
+        """Identities whose proxy refuses this process's own user and password."""
         self._checked: dict[str, float] = {}
         """When it was last checked whether an identity is removed."""
         self._opened = False
@@ -91,9 +93,14 @@ class Identities:
             await self._failed(identity, host, request, error)
             raise
         response.request = request
-        if self._is_block(response):
-            raise await self._blocked(identity, host, request, response)
-        await self._succeeded(identity, host, response)
+        try:
+            if self._is_block(response):
+                raise await self._blocked(identity, host, request, response)
+            await self._succeeded(identity, host, response)
+        except BaseException:
+            if response.page is not None:  # nobody else will see the response
+                await response.release()
+            raise
         return response
 
     async def _test(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> None:
@@ -166,11 +173,12 @@ class Identities:
         now = time.monotonic()
         if now - self._checked.get(name, -_CACHE_SECONDS) >= _CACHE_SECONDS:
             self._checked[name] = now
-            reason = await self._facts.removed(name)
-            if reason is None:
+            removal = await self._facts.removed(name)
+            if removal is None:
+                self._refused.discard(name)
                 self._removed.pop(name, None)
-            else:
-                self._removed[name] = reason
+            elif not removal.refused or name in self._refused:  # another worker may have another password
+                self._removed[name] = removal.reason
         return name in self._removed
 
     async def _unavailable(self, host: str) -> Exception:
@@ -267,17 +275,19 @@ class Identities:
         counts = fault is not Fault.UNSURE or self._memory.answers_another(name, host)
         failures, since = self._memory.failed(name, host, counts=counts)
         if fault is Fault.REFUSED or is_removed(self._settings, failures, since):
-            await self._remove(name, str(error))
+            await self._remove(name, str(error), refused=fault is Fault.REFUSED)
         else:
             log.info("the identity %s failed: %s", name, error)
             await self._facts.rest(name, host, str(error), seconds)
 
-    async def _remove(self, name: str, reason: str) -> None:
+    async def _remove(self, name: str, reason: str, *, refused: bool) -> None:
         if name not in self._removed:
             log.warning("the identity %s is removed: %s", name, reason)
+        if refused:
+            self._refused.add(name)
         self._removed[name] = reason
         self._checked[name] = time.monotonic()
-        await self._facts.remove(name, reason, self._settings.max_rest)
+        await self._facts.remove(name, Removal(reason, refused), self._settings.max_rest)
         self._check_exhausted()
 
 

@@ -31,7 +31,7 @@ async def list_identities(facts: IdentityFacts, hosts: Sequence[str], limit: int
 
 async def _rows(facts: IdentityFacts, name: str, assigned: dict[str, str | None]) -> list[IdentityState]:
     if (removed := await facts.removed(name)) is not None:
-        return [IdentityState(name, "removed", reason=removed)]
+        return [IdentityState(name, "removed", reason=removed.reason)]
     rows = []
     for host, chosen in assigned.items():
         if (rest := await facts.resting(name, host)) is not None:
