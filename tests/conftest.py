@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -21,3 +24,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 def pytest_unconfigure() -> None:
     """Stop the shared servers. pytest-xdist calls this in each of its processes."""
     close_shared()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1, signed by itself, with its key."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", path,
+         "-out", path.with_suffix(".crt")],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
+    return path

@@ -74,7 +74,7 @@ class Cluster:
         shown: ClusterView | CoordinatorError
         while True:
             try:
-                shown = await self.observer.look()
+                shown = await self.observer.observe()
                 if holds(shown):
                     return shown
             except CoordinatorError as exc:  # nobody has joined yet
@@ -85,7 +85,7 @@ class Cluster:
 
     async def wait_until_complete(self) -> ClusterView:
         """Wait until every slot is held and all Backup Runners have joined."""
-        wanted = {"runner": self.counts.runner, "backup": self.counts.backup}
+        wanted = {"Runner": self.counts.runner, "Backup Runner": self.counts.backup}
         return await self.wait_until(lambda view: Counter(roles(view).values()) == wanted)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.cluster.node import Node as Node
-    from shoal.cluster.node import ZookeeperCrawler as ZookeeperCrawler
+    from shoal.cluster.zookeeper_crawler import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
     from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
@@ -39,7 +39,7 @@ _HOMES = {
     "ShoalError": "shoal.errors",
     "Spider": "shoal.spider",
     "UrlWorkQueue": "shoal.runs.work_queue",
-    "ZookeeperCrawler": "shoal.cluster.node",
+    "ZookeeperCrawler": "shoal.cluster.zookeeper_crawler",
     "crawl": "shoal.runs.crawl",
 }
 

@@ -12,6 +12,7 @@
     ├── FetchError                   a page that was not fetched; says whether a retry can help
     │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
     │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── BrowserError                 a browser that cannot be started
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written

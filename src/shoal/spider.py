@@ -102,7 +102,6 @@ class Spider:
             if name in ("log", "arguments", "stats") or callable(getattr(type(self), name, None)):
                 raise SpiderError(f"{type(self).__name__}: argument {name!r} would replace the spider's own {name}")
             setattr(self, name, value)
-        self.log = logging.getLogger(f"shoal.spider.{self.spider_name()}")
 
     @classmethod
     def spider_name(cls) -> str:
@@ -129,6 +128,10 @@ class Spider:
 
         ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
         """
+
+    @cached_property
+    def log(self) -> logging.Logger:
+        return logging.getLogger(f"shoal.spider.{self.spider_name()}")
 
     @cached_property
     def stats(self) -> SpiderStats:
@@ -162,6 +165,17 @@ def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
         near = get_close_matches(name, declared, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(declared)}" if declared else ""
         raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
+
+
+def create_spider(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:
+    """Create a spider. SpiderError for an argument that it does not declare.
+
+    Its ``arguments`` are all of these, also those that its ``__init__`` does not pass on: workers of a fleet create it
+    again from them."""
+    check_declared(kind, arguments)
+    spider = kind(**arguments)
+    spider.arguments = dict(arguments)
+    return spider
 
 
 def _is_data(kind: type[Spider], name: str) -> bool:

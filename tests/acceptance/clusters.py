@@ -105,20 +105,20 @@ class Cluster(ForkedFleet):
     # -- inspecting
 
     def view(self) -> ClusterView:
-        return self._look()[0]
+        return self._observe()[0]
 
     def events(self) -> list[ClusterEvent]:
-        return self._look()[1]
+        return self._observe()[1]
 
-    def _look(self) -> tuple[ClusterView, list[ClusterEvent]]:
-        async def look() -> tuple[ClusterView, list[ClusterEvent]]:
+    def _observe(self) -> tuple[ClusterView, list[ClusterEvent]]:
+        async def observe() -> tuple[ClusterView, list[ClusterEvent]]:
             opened = await open_coordinator(self.coordinator, self.run_id, ttl=SESSION)
             try:
-                return await opened.look(), await opened.events(1000)
+                return await opened.observe(), await opened.events(1000)
             finally:
                 await opened.close()
 
-        return asyncio.run(look())
+        return asyncio.run(observe())
 
     def role_counts(self) -> dict[str, int]:
         return dict(Counter(roles(self.view()).values()))
@@ -126,7 +126,7 @@ class Cluster(ForkedFleet):
     def with_role(self, role: str) -> list[str]:
         """The names of the nodes with this role, in the order of their slots."""
         shown = self.view()
-        if role == "runner":
+        if role == "Runner":
             return [slot.holder for slot in shown.slots if slot.holder]
         return [name for name, found in roles(shown).items() if found == role]
 
@@ -146,7 +146,7 @@ class Cluster(ForkedFleet):
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 
     def until_complete(self, runner: int = 3, backup: int = 2, timeout: float = 60.0, *, spares: int = 0) -> float:
-        counts = (("runner", runner), ("backup", backup), ("spare", spares))
+        counts = (("Runner", runner), ("Backup Runner", backup), ("Spare", spares))
         wanted = {role: count for role, count in counts if count}
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
 

@@ -227,16 +227,16 @@ def test_a_cluster_is_seen_and_scaled(folder: Path, site: Target) -> None:
 
                 return until(look, 20, "the cluster")
 
-            page = seen(lambda page: sorted(page["roles"].values()) == ["backup", "runner"] and page["slots"])
+            page = seen(lambda page: sorted(page["roles"].values()) == ["Backup Runner", "Runner"] and page["slots"])
             assert page["counts"] == {"runner": 1, "backup": 1}
             assert sorted(member["name"] for member in page["members"]) == ["crawler_1", "crawler_2"]
             assert all(member["age"] < 6 and member["where"] for member in page["members"])
-            (runner,) = (name for name, role in page["roles"].items() if role == "runner")
+            (runner,) = (name for name, role in page["roles"].items() if role == "Runner")
             assert page["slots"][0]["holder"] == runner
             assert {"joined", "elected"} <= {event["what"] for event in page["events"]}
             scaled = must(api.ask("POST", f"/api/clusters/{run_id}/scale", {"runner": 2, "backup": 0}))
             assert (scaled["before"], scaled["after"]) == ({"runner": 1, "backup": 1}, {"runner": 2, "backup": 0})
-            seen(lambda page: list(page["roles"].values()) == ["runner", "runner"])
+            seen(lambda page: list(page["roles"].values()) == ["Runner", "Runner"])
 
 
 # -- in the server
@@ -339,6 +339,27 @@ def test_batches_are_no_runs(any_api: tuple[Api, str], site: Target) -> None:
     assert api.ask("POST", f"/api/runs/{session}/cancel")[0] == 404
 
 
+def test_servers_of_two_projects_on_one_store_do_not_see_each_other(folder: Path, site: Target) -> None:
+    options = ["--frontier", frontier_url("redis")]
+    with (
+        serving(folder, {"SHOAL_PROJECT_NAME": "one"}, *options) as one,
+        serving(folder, {"SHOAL_PROJECT_NAME": "two"}, *options) as two,
+    ):
+        run_id = start(one, "Fleet", urls=[f"{site.url}/a"])["run_id"]
+        session = one.batch([f"{site.url}/b"])["session_id"]
+        assert [run["run_id"] for run in must(one.get("/api/runs"))["runs"]] == [run_id]
+        assert must(two.get("/api/runs"))["runs"] == []
+        for path in ("", "/items", "/ledger", "/failed", f"/url?url={site.url}/a"):
+            assert must(two.get(f"/api/runs/{run_id}{path}"), 404)["error"]["kind"] == "no such run"
+        assert two.ask("POST", f"/api/runs/{run_id}/cancel")[0] == 404
+        assert two.ask("DELETE", f"/api/runs/{run_id}?force=true")[0] == 404
+        assert run_of(one, run_id)["state"] == "queued"
+        assert must(one.get(f"/api/crawl/{session}"))["session_id"] == session
+        assert two.get(f"/api/crawl/{session}")[0] == 404
+        assert f'run="{run_id}"' in one.text("/metrics")
+        assert f'run="{run_id}"' not in two.text("/metrics")
+
+
 def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str], site: Target) -> None:
     api, _ = any_api
     if not api.arguments:
@@ -346,7 +367,7 @@ def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str],
     run_id = start(api, "Here", urls=[f"{site.url}/{number}?gate=1" for number in range(3)])["run_id"]
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 3, what="all of it in flight")
     subprocess.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
-    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all of it given back")
+    until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all leases are released")
     assert run_of(api, run_id)["state"] == "cancelled"
     must(api.ask("DELETE", f"/api/runs/{run_id}"))
 

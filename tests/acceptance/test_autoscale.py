@@ -166,7 +166,7 @@ def test_from_one_to_four_and_back(fleet: Fleet) -> None:
         assert seen.in_order
         assert (seen.run.state, seen.stats.done, seen.stats.dead) == ("finished", ALL, 0)
         assert attempts_of(fleet, found) == {1}
-        assert len(visits) > ALL, "nothing was given back, so nothing was proven"
+        assert len(visits) > ALL, "nothing was released, so nothing was proven"
 
 
 def test_no_worker_is_left_behind(fleet: Fleet, site: Target) -> None:

@@ -132,12 +132,12 @@ def test_one_that_is_cut_off_from_the_coordinator(cluster: Cluster, server: Data
         site.wait_for(20)
         to_coordinator.fall_silent()
         cut = time.monotonic()
-        cluster.until(lambda shown: roles(shown) == {"crawler_2": "runner", "crawler_3": "runner"})
+        cluster.until(lambda shown: roles(shown) == {"crawler_2": "Runner", "crawler_3": "Runner"})
         site.wait_for(20)
         late = [visit for visit in site.visits() if visit.agent == "crawler_1" and visit.start > cut + SESSION]
         assert late == []
         to_coordinator.mend()
-        cluster.until(lambda shown: roles(shown).get("crawler_1") == "backup")
+        cluster.until(lambda shown: roles(shown).get("crawler_1") == "Backup Runner")
         site.hurry()
         cluster.wait(120)
     check_items(cluster, pages)
@@ -158,7 +158,7 @@ def test_one_that_is_cut_off_from_the_frontier(tmp_path: Path, site: Target) -> 
             cluster.until_complete(1, 1)
             site.wait_for(20)
             to_frontier.fall_silent()
-            cluster.until(lambda shown: roles(shown).get("crawler_2") == "runner")
+            cluster.until(lambda shown: roles(shown).get("crawler_2") == "Runner")
             site.wait_until(lambda visits: visits[-1].agent == "crawler_2")
             assert not next(member for member in cluster.view().members if member.name == "crawler_1").fit
             to_frontier.mend()
@@ -201,7 +201,7 @@ def test_clocks_that_are_wrong_by_an_hour(kind: str, tmp_path: Path, site: Targe
         time.sleep(1.2 * session)
         assert not [event for event in cluster.events() if event.what in ("lost", "retired", "took over")]
         ahead.kill()
-        took = cluster.until(lambda shown: roles(shown).get("crawler_3") == "runner")
+        took = cluster.until(lambda shown: roles(shown).get("crawler_3") == "Runner")
         assert took < session + allowance(2.0)
         site.hurry()
         cluster.wait(120)

@@ -71,7 +71,7 @@ def test_a_killed_runner_is_replaced_and_every_item_is_there_once(cluster: Clust
     cluster.five()
     cluster.until_complete()
     site.wait_for(100)
-    backups, victim = cluster.with_role("backup"), random.choice(cluster.with_role("runner"))
+    backups, victim = cluster.with_role("Backup Runner"), random.choice(cluster.with_role("Runner"))
     cluster.nodes[victim].kill()
     killed = time.monotonic()
     visits = site.wait_until(lambda visits: any(visit.agent in backups for visit in visits))
@@ -91,12 +91,12 @@ def test_a_cascade_of_deaths(cluster: Cluster, site: Target) -> None:
     cluster.start(*pages)
     cluster.five()
     cluster.until_complete()
-    backup, runners = min(cluster.with_role("backup")), cluster.with_role("runner")
+    backup, runners = min(cluster.with_role("Backup Runner")), cluster.with_role("Runner")
     cluster.nodes[backup].kill()
     for victim in runners[:2]:
         cluster.nodes[victim].kill()
         time.sleep(0.3)
-    cluster.until(lambda shown: dict(Counter(roles(shown).values())) == {"runner": 2})
+    cluster.until(lambda shown: dict(Counter(roles(shown).values())) == {"Runner": 2})
     for name in (backup, *runners[:2]):
         cluster.node(name)
     cluster.until_complete()
@@ -113,15 +113,15 @@ def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target)
     cluster.five()
     cluster.until_complete()
     site.wait_for(100)
-    victim = random.choice(cluster.with_role("runner"))
+    victim = random.choice(cluster.with_role("Runner"))
     cluster.nodes[victim].signal(signal.SIGSTOP)
-    cluster.until(lambda shown: victim not in roles(shown) and list(roles(shown).values()).count("runner") == 3)
-    successor = cluster.with_role("runner")
+    cluster.until(lambda shown: victim not in roles(shown) and list(roles(shown).values()).count("Runner") == 3)
+    successor = cluster.with_role("Runner")
     site.wait_until(lambda visits: {visit.agent for visit in visits[-200:]} >= set(successor))
     before = picture(cluster.frontier, cluster.run_id)
     cluster.nodes[victim].signal(signal.SIGCONT)
     continued = time.monotonic()
-    cluster.until(lambda shown: roles(shown).get(victim) == "backup")
+    cluster.until(lambda shown: roles(shown).get(victim) == "Backup Runner")
     assert [visit for visit in site.visits() if visit.agent == victim and visit.start > continued] == []
     assert before.stats.items < 1000  # it had the chance to do harm
     site.hurry()
@@ -157,7 +157,7 @@ def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
     asyncio.run(compete())
 
 
-def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Target) -> None:
+def test_a_released_slot_is_taken_at_once(cluster: Cluster, site: Target) -> None:
     """Nobody waits for a heartbeat: a session lasts for 20 seconds here."""
     pages = urls(site, 1000, wait=0.2)
     cluster.start(*pages)
@@ -165,7 +165,7 @@ def test_a_slot_that_is_given_back_is_taken_at_once(cluster: Cluster, site: Targ
         cluster.node(name, runner=1, backup=1, session=20.0)
     cluster.until_complete(1, 1)
     site.wait_for(10)
-    (runner,) = cluster.with_role("runner")
+    (runner,) = cluster.with_role("Runner")
     cluster.nodes[runner].signal(signal.SIGTERM)
     assert cluster.nodes[runner].wait(120) == 0
     left = time.monotonic()
@@ -188,7 +188,7 @@ def test_names_of_all_kinds_have_their_own_places(redis: Cluster, site: Target) 
     names = ["crawler_a_1", "crawler_b_1", "crawler_01", "worker without a number", "crawler_1"]
     for name in names:
         redis.node(name, runner=5, backup=0)
-    redis.until(lambda shown: roles(shown) == dict.fromkeys(names, "runner"))
+    redis.until(lambda shown: roles(shown) == dict.fromkeys(names, "Runner"))
     site.wait_until(lambda visits: {visit.agent for visit in visits} == set(names))
     site.hurry()
     redis.wait()
@@ -221,11 +221,11 @@ def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> No
     cluster.start(*pages)
     for number in range(1, 6):
         cluster.node(f"crawler_{number}", runner=2, backup=1)
-    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "runner", "spare", "spare"])
+    cluster.until_complete(2, 1, spares=2)
     arguments = ("cluster", "scale", cluster.run_id, "--coordinator", cluster.coordinator)
     told = cluster.shoal(*arguments, "--runner", "4").stdout
     assert "2 Runners" in told
-    assert "4 Runners and 1 Backup" in told
+    assert "4 Runners and 1 Backup Runner" in told
     cluster.until_complete(4, 1)
     time.sleep(1.0)
     cluster.shoal(*arguments, "--runner", "1", "--backup", "4")
@@ -235,7 +235,7 @@ def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> No
     cluster.wait(120)
     check_items(cluster, pages)
     assert len({visit.agent for visit in site.visits() if visit.start > changed}) == 1
-    assert set(times_asked(site)) <= {1, 2}  # a page in flight may be given back
+    assert set(times_asked(site)) <= {1, 2}  # a page in flight may be released
     assert picture(cluster.frontier, cluster.run_id).stats.dead == 0
 
 
@@ -247,11 +247,20 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     time.sleep(SESSION / 3)
     words = ("cluster", "status", cluster.run_id, "--coordinator", cluster.coordinator)
     told = cluster.shoal(*words).stdout
-    assert "2 Runners and 2 Backups, 3 members; only 1 of 2 backups" in told
-    for expected in ("crawler_1", "runner", "backup", "standing by", "pages", "s ago", "joined", "elected slot 0"):
+    assert "2 Runners and 2 Backup Runners, 3 members; only 1 of 2 Backup Runners" in told
+    for expected in (
+        "crawler_1",
+        "Runner",
+        "Backup Runner",
+        "standing by",
+        "pages",
+        "s ago",
+        "joined",
+        "elected slot 0",
+    ):
         assert expected in told
     shown = json.loads(cluster.shoal(*words, "--json").stdout)
-    assert Counter(shown["roles"].values()) == {"runner": 2, "backup": 1}
+    assert Counter(shown["roles"].values()) == {"Runner": 2, "Backup Runner": 1}
     assert shown["counts"] == {"runner": 2, "backup": 2}
     assert all(member["age"] < SESSION for member in shown["members"])
     unknown = cluster.shoal("cluster", "status", "nothing", "--coordinator", cluster.coordinator, check=False)
@@ -259,14 +268,14 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     assert "nothing" in unknown.stderr
 
 
-def test_what_a_dead_runner_had_is_given_back_though_its_slot_is_gone(redis: Cluster, site: Target) -> None:
+def test_leases_of_a_dead_runner_are_released_although_its_slot_is_gone(redis: Cluster, site: Target) -> None:
     pages = urls(site, 1000, wait=0.2)
     redis.start(*pages)
     for number in (1, 2, 3):
         redis.node(f"crawler_{number}", runner=2, backup=1)
     redis.until_complete(2, 1)
     site.wait_for(10)
-    redis.nodes[redis.with_role("runner")[1]].kill()
+    redis.nodes[redis.with_role("Runner")[1]].kill()
     redis.shoal("cluster", "scale", redis.run_id, "--coordinator", redis.coordinator, "--runner", "1")
     site.hurry()
     redis.wait(120)  # leases last 300 s
@@ -301,7 +310,7 @@ def test_all_of_three_urls_are_crawled(redis: Cluster, site: Target) -> None:
 
 
 def test_what_a_dead_runner_had_not_begun_is_not_lost(redis: Cluster, site: Target) -> None:
-    """Leased ahead, never fetched: given back with the slot, not when the leases run out."""
+    """Leased ahead, never fetched: released with the slot, not when the leases end."""
     pages = [f"{site.url}/{number}?gate=1" for number in range(60)]
     redis.start(*pages)
     redis.node("crawler_1", runner=1, backup=1, settings={"lease.batch": 50, "concurrency": 10})
@@ -316,7 +325,7 @@ def test_what_a_dead_runner_had_not_begun_is_not_lost(redis: Cluster, site: Targ
     check_items(redis, pages)
 
 
-def test_a_runner_without_a_successor_is_mourned_at_once(redis: Cluster, site: Target) -> None:
+def test_leases_of_a_runner_without_a_successor_are_released_at_once(redis: Cluster, site: Target) -> None:
     """Nobody takes its slot, and yet its leases do not wait until they run out."""
     pages = urls(site, 300, wait=0.1)
     redis.start(*pages)
@@ -354,7 +363,7 @@ def test_failover_works_again_after_a_dead_one_is_back(redis: Cluster, site: Tar
         redis.node(f"crawler_{number}", runner=2, backup=1)
     redis.until_complete(2, 1)
     for _ in range(2):
-        victim = redis.with_role("runner")[0]
+        victim = redis.with_role("Runner")[0]
         redis.nodes[victim].kill()
         redis.until(lambda shown, gone=victim: gone not in roles(shown) and len(roles(shown)) == 2)  # type: ignore[misc]
         redis.until_complete(2, 0)
@@ -370,13 +379,13 @@ def test_a_dead_backup_is_noticed_and_the_next_one_takes_over(cluster: Cluster, 
     cluster.start(*pages)
     for number in (1, 2, 3, 4):
         cluster.node(f"crawler_{number}", runner=1, backup=1)
-    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "spare", "spare"])
-    (backup,), (runner,) = cluster.with_role("backup"), cluster.with_role("runner")
+    cluster.until(lambda shown: sorted(roles(shown).values()) == ["Backup Runner", "Runner", "Spare", "Spare"])
+    (backup,), (runner,) = cluster.with_role("Backup Runner"), cluster.with_role("Runner")
     cluster.nodes[backup].kill()
-    cluster.until(lambda shown: sorted(roles(shown).values()) == ["backup", "runner", "spare"])
-    (heir,) = cluster.with_role("backup")
+    cluster.until(lambda shown: sorted(roles(shown).values()) == ["Backup Runner", "Runner", "Spare"])
+    (heir,) = cluster.with_role("Backup Runner")
     cluster.nodes[runner].kill()
-    cluster.until(lambda shown: roles(shown).get(heir) == "runner")
+    cluster.until(lambda shown: roles(shown).get(heir) == "Runner")
     assert ("lost", backup) in [(event.what, event.member) for event in cluster.events()]
     site.hurry()
     cluster.wait(120)
@@ -428,7 +437,7 @@ def test_a_file_is_taken_over_with_its_output(tmp_path: Path, site: Target) -> N
         cluster.run_id = "pages"  # which the first of them makes
         cluster.until_complete(1, 2)
         site.wait_for(30)
-        (victim,) = cluster.with_role("runner")
+        (victim,) = cluster.with_role("Runner")
         cluster.nodes[victim].kill()
         cluster.until(lambda shown: any(slot.holder not in ("", victim) for slot in shown.slots))
         site.hurry()
@@ -453,7 +462,7 @@ def test_three_runners_share_a_file(tmp_path: Path, site: Target) -> None:
         assert most_crawlers(site.visits()) > 1
         os.kill(int((tmp_path / "cluster.db.lock").read_text().splitlines()[0]), signal.SIGKILL)
         site.wait_for(30)
-        victim = cluster.with_role("runner")[0]
+        victim = cluster.with_role("Runner")[0]
         cluster.nodes[victim].kill()
         cluster.until(lambda shown: all(slot.holder not in ("", victim) for slot in shown.slots))
         site.hurry()

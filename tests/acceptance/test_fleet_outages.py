@@ -443,7 +443,7 @@ def test_a_run_is_paused_resumed_cancelled_and_removed(frontier: str, tmp_path: 
         fleet.shoal("pause", fleet.run_id)
         refused = fleet.shoal("rm", fleet.run_id, check=False)
         assert (refused.returncode, "cancel it first" in refused.stderr) == (2, True)
-        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 8, "what was leased ahead is given back", 6)
+        wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 8, "what was leased ahead is released", 6)
         seen = site.visits()
         site.open_gate()
         wait_until(lambda: picture(frontier, fleet.run_id).stats.leased == 0, "what was in flight is ended")

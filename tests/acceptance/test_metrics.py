@@ -127,10 +127,10 @@ def test_a_takeover_shows_in_the_successors_metrics(site: Target, tmp_path: Path
         cluster.start(*expected)
         first = cluster.node("crawler_1", "--metrics-port", "0", runner=1, backup=1)
         (before,) = addresses(first.log)
-        shown = scrape_until(before, lambda shown: shown("shoal_node_role", role="runner") == 1)
+        shown = scrape_until(before, lambda shown: shown("shoal_node_role", role="Runner") == 1)
         second = cluster.node("crawler_2", "--metrics-port", "0", runner=1, backup=1)
         (after,) = addresses(second.log)
-        shown = scrape_until(after, lambda shown: shown("shoal_node_role", role="backup") == 1)
+        shown = scrape_until(after, lambda shown: shown("shoal_node_role", role="Backup Runner") == 1)
         assert shown("shoal_takeovers_total", cluster=cluster.run_id) == 0
         assert shown("shoal_frontier_up") == shown("shoal_worker_info", worker="crawler_2") == 1
         assert shown("shoal_requests_pushed_total") == 400
@@ -140,7 +140,7 @@ def test_a_takeover_shows_in_the_successors_metrics(site: Target, tmp_path: Path
 
         scrape_until(before, lambda shown: shown("shoal_pages_total") > 10)
         first.kill()
-        shown = scrape_until(after, lambda shown: shown("shoal_node_role", role="runner") == 1)
+        shown = scrape_until(after, lambda shown: shown("shoal_node_role", role="Runner") == 1)
         assert shown("shoal_takeovers_total") == shown("shoal_cluster_events_total", what="took over") == 1
         shown = scrape_until(after, lambda shown: shown("shoal_pages_total") > 10)
         assert len(shown.all("shoal_worker_heartbeat_timestamp_seconds")) == 1
@@ -160,13 +160,13 @@ def test_what_a_node_counts_goes_on_when_it_retires_and_works_again(site: Target
             node = cluster.node(name, "--metrics-port", "0", runner=2, backup=0)
             (nodes[name],) = addresses(node.log)
         for url in nodes.values():
-            scrape_until(url, lambda shown: shown("shoal_node_role", role="runner") == 1)
+            scrape_until(url, lambda shown: shown("shoal_node_role", role="Runner") == 1)
             scrape_until(url, lambda shown: shown("shoal_pages_total") > 10)
         scale(cluster, Counts(1, 1))
         retired = next_with(nodes, "retired")
         counted = [scrape(retired)("shoal_pages_total")]
         scale(cluster, Counts(2, 0))
-        while (shown := scrape(retired))("shoal_node_role", role="runner") != 1:
+        while (shown := scrape(retired))("shoal_node_role", role="Runner") != 1:
             counted.append(shown("shoal_pages_total"))
         shown = scrape_until(retired, lambda shown: shown("shoal_pages_total") > counted[-1] + 10)
         assert counted == sorted(counted)

@@ -28,7 +28,8 @@ class Pages(Spider):
         yield Request(self.start_url)
 
     def parse(self, response):
-        yield {"url": response.url, "title": response.css("h1::text").get()}
+        self.stats.inc("pages seen")
+        yield {"url": response.url, "title": response.css("h1::text").get(), "price": response.css("p.prise").get()}
         yield response.follow_all("a")
 """
 
@@ -92,6 +93,10 @@ def test_every_page_once_and_nobody_stays(here: Machine, url: str, frontier: tup
     assert written(here) == visited(url) == pages_of(url)
     assert re.search(rf"fetched +{PAGES + 1} pages", said), said
     assert "finished: every page found is accounted for" in said
+    assert "these 2 processes" in said
+    assert re.search(rf"pages seen +{PAGES + 1} ", said), said
+    assert f"`p.prise` matched nothing on {PAGES + 1} pages" in said
+    assert "`h1" not in said
     here.wait_until(lambda: not here.processes(), "all processes ended", 20)
     assert list((here.runtime / "shoal").iterdir()) == []
 
@@ -120,6 +125,17 @@ def test_a_killed_worker_costs_only_time(here: Machine, url: str, frontier: tupl
     seen = visited(url)
     assert seen.keys() == pages_of(url).keys()
     assert sum(seen.values()) <= PAGES + 1 + 8  # at most what the victim had in flight was fetched again
+
+
+def test_a_crawl_without_code_uses_several_processes_too(here: Machine, url: str) -> None:
+    options = ("-o", "out.jsonl", "--item", "title=h1", "--depth", "1000", "--delay", "0", "--set", "robots.obey=false")
+    crawl = here.start("crawl", f"{url}/", *options, "--processes", "2")
+    wait_for_pages(here, url, 100)
+    here.kill(here.workers()[0])
+    said = ended(here, crawl)
+    assert written(here) == pages_of(url)
+    assert "these 2 processes" in said
+    here.wait_until(lambda: not here.processes(), "all processes ended", 20)
 
 
 def test_a_killed_owner_of_a_file_is_replaced(here: Machine, url: str) -> None:

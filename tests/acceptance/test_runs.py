@@ -118,6 +118,46 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert "cannot become paused" in says("pause", fleet.run_id)
     assert "URL file nowhere.txt does not exist" in says("start", "spider.py", "--urls-file", "nowhere.txt")
     assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
+    for command in (("worker", "--run-id", run_id), ("node",), ("start",)):
+        assert "-O items.db: only files can be replaced" in says(*command, "spider.py", "-O", "items.db")
+
+
+OWN_INIT = """
+from shoal import Spider
+
+class Pages(Spider):
+    name = "pages"
+    settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False}
+
+    def __init__(self, site, label):
+        super().__init__()
+        self.start_urls = [site]
+        self.label = label
+
+    def parse(self, response):
+        self.log.info("a page")
+        yield {"url": response.url, "label": self.label}
+"""
+
+
+def test_a_worker_has_all_arguments_and_replaces_a_file_only_if_asked_to(fleet: Fleet, url: str) -> None:
+    (fleet.folder / "spider.py").write_text(OWN_INIT)
+    for label, option in (("first", "-o"), ("second", "-O")):
+        started = fleet.shoal("start", "spider.py", "-a", f"site={url}/p/1", "-a", f"label={label}")
+        fleet.run_id = json.loads(started.stdout)["run_id"]
+        if label == "second":
+            refused = fleet.worker("-o", "items.jsonl")
+            assert refused.wait(60) == 1
+            assert "Use -O items.jsonl to replace it" in (fleet.folder / "worker-1.log").read_text()
+            fleet.processes.clear()
+        fleet.worker(option, "items.jsonl")
+        fleet.wait()
+        item = json.loads((fleet.folder / "items.jsonl").read_text())
+        assert item == {"url": f"{url}/p/1", "label": label}
+    done = fleet.shoal("worker", "spider.py", "--run-id", "nonsense", check=False)
+    assert (done.returncode, "there is no run nonsense; the newest ones are" in done.stderr) == (2, True)
+    done = fleet.shoal("start", "spider.py", "-a", f"site={url}/", "-a", "label=x", "-O", "items.jsonl", check=False)
+    assert (done.returncode, "items.jsonl is a file on one machine" in done.stderr) == (2, True)
 
 
 def test_a_fleet_needs_a_server(tmp_path: Path) -> None:
@@ -164,18 +204,25 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
     frontier = frontier_url(kind)
     orchestrator = Orchestrator(project(tmp_path, url, frontier))
     started = orchestrator.start_scraper("India", urls=[f"{url}/p/{number}" for number in range(3)])
+
+    def shoal(*words: str) -> str:
+        return subprocess.run([*SHOAL, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    def why(page: str) -> str:
+        return shoal("why", page, "--run-id", started["run_id"])
+
     with SyncUrlWorkQueue(frontier, started["run_id"], worker_id="script-1") as queue:
         claims = queue.claim_batch(2)
         assert orchestrator.get_stats("India", started["run_id"]) == {
             "pending": 1, "claimed": 2, "completed": 0, "failed": 0, "remaining": 3,
         }  # fmt: skip
-        why = subprocess.run(
-            [*SHOAL, "why", claims[0].url, "--run-id", started["run_id"]],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert "leased by script-1" in why.stdout
+        assert "  worker    script-1" in why(claims[0].url)
+        assert "2 pages held by worker script-1" in shoal("stats", started["run_id"])
         queue.complete_url(claims[0], items=[{"price": 3}])
         assert queue.fail_url(claims[1], "gone", retry_in=None) == "dead"
+        assert "done  (worker script-1)" in why(claims[0].url)
+        assert "attempt 1 failed: gone  (worker script-1)" in why(claims[1].url)
+        assert "held by" not in shoal("stats", started["run_id"])
     assert orchestrator.get_stats("India", started["run_id"]) == {
         "pending": 1, "claimed": 0, "completed": 1, "failed": 1, "remaining": 1,
     }  # fmt: skip

@@ -9,12 +9,14 @@ import pytest
 from shoal.testing import CoordinatorContract, CoordinatorHarness
 from tests.contracts.postgres_coordination import PostgresCoordination
 from tests.contracts.redis_coordination import RedisCoordination
+from tests.contracts.thread_coordination import ThreadCoordination
 from tests.contracts.zookeeper_coordination import ZookeeperCoordination
 
 COORDINATORS: dict[str, Callable[[], CoordinatorHarness]] = {
     "zookeeper": ZookeeperCoordination,
     "redis": RedisCoordination,
     "postgresql": PostgresCoordination,
+    "thread": ThreadCoordination,
 }
 
 

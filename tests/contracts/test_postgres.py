@@ -22,6 +22,7 @@ from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, S
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.frontier.postgres.store import COMPONENT
+from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.stores.postgres import client, schema
@@ -252,7 +253,7 @@ async def test_a_request_that_something_else_wrote(url: str, caplog: pytest.LogC
         assert all("cannot read its record" in each.reason for each in dead)
         found = await frontier.find(pages(1)[0])
         assert found is not None
-        assert (found.state, found.url) == ("dead", "(unreadable)")
+        assert (found.state, found.url) == ("dead", pages(1)[0].url)
         await check_balance(frontier)
 
 
@@ -331,11 +332,12 @@ async def test_completions_with_the_same_children_never_block_each_other(url: st
 
 
 async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -> None:
-    """Three runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
+    """Four runs with different options on the same hosts; leases run out, requests wait, hosts change meanwhile."""
     runs = {
         "a": FrontierOptions(concurrency_per_host=2, max_attempts=2),
         "b": FrontierOptions(delay=0.02),
         "c": FrontierOptions(concurrency_per_host=5, max_queue_size=400),
+        "d": FrontierOptions(concurrency_per_host=5, max_queue_size=50, overflow="refuse"),
     }
     dice = random.Random(7)
     end = time.monotonic() + 5
@@ -386,6 +388,7 @@ async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -
         await check_tables(url)
         for frontier in workers[0]:
             await check_balance(frontier)
+        assert FULL_KIND in await workers[0][-1].dead_kinds()
 
 
 async def test_the_item_log_has_no_gap_for_who_reads_behind_a_cursor(url: str) -> None:
@@ -421,7 +424,7 @@ async def test_a_reissue_is_repeated_while_the_first_is_still_under_way(url: str
     """Its connection was cut, which the server has not noticed yet."""
     async with opened(f"{url}&timeout=2") as hasty, opened(url) as patient:
         await patient.push(pages(1, 2))
-        leases = (await patient.lease(2, 600, begun=False)).leases
+        leases = (await patient.lease(2, 600, counts_attempt=False)).leases
         blocker = await asyncpg.connect(url.partition("?")[0])
         async with blocker.transaction():
             await blocker.execute(f"SELECT FROM {schema_of(url)}.held FOR UPDATE")
@@ -492,7 +495,9 @@ async def test_a_run_that_is_deleted_while_others_work_on_it(url: str) -> None:
 async def test_no_lease_slips_through_a_fence(url: str) -> None:
     """Holders of one slot follow each other, each while the one before goes on leasing and completing."""
     patient = FrontierOptions(concurrency_per_host=10_000, max_attempts=1000)
-    earlier = f"SELECT count(*) FROM {schema_of(url)}.held WHERE slot = 's' AND epoch < $1"
+    tables = schema_of(url)
+    holder = f"(SELECT number FROM {tables}.holder WHERE name = 's')"
+    earlier = f"SELECT count(*) FROM {tables}.held WHERE worker = {holder} AND epoch < $1"
 
     async def work(frontier: Frontier, busy: asyncio.Event) -> None:
         with suppress(FencedError):
@@ -531,10 +536,10 @@ async def test_a_fence_goes_with_its_run(url: str) -> None:
         await frontier.fence("s", 5)
         store = await PostgresStore.open(url)
         await store.delete_run("run")
-        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.fence") == 0
+        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.holder") == 0
         with pytest.raises(RunError):
             await frontier.fence("s", 6)
-        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.fence") == 0
+        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.holder") == 0
         await store.close()
 
 

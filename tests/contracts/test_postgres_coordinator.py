@@ -242,7 +242,7 @@ async def test_text_of_all_kinds_is_data(url: str) -> None:
         await member.join(odd, COUNTS, odd)
         await member.beat(odd)
         assert await member.take(0) is not None
-        (seen,) = (await other.look()).members
+        (seen,) = (await other.observe()).members
         assert (seen.name, seen.doing, seen.where) == ("a\ufffdb?'; DROP TABLE member; --",) * 3
         await other.join("b", COUNTS)
         await until_news(member)
@@ -259,7 +259,7 @@ async def test_heartbeats_are_no_news(url: str) -> None:
         await member.wait(0)
         for _ in range(3):
             await other.beat("works")
-        await other.look()
+        await other.observe()
         await stranger.join("c", COUNTS)
         started = time.monotonic()
         await member.wait(0.3)
@@ -287,9 +287,9 @@ async def test_whoever_looks_finds_the_lost(url: str) -> None:
     async with opened(url, ttl=0.5) as member, opened(url) as stranger:
         await member.join("a", COUNTS)
         await member.take(0)
-        assert len((await stranger.look()).members) == 1
+        assert len((await stranger.observe()).members) == 1
         await asyncio.sleep(0.6)
-        view = await stranger.look()
+        view = await stranger.observe()
         assert (view.members, [slot.holder for slot in view.slots]) == ((), [""])
         event = (await stranger.events())[-1]
         assert (event.what, event.member, event.slot) == ("lost", "a", 0)

@@ -133,6 +133,29 @@ async def test_recovery_and_going_on(server: PostgresServer, url: str) -> None:
         assert (await fresh.stats()).balanced
 
 
+async def test_links_that_were_refused_are_refused_again_after_a_rewind(server: PostgresServer, url: str) -> None:
+    options = FrontierOptions(max_queue_size=2, overflow="refuse", concurrency_per_host=100)
+    async with opened(url) as other:  # it makes the run
+        store = await PostgresStore.open(url)
+        frontier = await store.frontier("run", options)
+        await frontier.push(pages(100))
+        lease = await lease_one(frontier)
+        server.save()
+        assert await frontier.complete([Completion(lease=lease, children=pages(*range(5)))]) == [Pushed(2, 0, 3)]
+        await rewind(server, frontier, other)
+        with pytest.raises(StoreRewoundError):
+            await frontier.lease(1, 600)
+        assert await frontier.recover() is not None
+        assert (await frontier.stats()).dead == 0
+        assert await frontier.retry_dead() == 0
+        assert await frontier.complete([Completion(lease=lease, children=pages(*range(4)))]) == [Pushed(2, 0, 2)]
+        assert await frontier.stats() == await frontier.audit()
+        assert len((await frontier.lease(9, 600)).leases) == 2
+        assert await frontier.retry_dead() == 2
+        assert len((await frontier.lease(9, 600)).leases) == 2
+        await store.close()
+
+
 async def test_the_second_rewind_is_another_one(server: PostgresServer, url: str) -> None:
     async with opened(url) as frontier:
         await frontier.push(pages(*range(10)))

@@ -280,7 +280,7 @@ async def test_a_reissue_whose_answer_was_lost_is_repeated() -> None:
         async with opened(f"{server.url}?timeout=1.5") as store:
             frontier = await new_run(store)
             await push(frontier, 1, 2)
-            sent, other = (await frontier.lease(2, TTL, begun=False)).leases
+            sent, other = (await frontier.lease(2, TTL, counts_attempt=False)).leases
             await reissue(frontier, [other])  # so that the server has the script
             with server.frozen(), pytest.raises(StoreAwayError):
                 await frontier.reissue([sent], TTL, nonce=b"one-receiver")  # which it does when it wakes up
@@ -527,7 +527,7 @@ async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
         await complete(frontier, await lease_one(frontier))
         sent = f"{{{prefix}}}:run:1:sent"
         assert sent.encode() not in await keys(prefix)  # nothing of the kind for plain workers
-        done, failed, released, renewed, reissued, *_ = (await frontier.lease(8, 5, begun=False)).leases
+        done, failed, released, renewed, reissued, *_ = (await frontier.lease(8, 5, counts_attempt=False)).leases
         async with raw(shared(RedisServer)) as client:
             assert await client.hlen(sent) == 8
             await complete(frontier, done)
@@ -542,7 +542,7 @@ async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
             assert set(await client.hkeys(sent)) == {renewed.fingerprint}
             await complete(frontier, begun, renewed)
             assert await client.exists(sent) == 0
-            await frontier.lease(1, TTL, begun=False)
+            await frontier.lease(1, TTL, counts_attempt=False)
             await store.delete_run("run")
             assert await client.exists(sent) == 0
 

@@ -82,7 +82,7 @@ async def test_a_killed_server_has_everything_when_it_is_back() -> None:
             await other.join("b", Counts(9, 9))
             epoch = await member.take(0)
             server.kill()
-            for step in (member.beat(), member.take(0), member.look(), member.leave(), member.wait(5.0)):
+            for step in (member.beat(), member.take(0), member.observe(), member.leave(), member.wait(5.0)):
                 with pytest.raises(CoordinatorAwayError):
                     await step
             server.start()
@@ -100,7 +100,7 @@ async def test_a_server_that_comes_back_empty() -> None:
             server.kill()
             server.start()
             with pytest.raises(CoordinatorError, match="knows no cluster"):
-                await until(other.look, CoordinatorAwayError)
+                await until(other.observe, CoordinatorAwayError)
             with pytest.raises(SessionLostError):
                 await until(member.beat, CoordinatorAwayError)
             await member.join("a", Counts(5, 0))
@@ -128,7 +128,7 @@ async def test_a_server_that_does_not_answer() -> None:
                 await asyncio.sleep(1.0)
             with pytest.raises(SessionLostError):
                 await member.beat()
-            assert names(await other.look()) == []
+            assert names(await other.observe()) == []
             await other.join("b", COUNTS)
             assert await other.take(0) is not None
             assert select_events(await other.events(), "lost", "took over") == [("lost", "a"), ("took over", "b")]
@@ -148,7 +148,7 @@ async def test_what_timed_out_can_be_repeated() -> None:
             await twin.join("b", COUNTS)  # now the server knows the script
             with server.frozen(), pytest.raises(CoordinatorAwayError):
                 await member.join("a", COUNTS)
-            while names(await twin.look()) != ["a", "b"]:
+            while names(await twin.observe()) != ["a", "b"]:
                 await asyncio.sleep(0.01)
             with pytest.raises(NameTakenError):
                 await twin.join("a", COUNTS)

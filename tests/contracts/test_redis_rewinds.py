@@ -206,6 +206,29 @@ async def test_a_run_goes_on_after_a_rewind(server: Rewindable, frontier: Fronti
     await check_balance(frontier)
 
 
+async def test_links_that_were_refused_are_refused_again_after_a_rewind(
+    server: Rewindable, open_frontier: Callable[..., Awaitable[Frontier]]
+) -> None:
+    """The page is fetched again, perhaps with other links. No link is counted twice, and a retry works."""
+    frontier = await open_frontier(options=FrontierOptions(max_queue_size=2, overflow="refuse"))
+    await push(frontier, "parent")
+    lease = await lease_one(frontier)
+    server.save()
+    children = [page(number) for number in range(5)]
+    assert await frontier.complete([Completion(lease=lease, children=children)]) == [Pushed(2, 0, 3)]
+    await rewind(server, frontier)
+    with pytest.raises(StoreRewoundError):
+        await frontier.lease(1, TTL)
+    assert await frontier.recover() is not None
+    assert (await frontier.stats()).dead == 0
+    assert await frontier.retry_dead() == 0
+    assert await frontier.complete([Completion(lease=lease, children=children[:4])]) == [Pushed(2, 0, 2)]
+    await check_balance(frontier)
+    leases = (await frontier.lease(2, TTL)).leases
+    assert await frontier.retry_dead() == 2
+    assert names(leases) + names(await frontier.lease(9, TTL)) == ["0", "1", "2", "3"]
+
+
 async def test_how_much_was_lost_is_known(server: Rewindable, frontier: Frontier) -> None:
     await push(frontier, *range(3))
     await complete(frontier, await lease_one(frontier))
@@ -409,9 +432,9 @@ async def store() -> AsyncIterator[RedisStore]:
 async def test_a_repeated_lease_leases_nothing_more(store: RedisStore, begun: bool) -> None:
     frontier, other = await store.frontier("run", OPTIONS), await store.frontier("run", OPTIONS)
     await push(frontier, *range(9))
-    first = await frontier.lease(3, TTL, begun=begun, nonce=ONE)
+    first = await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)
     assert len((await other.lease(1, TTL, nonce=ONE)).leases) == 1  # a nonce belongs to its client
-    again = await frontier.lease(3, TTL, begun=begun, nonce=ONE)
+    again = await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)
     assert [(each.request, each.token, each.attempt) for each in again.leases] == [
         (each.request, each.token, each.attempt) for each in first.leases
     ]
@@ -419,7 +442,7 @@ async def test_a_repeated_lease_leases_nothing_more(store: RedisStore, begun: bo
     assert (await frontier.stats()).leased == 4
     await complete(frontier, again.leases[0])
     await frontier.release([again.leases[1]])
-    assert names(await frontier.lease(3, TTL, begun=begun, nonce=ONE)) == ["2"]
+    assert names(await frontier.lease(3, TTL, counts_attempt=begun, nonce=ONE)) == ["2"]
     assert names(await frontier.lease(2, TTL, nonce=ANOTHER)) == ["1", "4"]
     with pytest.raises(ValueError, match="nonce"):
         await frontier.lease(2, TTL, nonce=b"short")

@@ -373,7 +373,7 @@ async def test_a_clock_that_steps_delays_nothing(store: RedisStore, ahead: list[
     else:
         await frontier.lease(0, TTL)
     ahead[0] += 5.3  # the time is kept to a tenth of a second
-    await frontier.lease(0, TTL)  # what ran out is given back, and its host waits once more
+    await frontier.lease(0, TTL)  # expired leases are released, and their host waits once more
     ahead[0] += 5.3
     assert sorted(lease.host for lease in (await frontier.lease(9, TTL)).leases) == [
         "blocked.example", "delayed.example", "lost.example", "waits.example",

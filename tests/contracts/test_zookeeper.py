@@ -205,9 +205,9 @@ async def test_only_the_user_gets_in(path: str) -> None:
             assert "hunter" not in str(caught.value)
             async with opened(f"zookeeper://{login}127.0.0.1:{server.port}{path}x") as other:
                 with pytest.raises(CoordinatorError, match="no cluster"):
-                    await other.look()
+                    await other.observe()
         async with opened(f"zookeeper://user:hunter2@{place}") as operator:
-            assert names(await operator.look()) == ["a"]
+            assert names(await operator.observe()) == ["a"]
 
 
 async def test_a_znode_that_something_else_has_changed(url: str, path: str) -> None:
@@ -271,7 +271,7 @@ async def test_the_server_is_killed_and_comes_back_in_time(caplog: pytest.LogCap
             await other.join("b", COUNTS)
             epoch = await member.take(0)
             server.kill()
-            for step in (member.beat, member.retire, member.leave, member.look, lambda: member.take(0)):
+            for step in (member.beat, member.retire, member.leave, member.observe, lambda: member.take(0)):
                 with pytest.raises(CoordinatorAwayError):
                     await step()
             server.start()
@@ -365,7 +365,7 @@ async def test_one_that_only_looks_keeps_its_session(url: str) -> None:
         await member.leave()
         before = member._session.id
         await asyncio.sleep(3 * TTL)
-        assert names(await member.look()) == ["other"]
+        assert names(await member.observe()) == ["other"]
         assert member._session.id == before
 
 

@@ -13,7 +13,7 @@ import pytest
 from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier import open_store
 from shoal.http import Request
-from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Run, Store
+from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Store
 from tests.databases import PostgresServer, RedisServer, shared
 from tests.nemesis.proxy import How, LossyProxy, lossy
 from tests.nemesis.servers import AofRedis, BackupPostgres
@@ -85,7 +85,7 @@ async def opened(kind: str, url: str, port: int) -> AsyncIterator[Bench]:
         behind = await open_store(url.replace(f":{port}/", f":{proxy.port}/"))
         try:
             await direct.create_run(Run(run_id="run", spider="nemesis", state="running", created_at=0.0))
-            options = FrontierOptions(max_attempts=2)
+            options = FrontierOptions(max_attempts=2, max_queue_size=20, overflow="refuse")
             frontiers = await behind.frontier("run", options), await direct.frontier("run", options)
             yield Bench(*frontiers, behind, proxy, armed)
         finally:
@@ -133,6 +133,22 @@ async def test_complete(bench: Bench) -> None:
     assert pushed is not None
     assert (pushed.added, pushed.duplicates) == (0, 0)
     await bench.check(done=1, ready=1, items=2, duplicates=0)
+
+
+@pytest.mark.parametrize("links", [30, 2500])  # many links are moved into the queue in steps
+async def test_complete_a_page_whose_links_do_not_fit(bench: Bench, links: int) -> None:
+    (lease,) = await bench.leases(1)
+    done = [Completion(lease=lease, children=[Request(f"http://c.example/{number}") for number in range(links)])]
+    await bench.twice(lambda: bench.lossy.complete(done), "settle", "finish", "complete")
+    while (await bench.direct.stats()).incoming:
+        await bench.direct.lease(0, 300)
+    await bench.check(done=1, ready=20, dead=links - 20, pushed=links + 1, duplicates=0, incoming=0)
+    leases = (await bench.lossy.lease(5, 300)).leases
+    await bench.twice(lambda: bench.lossy.retry_dead(), "retry", "retry_dead")
+    await bench.check(leased=5, ready=20, dead=links - 25)
+    assert await bench.lossy.complete(done) == [Pushed(0, 0)]
+    assert len(await bench.lossy.release(leases)) == 5
+    await bench.check(ready=25, dead=links - 25)
 
 
 async def test_fail(bench: Bench) -> None:

@@ -531,9 +531,13 @@ class Waiting:
 
 
 async def open_service(
-    store: MemoryStore, notify: Callable[[Session], Awaitable[bool]], keep: float = 100, **serve: int
+    store: MemoryStore,
+    notify: Callable[[Session], Awaitable[bool]],
+    keep: float = 100,
+    project: str = Config().project_name,
+    **serve: int,
 ) -> BatchService:
-    config = Config(serve=ServerSettings(max_sessions=2, keep_results=keep, **serve))
+    config = Config(serve=ServerSettings(max_sessions=2, keep_results=keep, **serve), project_name=project)
     service = BatchService(store, Waiting(), config, distributed=False, notify=notify)
     await service.open()
     return service
@@ -590,6 +594,28 @@ async def left_behind(store: MemoryStore, run_id: str, **changes: Any) -> Run:
     settings = {**msgspec.to_builtins(model.settings), **changes}
     run = Run(run_id=run_id, spider=BatchSpider.name, state="running", created_at=0, settings=settings)
     return await store.create_run(run)
+
+
+async def test_a_service_has_only_the_sessions_of_its_project() -> None:
+    store = MemoryStore()
+    await left_behind(store, "left")  # in the default project
+    first = await open_service(store, ignore, project="one")
+    session = await first.create([URL], BatchOptions(), caller="me")
+    second = await open_service(store, ignore, project="two", keep=0.05)
+    assert ([each.id for each in first.sessions], second.sessions) == ([session.id], [])
+    assert (await second.find(session.id), await second.find("left")) == (None, None)
+    await first.cancel(session)
+    own = await second.create([URL], BatchOptions(), caller="me")
+    await second.cancel(own)
+    async with asyncio.timeout(5):
+        while await second.find(own.id) is not None:  # it deletes its old sessions, and no others
+            await asyncio.sleep(0.01)
+    assert await first.find(session.id) is not None
+    await first.close()
+    await second.close()
+    third = await open_service(store, ignore)
+    assert [each.id for each in third.sessions] == ["left"]
+    await third.close()
 
 
 async def test_a_session_whose_seeder_was_killed_is_seeded_by_another() -> None:
@@ -810,7 +836,7 @@ class Rival:
 
 
 async def test_sessions_take_turns_at_a_host() -> None:
-    """Whoever came first does not take each place again that it has given back."""
+    """Whoever came first does not take each place again that it has released."""
     store, round_robin, served = MemoryStore(), RoundRobin(), list[str]()
     config = Config(download_delay=0, concurrency_per_host=2)
     rivals = []

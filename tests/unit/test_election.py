@@ -70,8 +70,8 @@ def with_slots(shown: ClusterView, held: dict[int, str]) -> ClusterView:
 def test_everyone_has_one_role(shown: ClusterView) -> None:
     found = roles(shown)
     assert set(found) == {member.name for member in shown.members}
-    assert list(found.values()).count("backup") <= shown.counts.backup
-    assert [name for name, role in found.items() if role == "runner"] == [
+    assert list(found.values()).count("Backup Runner") <= shown.counts.backup
+    assert [name for name, role in found.items() if role == "Runner"] == [
         slot.holder for slot in shown.slots if slot.holder
     ]
 
@@ -148,28 +148,28 @@ def test_three_runners_and_two_backups() -> None:
     names = [f"crawler_{number}" for number in (3, 1, 5, 2, 4, 6)]
     after = settle(view(3, 2, names))
     assert roles(after) == {
-        "crawler_1": "runner", "crawler_2": "runner", "crawler_3": "runner",
-        "crawler_4": "backup", "crawler_5": "backup", "crawler_6": "spare",
+        "crawler_1": "Runner", "crawler_2": "Runner", "crawler_3": "Runner",
+        "crawler_4": "Backup Runner", "crawler_5": "Backup Runner", "crawler_6": "Spare",
     }  # fmt: skip
     assert shortage(after) == ""
 
 
 def test_without_backups_all_are_runners() -> None:
     after = settle(view(4, 0, ["a", "b", "c", "d"]))
-    assert set(roles(after).values()) == {"runner"}
+    assert set(roles(after).values()) == {"Runner"}
 
 
 def test_a_dead_backup_is_replaced_by_a_spare() -> None:
     held = {0: "n1", 1: "n2"}
-    assert roles(view(2, 1, ["n1", "n2", "n3", "n4"], held))["n4"] == "spare"
-    assert roles(view(2, 1, ["n1", "n2", "n4"], held))["n4"] == "backup"
+    assert roles(view(2, 1, ["n1", "n2", "n3", "n4"], held))["n4"] == "Spare"
+    assert roles(view(2, 1, ["n1", "n2", "n4"], held))["n4"] == "Backup Runner"
 
 
 def test_one_that_comes_back_disturbs_nobody() -> None:
     held = {0: "n4", 1: "n2", 2: "n3"}  # n1 was lost, n4 took over, n1 is back
     shown = view(3, 2, ["n1", "n2", "n3", "n4", "n5"], held)
     assert settle(shown).slots == shown.slots
-    assert roles(shown)["n1"] == "backup"
+    assert roles(shown)["n1"] == "Backup Runner"
 
 
 def test_more_and_fewer_runners() -> None:
@@ -185,9 +185,18 @@ def test_one_that_cant_work_gets_no_slot_and_stands_last() -> None:
     shown = view(1, 1, ["n1", "n2"], n1=False)
     assert decide(shown, "n1", {0: 100.0}) is None
     assert decide(shown, "n2", {}) == Take(0)
-    assert roles(view(1, 1, ["n0", "n1", "n2"], {0: "n0"}, n1=False)) == {"n0": "runner", "n2": "backup", "n1": "spare"}
+    held = view(1, 1, ["n0", "n1", "n2"], {0: "n0"}, n1=False)
+    assert roles(held) == {"n0": "Runner", "n2": "Backup Runner", "n1": "Spare"}
+
+
+def test_one_that_does_not_run_yet_takes_what_no_other_takes() -> None:
+    shown = view(1, 1, ["n1", "n2"], n1=False)
+    assert decide(shown, "n1", {0: HESITATION / 2}, idle=True) is None
+    assert decide(shown, "n1", {0: HESITATION}, idle=True) == Take(0)
+    alone = view(2, 1, ["n1", "n2", "n3"], n1=False, n2=False, n3=False)
+    assert [decide(alone, name, {}, idle=True) for name in ("n1", "n2", "n3")] == [Take(0), Take(1), None]
 
 
 def test_a_shortage_is_said() -> None:
-    assert shortage(view(3, 2, ["n1", "n2"], {0: "n1", 1: "n2"})) == "2 of 3 runners and 0 of 2 backups"
-    assert shortage(view(1, 1, ["n1"], {0: "n1"})) == "0 of 1 backups"
+    assert shortage(view(3, 2, ["n1", "n2"], {0: "n1", 1: "n2"})) == "2 of 3 Runners and 0 of 2 Backup Runners"
+    assert shortage(view(1, 1, ["n1"], {0: "n1"})) == "0 of 1 Backup Runners"

@@ -22,6 +22,7 @@ from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.middleware import Postponed
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
+from shoal.runs.child import RestartBackoff
 from shoal.runs.supervisor import Processes
 from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
@@ -343,3 +344,9 @@ def test_a_killed_process_is_replaced_and_others_are_not(tmp_path: Path) -> None
     )
     assert Processes([sys.executable, "-c", script, str(tmp_path)], 1).run() == 3
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_children_are_restarted_with_longer_pauses_until_one_lives_long() -> None:
+    backoff = RestartBackoff()
+    assert [backoff.pause_after(1.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert [backoff.pause_after(61.0), backoff.pause_after(1.0)] == [0.5, 1.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,21 @@ from shoal.frontier.memory.records import NO_PARENT, decode_request
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import DONE, LEASED, READY, check_queue_size, is_retried
+from shoal.frontier.postgres.columns import RequestColumns, read_request
+from shoal.frontier.rules import (
+    DONE,
+    FAILED_EVENT,
+    LEASED,
+    LOST_EVENT,
+    NOTE_EVENT,
+    READY,
+    RETRIED_EVENT,
+    UNREADABLE,
+    check_queue_size,
+    is_retried,
+    read_event,
+    room_for_links,
+)
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -63,6 +78,14 @@ def test_a_queue_is_full_only_for_new_requests() -> None:
     check_queue_size(5, 9, 0)
     with pytest.raises(QueueFullError, match="maximum of 5 requests"):
         check_queue_size(5, 4, 2)
+
+
+def test_links_have_room_only_below_the_limit() -> None:
+    assert room_for_links(None, 10**9) is None
+    assert [room_for_links(5, queued) for queued in (0, 4, 5, 9)] == [5, 1, 0, 0]
+    assert FrontierOptions(max_queue_size=5).link_limit is None
+    assert FrontierOptions(overflow="refuse").link_limit is None
+    assert FrontierOptions(max_queue_size=5, overflow="refuse").link_limit == 5
 
 
 def test_robots_and_scope_are_retried_only_when_named() -> None:
@@ -119,6 +142,28 @@ def test_requests_leave_in_order_from_memory_and_disk(in_memory: int) -> None:
     assert requests.counts[LEASED] == 6
     assert lane.best is None
     requests.close()
+
+
+def test_workers_have_numbers_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.frontier.memory.requests.MAX_WORKERS", 2)
+    requests = _requests()
+    assert [requests.worker_number(name) for name in ("", "a", "b", "a", "c", "b")] == [0, 1, 2, 1, 0, 2]
+    assert [requests.worker_name(number) for number in range(3)] == ["", "a", "b"]
+
+
+# -- requests in PostgreSQL
+
+
+@pytest.mark.parametrize("length", [17, 31, 32, 255, 256, 60_000])
+def test_a_request_is_stored_in_postgresql_as_its_url_and_the_rest(length: int) -> None:
+    url = "http://a.example/".ljust(length, "x")
+    for request in (Request(url), Request(url, "parse_page", meta={"url": "http"}, depth=3, body=b"\xa3url")):
+        columns = RequestColumns()
+        columns.add(1, [(request.fingerprint(), request)])
+        *_, (stored,), (payload,) = cast("tuple[tuple[Any, ...], ...]", columns.as_push())
+        assert stored == url
+        assert b"a.example" not in payload
+        assert read_request(stored, payload) == request
 
 
 # -- roles and item logs, in memory and in a file
@@ -202,3 +247,25 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
 def test_states_have_fixed_numbers() -> None:
     """They are stored in files and on servers."""
     assert (READY, LEASED, DONE) == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "attempt", "what"),
+    [
+        (FAILED_EVENT % 2, "failed", 2, "attempt 2 failed"),
+        (LOST_EVENT, "lost", 0, "lease lost"),
+        (NOTE_EVENT, "note", 0, "note"),
+        (RETRIED_EVENT, "retried", 0, "retried"),
+        (UNREADABLE, "unreadable", 0, "unreadable"),
+    ],
+)
+def test_events_are_stored_by_kind(stored: str, kind: str, attempt: int, what: str) -> None:
+    event = read_event(1.0, stored, "detail", "worker-1")
+    assert (event.at, event.kind, event.attempt, event.detail, event.worker) == (
+        1.0,
+        kind,
+        attempt,
+        "detail",
+        "worker-1",
+    )
+    assert event.what == what

@@ -47,7 +47,7 @@ def counters() -> Counters:
 
 
 def vitals(**changes: Any) -> Vitals:
-    standing = Standing(cluster="c", role="backup", happened=Counter({"took over": 2, "lost": 1}))
+    standing = Standing(cluster="c", role="Backup Runner", events=Counter({"took over": 2, "lost": 1}))
     values = {
         "worker": "crawler_1", "run_id": "monday", "spider": "books", "counters": counters(), "in_flight": 3,
         "looped_at": time.monotonic() - 5, "standing": standing,
@@ -139,10 +139,10 @@ def test_hosts_tell_their_politeness() -> None:
     assert [shown(f"shoal_host_{name}", host="a.example", **LABELS) for name in names] == [0.5, 12.5, 40, 2]
 
 
-def test_a_node_tells_its_role_and_what_happened_to_it() -> None:
+def test_a_node_reports_its_role_and_events() -> None:
     shown = everything()
-    assert shown("shoal_node_role", role="backup", cluster="c") == 1
-    assert shown("shoal_node_role", role="runner", cluster="c") == 0
+    assert shown("shoal_node_role", role="Backup Runner", cluster="c") == 1
+    assert shown("shoal_node_role", role="Runner", cluster="c") == 0
     assert shown("shoal_cluster_events_total", what="took over") == shown("shoal_takeovers_total", cluster="c") == 2
     assert shown("shoal_cluster_events_total", what="fenced") == 0
     alone = Scrape(render(of_vitals(vitals(standing=None, looped_at=None))))

@@ -55,9 +55,21 @@ def test_what_is_not_said_comes_from_the_configuration() -> None:
     assert (node.run_id, node.cluster, node.coordinator) == ("pages", "pages", "redis://127.0.0.1:1/0")
     assert node.role is None
     assert not node.event_counts
-    named = ZookeeperCrawler(Pages(), config, runner=1, backup=0, name="a", run_id="monday", zk_hosts="h1:1,h2:2")
+    named = Node(Pages(), config, runner=1, name="a", run_id="monday", coordinator="zookeeper://h1:1,h2:2")
     assert (named.cluster, named.coordinator, named.counts.runner) == ("monday", "zookeeper://h1:1,h2:2", 1)
     assert Node(Pages, config).name != Node(Pages, config).name
+
+
+def test_a_spider_can_be_registered_later() -> None:
+    node = Node(config=REDIS.with_settings({"project_name": "p"}))
+    assert (node.cluster, node.run_id) == ("p", "")
+    with pytest.raises(ConfigError, match=r"no spider: pass a Spider class to run\(\) or register\(\)"):
+        node.run()
+    node.register(Pages)
+    assert (node.cluster, node.run_id, node.spider.name) == ("p", "p.pages", "pages")
+    unshared = Node(config=Config().with_settings({"cluster.coordinator": "zookeeper://127.0.0.1:1"}))
+    with pytest.raises(ConfigError, match="memory"):
+        unshared.register(Pages)
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "zookeeper:", "zookeeper:///chroot", "memory:", "sqlite:///x.db"])

@@ -43,6 +43,7 @@ LAYERS = [
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
     "shoal.batch.queries._RefusedError",
+    "shoal.browser.rendering._NotAPageError",
     "shoal.fetch.connecting.RefusedAddressError",
     "shoal.frontier.redis.records.UnreadableError",
     "shoal.middleware.Postponed",
@@ -128,7 +129,7 @@ def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
 
 def test_all_is_exact() -> None:
     assert set(shoal.__all__) == {
-        "Spider", "Request", "Response", "Selector", "Config", "crawl", "Crawl", "Orchestrator", "Scheduler",
+        "Spider", "Request", "Response", "Render", "Selector", "Config", "crawl", "Crawl", "Orchestrator", "Scheduler",
         "UrlWorkQueue", "Node", "ZookeeperCrawler", "DropItem", "ShoalError", "__version__",
     }  # fmt: skip
     for name in shoal.__all__:

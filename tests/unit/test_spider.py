@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import SpiderError
 from shoal.http import Response
-from shoal.spider import Spider, load_spider, spiders_in
+from shoal.spider import Spider, create_spider, load_spider, spiders_in
 
 
 class Books(Spider):
@@ -58,6 +58,19 @@ def test_arguments_become_attributes() -> None:
     books = Books(limit="7", category="poetry")
     assert (books.limit, books.category) == ("7", "poetry")  # type: ignore[attr-defined, comparison-overlap]
     assert (Books().limit, Books.limit) == (3, 3)
+
+
+def test_arguments_are_kept_whatever_the_spider_does_with_them() -> None:
+    class Selfish(Spider):
+        def __init__(self, category: str, limit: str = "3") -> None:
+            self.wanted = category * 2  # and no super().__init__()
+
+    spider = create_spider(Selfish, {"category": "a"})
+    assert (spider.arguments, spider.wanted) == ({"category": "a"}, "aa")  # type: ignore[attr-defined]
+    assert spider.log.name == "shoal.spider.selfish"
+    assert create_spider(Books, {"limit": "7"}).arguments == {"limit": "7"}
+    with pytest.raises(SpiderError, match="no argument 'limits'; did you mean limit"):
+        create_spider(Selfish, {"limits": "1"})
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ async def test_a_lease_of_a_killed_process_was_an_attempt(path: Path) -> None:
     history = await frontier.find(page(0, "h0.com"))
     assert history is not None
     assert (history.state, history.attempts) == ("dead", 2)
-    assert [event.what for event in history.events] == ["lease lost", "lease lost", "dead"]
+    assert [event.kind for event in history.events] == ["lost", "lost", "dead"]
     assert await frontier.dead_kinds() == {"worker lost": 1}
     await check_balance(frontier)
     await store.close()
@@ -428,7 +428,7 @@ async def test_slots_keep_their_leases_after_a_full_disk(store: SQLiteStore, fro
 
 async def test_leases_that_are_not_begun_stay_so_after_a_full_disk(store: SQLiteStore, frontier: Frontier) -> None:
     await frontier.push([page(number) for number in range(3)])
-    first, second, third = (await frontier.lease(3, 60, begun=False)).leases
+    first, second, third = (await frontier.lease(3, 60, counts_attempt=False)).leases
     (begun,) = await frontier.reissue([second], 60, nonce=b"one-receiver")
     assert begun is not None
     await set_room(store, 0)

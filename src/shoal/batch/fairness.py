@@ -129,9 +129,9 @@ class FairScheduler(Scheduler):
         self._round_robin = round_robin
         self._participant = participant
 
-    async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
-        return await self._round_robin.lease(self._participant, lambda: self._ask(limit, begun, nonce))
+    async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
+        return await self._round_robin.lease(self._participant, lambda: self._ask(limit, counts_attempt, nonce))
 
-    async def _ask(self, limit: int, begun: bool, nonce: bytes) -> tuple[Leased, bool]:
-        leased = await super().next_requests(limit, begun=begun, nonce=nonce)
+    async def _ask(self, limit: int, counts_attempt: bool, nonce: bytes) -> tuple[Leased, bool]:
+        leased = await super().next_requests(limit, counts_attempt=counts_attempt, nonce=nonce)
         return leased, len(leased.leases) < limit and (await self.frontier.stats()).ready > 0

@@ -100,8 +100,9 @@ class BatchService:
         return session
 
     async def find(self, session_id: str) -> Session | None:
-        """Find a session of this store, whichever process owns it."""
-        return self._admission.find(session_id) or await Session.find(self._store, session_id)
+        """Find a session of this project, whichever process owns it."""
+        found = self._admission.find(session_id) or await Session.find(self._store, session_id)
+        return None if found is None or found.run.project != self._project else found
 
     async def cancel(self, session: Session) -> None:
         await session.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from shoal.config import BrowserSettings
+from shoal.errors import FetchError
 from shoal.http import Request
 from shoal.http.rendering import Captured
 from shoal.urls.normalize import host_of
@@ -46,10 +48,6 @@ class Document(Struct, kw_only=True):
     """Where a redirect leads. Empty: it is no redirect."""
 
 
-class TooManyRequestsError(Exception):
-    """The page makes more requests than `browser.max_requests`."""
-
-
 class Watch:
     """Watches one page object. `begin` prepares it for the next page."""
 
@@ -64,6 +62,9 @@ class Watch:
     def _reset(self, request: Request) -> None:
         self.request = request
         self.status = 0
+        self.latency = 0.0
+        """Seconds from sending the request to receiving the headers of the document."""
+        self._sent = 0.0
         self.headers: list[tuple[str, str]] = []
         self.requests = 0
         self.captured: list[Captured] = []
@@ -76,6 +77,7 @@ class Watch:
         for future in (self.decided, self.failed):
             future.add_done_callback(_ignore)
         self._navigations = 0
+        self._first = ""
         self._pending: set[str] = set()
         self._changed = asyncio.Event()
         self._wanted: dict[str, Event] = {}
@@ -110,9 +112,9 @@ class Watch:
     def crash(self) -> None:
         self._fail(ConnectionError("the page crashed"))
 
-    def exceed(self, reason: str) -> None:
-        """The page exceeds a limit on its bytes."""
-        self._fail(OverflowError(reason))
+    def exceed(self) -> None:
+        """The page loads more bytes than it may."""
+        self._fail(too_large(self._settings))
 
     async def settle(self, quiet: float) -> None:
         """Wait until no request of the page was in flight for ``quiet`` seconds."""
@@ -129,7 +131,8 @@ class Watch:
     def _on_request(self, event: Event) -> None:
         self.requests += 1
         if self.requests > self._settings.max_requests:
-            self._fail(TooManyRequestsError())
+            reason = f"the page makes more than {self._settings.max_requests} requests (browser.max_requests)"
+            self._fail(FetchError(reason, kind="too many requests", retryable=False))
         if event.get("type") not in _ENDLESS:
             self._pending.add(event["requestId"])
             self._changed.set()
@@ -181,9 +184,12 @@ class Watch:
             await self._decide_navigation(request, event)
 
     async def _decide_navigation(self, request: str, event: Event) -> None:
-        self._navigations += 1
         url = event["request"]["url"]
+        begun_again = url == self._first and not self.status  # in another process of the browser
+        self._navigations += not begun_again
         if self._navigations == 1:
+            self._first = url
+            self._sent = time.monotonic()
             await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
             return
         same_host = host_of(url) == host_of(self.request.url) if url.startswith("http") else False
@@ -213,6 +219,11 @@ class Watch:
         found = {name.lower(): value for name, value in headers}
         if self._navigations == 1:
             self.status, self.headers = status, headers
+            self.latency = time.monotonic() - self._sent
+        if found.get("proxy-status", "").startswith("shoal; error="):
+            await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
+            self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
+            return
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
             self._decided(Document(status=status, headers=headers, url=found["location"]))
@@ -232,7 +243,7 @@ class Watch:
         with suppress(Exception):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
-            self._fail(PermissionError("the page is a download (browser.downloads)"))
+            self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))
         else:
             self._decided(document)
 
@@ -244,7 +255,7 @@ class Watch:
             body += base64.b64decode(part["data"]) if part.get("base64Encoded") else part["data"].encode()
             if part["eof"]:
                 return bytes(body)
-        raise OverflowError(f"the page is larger than {self._settings.max_bytes} bytes (browser.max_bytes)")
+        raise too_large(self._settings)
 
     def _decided(self, document: Document) -> None:
         if not self.decided.done():
@@ -262,10 +273,15 @@ class Watch:
     async def _guarded(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except OverflowError as exc:
+        except FetchError as exc:
             self._fail(exc)
         except Exception as exc:  # the page or the browser ended meanwhile: whoever waits for it finds out
             log.debug("a request of the page could not be decided: %s", exc)
+
+
+def too_large(settings: BrowserSettings) -> FetchError:
+    message = f"the page loads more than {settings.max_bytes} bytes (browser.max_bytes)"
+    return FetchError(message, kind="too large", retryable=False)
 
 
 def _decode(answer: Event) -> bytes:

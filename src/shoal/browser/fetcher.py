@@ -1,4 +1,4 @@
-"""The fetcher that renders pages in Chromium. It cannot hang: every step has a deadline, and then the browser is killed.
+"""The fetcher that renders pages in Chromium. It cannot hang: each step has a deadline; then the browser is killed.
 
 A browser can end at any moment without losing anything: the pages in it are still leased, and are released or retried.
 """
@@ -92,7 +92,11 @@ class BrowserFetcher:
             session.users.add(request.url)
             try:
                 response = await self._render(stack, session, key, request, options)
-            except ConnectionError as exc:
+            except (FetchError, Postponed):
+                raise
+            except Exception as exc:  # the page, the browser or its driver ended: the library raises many kinds
+                if not isinstance(exc, ConnectionError) or not session.process.is_connected:
+                    self._kill(session, None)
                 raise self._blame(session, request, exc) from exc
             if options.page and isinstance(response, RenderedResponse):
                 self._lend(response, session, request, stack.pop_all())
@@ -111,10 +115,10 @@ class BrowserFetcher:
             await stack.aclose()
 
         def expire() -> None:
-            log.warning("the callback keeps its page for too long (browser.timeout) url=%s", request.url)
+            log.warning("the callback keeps its page for too long (browser.page_timeout) url=%s", request.url)
             self._do(response.release())
 
-        late = asyncio.get_running_loop().call_later(self._settings.timeout, expire)
+        late = asyncio.get_running_loop().call_later(self._settings.page_timeout, expire)
         response.on_release = end
 
     async def close(self) -> None:
@@ -163,7 +167,7 @@ class BrowserFetcher:
             log.warning("killing the browser: a page cannot be closed url=%s %s", request.url, exc)
             self._kill(session, request)
 
-    def _blame(self, session: _Session, request: Request, exc: ConnectionError) -> Exception:
+    def _blame(self, session: _Session, request: Request, exc: Exception) -> Exception:
         """A page that crashes its browser loses an attempt. Its neighbours are released without losing one."""
         crashed = session.process.ended
         if crashed and session.guilty not in (None, request.url):
@@ -176,7 +180,8 @@ class BrowserFetcher:
             return Postponed("the browser crashed with several pages", contacted=True)
         self._suspects.pop(request.url, None)
         what = "the browser" if crashed else "the page"
-        return FetchError(f"{what} crashed while it was rendered: {exc}", kind="browser crashed", retryable=True)
+        reason = str(exc).partition("\n")[0][:200] or type(exc).__name__
+        return FetchError(f"{what} crashed while it was rendered: {reason}", kind="browser crashed", retryable=True)
 
     # -- browsers
 
@@ -189,7 +194,7 @@ class BrowserFetcher:
                 session = None
             if session is None:
                 process = BrowserProcess(self._settings)
-                await process.launch(lambda: None)
+                await process.launch()
                 session = _Session(process, Pages(process, self._gateway, self._settings, self._user_agent))
                 self._session = session
                 if self._watchdog is None:
@@ -203,12 +208,12 @@ class BrowserFetcher:
             self._session = None
             self._do(self._end(session))
 
-    def _kill(self, session: _Session, request: Request) -> None:
-        """Kill a browser because of one of its pages."""
-        if session.guilty is None:
+    def _kill(self, session: _Session, request: Request | None) -> None:
+        """Kill a browser because of one of its pages, or because it does not work any more."""
+        if request is not None and session.guilty is None:
             session.guilty = request.url
         session.retired = True
-        if not session.process.ended:
+        if not session.process.killed:
             self._do(session.process.kill())
 
     async def _end(self, session: _Session) -> None:
@@ -229,9 +234,7 @@ class BrowserFetcher:
                 continue
             for use in [*session.uses.values()]:
                 if use.tab.context.listener.received - use.received_before > self._settings.max_bytes:
-                    use.tab.watch.exceed(
-                        f"the page loads more than {self._settings.max_bytes} bytes (browser.max_bytes)"
-                    )
+                    use.tab.watch.exceed()
             await self._check_browser(session)
 
     async def _check_browser(self, session: _Session) -> None:

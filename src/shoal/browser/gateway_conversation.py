@@ -119,7 +119,7 @@ class Conversation:
                 pass
             await self._linger()
         except (EOFError, OSError, FetchError):
-            pass  # one of the two sides is gone, and the other sees it
+            self._client.reset()  # one side is gone, and the other must see it
         except Exception:
             _log.exception("the gateway of the browser failed")
         finally:
@@ -179,14 +179,14 @@ class Conversation:
         await self._client.write(written(b"HTTP/1.1 %d %b" % (status, _REASONS[status]), headers) + text)
         return not last
 
-    async def _connect(self, site: Site, *, tunnel: bool) -> Pipe:
+    async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
         listener = self._listener
         if listener.meter.exceeded:
             raise listener.meter.failure()
         reason = listener.upstream.refuses(site.host)
         if reason is not None:
             raise refusal(site.host, reason)
-        pipe = None if tunnel else listener.take(site)
+        pipe = listener.take(site) if reuse else None
         if pipe is None:
             timeout = self._limits.connect_timeout
             try:
@@ -216,23 +216,22 @@ class Conversation:
     # -- http:// URLs
 
     async def _forward(self, request: RequestHead, site: Site, path: str) -> bool:
-        for _ in range(2):
-            upstream = await self._connect(site, tunnel=False)
-            fresh = upstream.fresh
-            upstream.fresh = False
+        reuse = request.length == 0 and request.method in _REPEATABLE
+        while True:
+            upstream = await self._connect(site, tunnel=False, reuse=reuse)
+            kept, upstream.kept = upstream.kept, True
             try:
                 return await self._exchange(request, site, path, upstream)
             except (EOFError, OSError) as exc:
                 if self._answered:
                     raise
                 upstream.abort()
-                if fresh or request.length or request.method not in _REPEATABLE:
+                if not kept:
                     message = f"{site.host} closed the connection"
                     raise FetchError(message, kind="reset", retryable=True) from exc
-                # The site closed a connection that was kept for too long.
+                reuse = False  # the site closed a connection that was kept for too long
             except ValueError as exc:
                 raise FetchError(f"{site.host} sent invalid HTTP: {exc}", kind="protocol", retryable=False) from exc
-        raise FetchError(f"{site.host} closed the connection", kind="reset", retryable=True)
 
     async def _exchange(self, request: RequestHead, site: Site, path: str, upstream: Pipe) -> bool:
         out = self._listener.upstream
@@ -246,8 +245,8 @@ class Conversation:
         try:
             response = await self._read_response(request, upstream)
             last = not request.persistent or response.length == UNTIL_CLOSE
-            if upload is not None and not upload.done():
-                last = True  # it answers before it has read the request
+            if upload is not None and not (upload.done() and upload.result()):
+                last = True  # the rest of the request must not be read as the next one
             headers = [*forwarded(response), (b"Connection", b"close" if last else b"keep-alive")]
             self._answered = True
             await self._client.write(written(b"HTTP/1.1 %d %b" % (response.status, response.reason), headers))
@@ -265,13 +264,15 @@ class Conversation:
             upstream.abort()
         return complete and not last
 
-    async def _upload(self, upstream: Pipe, length: int) -> None:
+    async def _upload(self, upstream: Pipe, length: int) -> bool:
+        """Send the body of a request. False if a part of it was not sent."""
         try:
-            await _pass_body(self._client, upstream, length)
+            return await _pass_body(self._client, upstream, length)
         except ValueError as exc:
             upstream.fail(_bad_request(exc))
         except (OSError, FetchError):
             pass  # the response tells more
+        return False
 
     async def _read_response(self, request: RequestHead, upstream: Pipe) -> ResponseHead:
         for _ in range(_MAX_INTERIM):

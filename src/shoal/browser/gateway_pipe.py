@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import cast
 
 from shoal.errors import FetchError
 
 _ENOUGH = 256 * 1024  # bytes that wait to be read; then the sender has to wait
+_RESET = struct.pack("ii", 1, 0)
 _MAX_WRITE_BUFFER = 256 * 1024
 
 
@@ -56,8 +59,8 @@ class Pipe(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.active = True
         self.ended = False
-        self.fresh = True
-        """Whether no request was sent yet."""
+        self.kept = False
+        """Whether it has served a request before."""
         self.on_end: Callable[[], None] | None = None
         self.failure: FetchError | None = None
         """Why the gateway ended this connection. A waiting reader or writer gets it."""
@@ -112,7 +115,7 @@ class Pipe(asyncio.Protocol):
             if exc is None and self.failure is None:
                 self._other.close()
             else:
-                self._other.abort()
+                self._other.reset()
         self._end()
 
     def pause_writing(self) -> None:
@@ -247,10 +250,17 @@ class Pipe(asyncio.Protocol):
         if self.failure is None:
             self.failure = failure
         self._end()
-        self.abort()
+        self.reset()
 
     def abort(self) -> None:
+        """End the connection at once."""
         if self.transport is not None:
+            self.transport.abort()
+
+    def reset(self) -> None:
+        """End the connection at once, so that the other side sees that something is missing."""
+        if self.transport is not None and not self._lost:
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
 
     def finish(self) -> None:

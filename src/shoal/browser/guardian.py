@@ -18,36 +18,36 @@ _PATIENCE = 5.0
 
 
 def find(token: str) -> list[int]:
-    """The processes with this token in their environment that can be read. A sandboxed renderer cannot, but it is in
-    the process group of one that can."""
+    """The living processes of this browser.
+
+    Not all of them have a readable environment, but they are in a process group with one that has.
+    """
     mark = f"{VARIABLE}={token}".encode()
-    found = []
+    groups: dict[int, list[int]] = {}
+    wanted = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, _, group = file.read().rpartition(b")")[2].split()[:3]
+                if state == b"Z":
+                    continue
+                groups.setdefault(int(group), []).append(int(name))
                 with open(f"/proc/{name}/environ", "rb") as file:
                     if mark in file.read().split(b"\0"):
-                        found.append(int(name))
-            except OSError:  # ended meanwhile, or another user's
+                        wanted.add(int(group))
+            except OSError:  # ended meanwhile, or not readable
                 continue
-    return found
+    return [pid for group in wanted - {os.getpgrp()} for pid in groups[group]]
 
 
 def kill(token: str) -> int:
     """Send SIGKILL to all processes of this browser. Returns how many were found."""
     found = find(token)
-    own = os.getpgrp()
-    groups = set()
     for pid in found:
         try:
-            groups.add(os.getpgid(pid))
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            continue
-    for group in groups - {own}:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
             continue
     return len(found)
 

@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +44,8 @@ _SWITCHES = (
     "--proxy-bypass-list=<-loopback>",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
+_UNWANTED = ("--disable-ipc-flooding-protection", "--disable-popup-blocking")
+"""Switches of Playwright that let a page flood the browser."""
 _BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
 
 
@@ -68,6 +69,7 @@ class BrowserProcess:
         """How many pages it has rendered."""
         self.started = time.monotonic()
         self.ended = False
+        self.killed = False
         self._settings = settings
         self._token = secrets.token_hex(16)
         self._folder: str | None = None
@@ -81,8 +83,13 @@ class BrowserProcess:
         assert self._browser is not None
         return self._browser
 
-    async def launch(self, on_end: Callable[[], None]) -> None:
-        """Start it. BrowserError says what to install or change. ``on_end`` is called when Chromium ends or crashes."""
+    @property
+    def is_connected(self) -> bool:
+        """Whether Chromium and its driver still work, as far as is known."""
+        return not self.ended and self._browser is not None and self._browser.is_connected()
+
+    async def launch(self) -> None:
+        """Start it. BrowserError says what to install or change."""
         executable = find_executable(self._settings)
         if self._settings.sandbox and os.geteuid() == 0:
             raise BrowserError(
@@ -99,11 +106,10 @@ class BrowserProcess:
             await self.kill()
             raise
 
-        def ended(*_: object) -> None:
+        def end(*_: object) -> None:
             self.ended = True
-            on_end()
 
-        self.browser.on("disconnected", ended)
+        self.browser.on("disconnected", end)
         log.info("started Chromium %s", self.browser.version)
 
     async def _launch(self, executable: str | None) -> None:
@@ -127,6 +133,7 @@ class BrowserProcess:
                 executable_path=executable,
                 chromium_sandbox=self._settings.sandbox,
                 args=[*_SWITCHES, *(_BLOCKING[kind] for kind in self._settings.block if kind in _BLOCKING)],
+                ignore_default_args=list(_UNWANTED),
                 env=self._environment(self._folder),
                 downloads_path=self._folder,
                 handle_sigint=False,
@@ -135,7 +142,7 @@ class BrowserProcess:
                 timeout=_LAUNCH_TIMEOUT * 1000,
             )
         except Error as exc:
-            raise BrowserError(_explain(str(exc), executable)) from exc
+            raise BrowserError(_explain(str(exc), executable, sandbox=self._settings.sandbox)) from exc
 
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
@@ -167,7 +174,7 @@ class BrowserProcess:
 
     async def kill(self) -> None:
         """SIGKILL all its processes, and remove the profile."""
-        self.ended = True
+        self.ended = self.killed = True
         watch, self._guardian = self._guardian, None
         await asyncio.to_thread(guardian.kill, self._token)
         if self._playwright is not None:
@@ -190,7 +197,7 @@ class BrowserProcess:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _explain(message: str, executable: str | None) -> str:
+def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
     """What to do about a Chromium that does not start."""
     where = executable or "the Chromium of Playwright"
     if "Executable doesn't exist" in message:
@@ -198,7 +205,7 @@ def _explain(message: str, executable: str | None) -> str:
             "no Chromium found. Install it (Debian: apt install chromium; elsewhere: playwright install chromium), or "
             "set browser.executable to its path"
         )
-    if "sandbox" in message.lower():
+    if sandbox and "sandbox" in message.lower():
         return (
             f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces, or set browser.sandbox = "
             "false if the pages are trusted or a container isolates them"

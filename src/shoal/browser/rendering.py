@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shoal.browser.devtools import Document, TooManyRequestsError
+from shoal.browser.devtools import Document, too_large
 from shoal.browser.pages import Tab
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
@@ -52,7 +52,7 @@ class Rendering:
         self._request = request
         self._options = options
         self._settings = settings
-        self._limit = request.timeout or settings.timeout
+        self._limit = request.timeout or settings.page_timeout
         self._started = time.monotonic()
 
     async def run(self) -> Response:
@@ -62,19 +62,10 @@ class Rendering:
                 return await self._run()
         except TimeoutError:
             host = host_of(self._request.url)
-            whose = "browser.timeout" if self._request.timeout is None else "the request's timeout"
+            whose = "browser.page_timeout" if self._request.timeout is None else "the request's timeout"
             raise FetchError(
                 f"{host} was not rendered within {self._limit:g} s ({whose})", kind="timeout", retryable=True
             ) from None
-        except TooManyRequestsError:
-            raise FetchError(
-                f"the page makes more than {self._settings.max_requests} requests (browser.max_requests)",
-                kind="too many requests", retryable=False,
-            ) from None  # fmt: skip
-        except OverflowError as exc:
-            raise FetchError(str(exc), kind="too large", retryable=False) from None
-        except PermissionError as exc:
-            raise FetchError(str(exc), kind="download", retryable=False) from None
 
     async def _run(self) -> Response:
         from playwright.async_api import Error
@@ -180,7 +171,7 @@ class Rendering:
             ) from None
 
     async def _do(self, action: Action) -> None:
-        page, patience = self._page, min(self._left(), self._settings.timeout / 3) * 1000
+        page, patience = self._page, min(self._left(), self._settings.page_timeout / 3) * 1000
         match action:
             case Click(selector=selector):
                 await page.locator(selector).first.click(timeout=patience)
@@ -217,7 +208,7 @@ class Rendering:
         html = await self._race(page.content())
         body = html.encode("utf-8", "replace")
         if len(body) > self._settings.max_bytes:
-            raise OverflowError(f"the page is larger than {self._settings.max_bytes} bytes (browser.max_bytes)")
+            raise too_large(self._settings)
         headers = [(name, value) for name, value in watch.headers if name.lower() not in _REPLACED]
         response = RenderedResponse(
             self._request.url,
@@ -225,7 +216,7 @@ class Rendering:
             headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
             body=body,
             request=self._request,
-            elapsed=time.monotonic() - self._started,
+            elapsed=self._watch.latency,
         )
         return response.rendered(
             screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console)
@@ -245,7 +236,7 @@ class Rendering:
             headers=document.headers,
             body=document.body,
             request=self._request,
-            elapsed=time.monotonic() - self._started,
+            elapsed=self._watch.latency,
         ).rendered(console=list(self._tab.console))
 
     def _explain(self, message: str) -> FetchError | ConnectionError:
@@ -263,6 +254,6 @@ class Rendering:
             return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)
         if code == "ERR_NAME_NOT_RESOLVED":
             return FetchError(text, kind="dns", retryable=True, contacted=False)
-        if "PROXY" in code or "TUNNEL" in code:
-            return FetchError(text, kind="connect", retryable=True)
+        if code == "ERR_UNSAFE_PORT":
+            return FetchError(f"{text}: browsers refuse this port", kind="connect", retryable=False, contacted=False)
         return FetchError(text, kind="connect", retryable=True)

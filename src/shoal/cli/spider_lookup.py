@@ -34,7 +34,7 @@ def find_spider(name: str) -> tuple[str, Entry | None]:
 
 def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
     """Create the spider of a file with its arguments."""
-    from shoal.spider import check_declared, load_spider
+    from shoal.spider import create_spider, load_spider
 
     try:
         kind = load_spider(reference)
@@ -43,14 +43,13 @@ def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
         if not hint:
             raise
         raise SpiderError(f"{error}{hint}") from error
-    check_declared(kind, arguments)
     try:
-        return kind(**arguments)
+        return create_spider(kind, arguments)
     except ShoalError:
         raise
     except Exception as exc:  # whatever the user's __init__ raises
         frame = traceback.extract_tb(exc.__traceback__)[-1]
-        place = "" if frame.filename == __file__ else f" (line {frame.lineno})"
+        place = "" if frame.name == create_spider.__name__ else f" (line {frame.lineno})"
         raise SpiderError(f"{reference}: cannot create {kind.__name__}: {type(exc).__name__}: {exc}{place}") from exc
 
 

@@ -34,7 +34,8 @@ def show(console: Console, summary: Summary, config: Config, command: Sequence[s
     else:
         prefix = "failed: " if outcome is Outcome.FAILED else ""
         _print(console, f"{summary.spider}: {prefix}{line}", "bold red", before="\n", soft_wrap=True)
-    _print_rows(console, "this process", _own_rows(summary))
+    heading = "this process" if summary.processes == 1 else f"these {summary.processes} processes"
+    _print_rows(console, heading, _own_rows(summary))
     _print_rows(console, f"run {summary.run_id}", _run_rows(summary))
     for query, pages in list(summary.unmatched.items())[:_MAX_UNMATCHED]:
         _print(console, f"  `{query}` matched nothing on {_count(pages, 'page')}", "yellow", soft_wrap=True)
@@ -53,7 +54,7 @@ def _print_rows(console: Console, heading: str, rows: list[tuple[str, str]]) -> 
 
 
 def _own_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What this process did."""
+    """What this process did, or these did."""
     counters = summary.counters
     fetched = f"{_count(counters.fetched, 'page')}, {counters.bytes / 1e6:.1f} MB"
     rows = [
@@ -61,6 +62,7 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
         ("retried", _shown(counters.retried)),
         ("out of scope", _shown(counters.out_of_scope)),
         ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
+        ("links refused", f"{counters.links_refused} (queue.max_size)" if counters.links_refused else ""),
         ("items dropped", f"{counters.dropped} ({_drops(counters)})" if counters.dropped else ""),
         ("items not stored", _shown(counters.item_errors)),
         ("leases lost", _shown(counters.leases_lost)),

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from shoal.ports import ClusterView, Member
 
-Role: TypeAlias = Literal["runner", "backup", "spare"]
+Role: TypeAlias = Literal["Runner", "Backup Runner", "Spare"]
+"""A Runner crawls, a Backup Runner replaces a Runner that dies, and a Spare replaces a Backup Runner."""
 
 HESITATION = 0.5
 """Seconds that a member waits for each member before it in line, which may hang, before it takes their slot."""
@@ -57,14 +58,15 @@ def vacant(view: ClusterView) -> list[int]:
 
 def roles(view: ClusterView) -> dict[str, Role]:
     """The current role of each member."""
-    found: dict[str, Role] = {slot.holder: "runner" for slot in view.slots if slot.holder}
+    found: dict[str, Role] = {slot.holder: "Runner" for slot in view.slots if slot.holder}
     for place, member in enumerate(line(view)):
-        found[member.name] = "backup" if place < view.counts.backup else "spare"
+        found[member.name] = "Backup Runner" if place < view.counts.backup else "Spare"
     return found
 
 
-def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Decision:
-    """What a member has to do. ``vacant_for``: for how many seconds it has seen slots vacant.
+def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float], *, idle: bool = False) -> Decision:
+    """What a member has to do. ``vacant_for``: for how many seconds it has seen slots vacant. ``idle``: it does not run
+    yet. Then it is not fit, but may hold a slot that no fit member takes.
 
     The first in line takes the lowest slot, the second the next one. Members further back take a slot that stays vacant
     for too long.
@@ -75,7 +77,7 @@ def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Dec
     free = vacant(view)
     waiting = line(view)
     place = next((place for place, member in enumerate(waiting) if member.name == name), None)
-    if place is None or not free or not waiting[place].fit:
+    if place is None or not free or not (waiting[place].fit or idle):
         return None
     if place < len(free):
         return Take(free[place])
@@ -87,5 +89,5 @@ def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float]) -> Dec
 def shortage(view: ClusterView) -> str:
     """What the cluster lacks, in words. Empty if it is complete."""
     has = Counter(roles(view).values())
-    wanted: dict[Role, int] = {"runner": view.counts.runner, "backup": view.counts.backup}
+    wanted: dict[Role, int] = {"Runner": view.counts.runner, "Backup Runner": view.counts.backup}
     return " and ".join(f"{has[role]} of {count} {role}s" for role, count in wanted.items() if has[role] < count)

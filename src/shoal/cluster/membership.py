@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
 
+from shoal import clock
 from shoal.cluster.election import HESITATION, Retire, Role, Take, decide, roles, shortage, vacant
 from shoal.cluster.frontier_watch import FrontierWatch
-from shoal.cluster.slot_session import now
-from shoal.cluster.slot_work import NodeSlot
+from shoal.cluster.slot_hold import HeldSlot
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
-from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.ports import ClusterView, Coordinator, Counts, Member
 from shoal.runs.worker_session import new_worker_id
 
 log = logging.getLogger("shoal.cluster")
 
-_TITLES: dict[Role, str] = {"runner": "Runner", "backup": "Backup Runner", "spare": "spare"}
+INDEX = "<index>"
+"""In the name of a node: the first free number."""
 _EXPIRY_MARGIN = 0.02  # seconds after the end of another member's session
 _POLL_INTERVAL = 0.1  # seconds, while a slot is vacant
 _RETRY = (0.1, 2.0)  # seconds between tries to reach the coordinator, first and maximum
@@ -35,13 +37,18 @@ class Membership:
         cluster: str,
         counts: Counts,
         coordinator: Coordinator,
-        watch: FrontierWatch,
-        slot: NodeSlot,
+        watch: FrontierWatch | None,
+        slot: HeldSlot,
     ) -> None:
-        self.role: Role | None = None
+        """``name`` may contain ``<index>``: it becomes the first number that makes the name unique. ``watch`` is None
+        before the node runs."""
+        self.name = name.replace(INDEX, "1")
         self.over = asyncio.Event()
         """Set when it should leave."""
-        self._name = name
+        self.settled = asyncio.Event()
+        """Set when every slot of the cluster has a holder, or this node has one: its role is decided."""
+        self._role: Role | None = None
+        self._pattern = name
         self._cluster = cluster
         self._counts = counts
         """The configured counts, then the last ones it saw. If a cluster loses all members, the first member that joins
@@ -52,7 +59,10 @@ class Membership:
         self._session = slot.session
         self._poll_now = asyncio.Event()
         self._seen: ClusterView | None = None
+        self._is_member = False
         self._was_member = False
+        self._stays = False
+        """A member when it ends: another object continues the membership."""
         self._vacant_since: dict[int, float] = {}
         self._failures = 0
         """Consecutive calls that failed."""
@@ -63,47 +73,82 @@ class Membership:
 
     async def live(self) -> None:
         """Run until there is nothing more to do, or ``over`` is set."""
-        watch = asyncio.create_task(self._watch_frontier())
-        watch.add_done_callback(lambda task: self.over.set())  # it ends only by an error
+        watching = None
+        if self._watch is not None:
+            watching = asyncio.create_task(self._watch_frontier(self._watch))
+            watching.add_done_callback(lambda task: self.over.set())  # it ends only by an error
         try:
             while not self.over.is_set():
                 try:
-                    await self._join()
+                    if not self._is_member:
+                        await self._join()
                     while not self.over.is_set():
                         await self._step()
                 except SessionLostError:
                     await self._handle_loss()
-            if watch.done():
-                watch.result()
+            if watching is not None and watching.done():
+                watching.result()
         finally:
-            watch.cancel()
+            if watching is not None:
+                watching.cancel()
             self._slot.stop_clearing()
-            try:
-                await self._slot.end(self._beat, abort=False)
-            finally:
-                self.role = None
-                with suppress(CoordinatorError, TimeoutError):
-                    async with asyncio.timeout(_LEAVE_TIMEOUT):
-                        await self._coordinator.leave()
+            if not self._stays:
+                await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            await self._slot.end(self._beat, abort=False)
+        finally:
+            self._role = None
+            with suppress(CoordinatorError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_TIMEOUT):
+                    await self._coordinator.leave()
+
+    @property
+    def role(self) -> Role | None:
+        """None while it may not be a member: also from shortly before its session ends without a heartbeat."""
+        return self._role if self._session.is_good else None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the cluster when it was last seen."""
+        return () if self._seen is None else self._seen.members
+
+    def hand_over(self) -> None:
+        """End ``live`` without leaving the cluster."""
+        self._stays = True
+        self.over.set()
+
+    def continue_from(self, before: Membership) -> None:
+        """Continue a membership that was handed over."""
+        self.name, self._role, self._pattern = before.name, before._role, before._pattern
+        self._counts, self._shortage = before._counts, before._shortage
+        self._is_member, self._was_member = before._is_member, before._was_member
 
     async def _handle_loss(self) -> None:
         self._slot.event_counts["lost"] += 1
-        log.warning("%s missed its heartbeats and was removed; it joins again", self._name)
+        log.warning("%s missed its heartbeats and was removed; it joins again", self.name)
         self._session.lost()
+        self._role, self._is_member = None, False
         await self._slot.end(self._beat, abort=True)
 
     async def _join(self) -> None:
-        """Join the cluster. A taken name may belong to an earlier process of this node: wait for its session to end."""
+        """Join the cluster. A taken name may belong to an earlier process of this node: wait for its session to end. If
+        the name has an index, try the next one instead."""
         pause, began, waits = _RETRY[0], time.monotonic(), False
+        numbers = itertools.count(1)
         while not self.over.is_set():
-            sent = now()
+            sent = clock.now()
             try:
-                await self._coordinator.join(self._name, self._counts, new_worker_id(), again=self._was_member)
+                await self._coordinator.join(self.name, self._counts, new_worker_id(), again=self._was_member)
             except NameTakenError:
+                if INDEX in self._pattern:
+                    self.name = self._pattern.replace(INDEX, str(next(numbers)))
+                    continue
                 if time.monotonic() - began > 1.5 * self._session.ttl + 2.0:
                     raise
                 if not waits:
-                    log.warning("%s is already a member; waiting, in case it is dead", self._name)
+                    log.warning("%s is already a member; waiting, in case it is dead", self.name)
                 waits = True
             except CoordinatorError as exc:
                 if not self._was_member and not isinstance(exc, CoordinatorAwayError):
@@ -113,15 +158,14 @@ class Membership:
                 pause = min(_RETRY[1], 2 * pause)
             else:
                 self._session.renewed(sent)
-                self._seen, self._was_member = None, True
+                self._seen, self._is_member, self._was_member, self._slot.name = None, True, True, self.name
                 return
             await self._sleep(pause * random.uniform(0.5, 1.0))
 
     # -- one heartbeat and its consequences
 
     async def _step(self) -> None:
-        worker = self._slot.running
-        if worker is not None and worker.task.done():
+        if self._slot.task is not None and self._slot.task.done():
             await self._slot.end(self._beat, abort=False)
         if self._is_done():
             return
@@ -137,18 +181,25 @@ class Membership:
         else:
             if self._is_done():
                 return
-            if self._slot.running is None:
-                self._take_role(roles(view).get(self._name))
+            self._take_role("Runner" if self._slot.has_slot else roles(view).get(self.name))
+            if self._slot.has_slot or not vacant(view):
+                self.settled.set()
             await self._wait(view)
 
     def _is_done(self) -> bool:
-        if self._slot.is_over or (self._watch.ended and self._slot.running is None):
+        has_ended = self._watch is not None and self._watch.ended
+        if self._slot.is_over or (has_ended and not self._slot.has_slot):
             self.over.set()
         return self.over.is_set()
 
+    @property
+    def _is_fit(self) -> bool:
+        """Whether it could crawl: it runs, and reaches the frontier."""
+        return self._watch is not None and self._watch.fit
+
     async def _beat(self) -> ClusterView:
-        sent = now()
-        view = await self._coordinator.beat(self._slot.doing, fit=self._watch.fit)
+        sent = clock.now()
+        view = await self._coordinator.beat(self._slot.doing, fit=self._is_fit)
         self._session.renewed(sent)
         if self._failures > 1:
             log.warning("the coordinator answers again")
@@ -189,21 +240,25 @@ class Membership:
             self._shortage = missing
 
     def _take_role(self, role: Role | None) -> None:
-        if role not in (None, "runner", self.role):
-            log.info("%s is a %s of %s", self._name, _TITLES[role], self._cluster)
-        self.role = role
+        if role == "Backup Runner" != self._role:
+            log.info("%s is a Backup Runner of %s", self.name, self._cluster)
+        elif role == "Spare" != self._role:
+            log.warning(
+                "%s is a Spare: %s has its %d Runners and %d Backup Runners; it waits until one of them leaves",
+                self.name, self._cluster, self._counts.runner, self._counts.backup,
+            )  # fmt: skip
+        self._role = role
 
     async def _act(self, view: ClusterView) -> None:
-        mine = next((slot for slot in view.slots if slot.holder == self._name), None)
+        mine = next((slot for slot in view.slots if slot.holder == self.name), None)
         await self._slot.check(mine, self._beat)
-        if self._slot.is_over or (self._slot.running is None and mine is not None):
+        if self._slot.is_over or (mine is not None and not self._slot.has_slot):
             return
         moment = time.monotonic()
-        match decide(view, self._name, {index: moment - since for index, since in self._vacant_since.items()}):
+        vacant_for = {index: moment - since for index, since in self._vacant_since.items()}
+        match decide(view, self.name, vacant_for, idle=self._watch is None):
             case Take(slot):
                 await self._slot.take(slot)
-                if self._slot.running is not None:
-                    self.role = "runner"
             case Retire():
                 await self._slot.retire("the cluster was scaled down", self._beat)
             case None:
@@ -211,35 +266,35 @@ class Membership:
 
     # -- waiting
 
-    async def _watch_frontier(self) -> None:
+    async def _watch_frontier(self, watch: FrontierWatch) -> None:
         """Poll the frontier from time to time, and at once when a member is gone: the run may have ended."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(2 * self._session.interval if self._watch.fit else 1.0):
+                async with asyncio.timeout(2 * self._session.interval if watch.fit else 1.0):
                     await self._poll_now.wait()
             self._poll_now.clear()
-            await self._watch.poll()
+            await watch.poll()
             self._is_done()
 
     async def _wait(self, view: ClusterView) -> None:
         """Wait for the next heartbeat. Without a slot, also wake on a change, or when a session may have ended."""
         interval = self._session.interval
-        if self._slot.running is not None:
+        if self._slot.has_slot:
             await self._sleep(interval)
             return
         ages = {member.name: member.age for member in view.members}
         ends = [self._session.ttl - ages[slot.holder] for slot in view.slots if slot.holder in ages]
         soon = [end + _EXPIRY_MARGIN for end in ends if end > 0]
-        if self._watch.fit and vacant(view):
+        if (self._is_fit or self._watch is None) and vacant(view):
             soon.append(_POLL_INTERVAL)
         await self._sleep(min([interval, *soon]), self._coordinator.wait(interval))
-        if self.role == "spare":
+        if self._role == "Spare":
             await self._sleep(random.random() * HESITATION)  # spread, not all at once
 
     async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:
         """Sleep, but wake on the event, when the worker ends, or when the node should leave."""
         own = {asyncio.ensure_future(each) for each in (event, self.over.wait()) if each is not None}
-        worker = set() if self._slot.running is None else {self._slot.running.task}
+        worker = set() if self._slot.task is None else {self._slot.task}
         try:
             done, _ = await asyncio.wait({*own, *worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if any(future.exception() for future in done - worker):

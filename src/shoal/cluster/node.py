@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 
 from shoal.cluster import open_coordinator
+from shoal.cluster.candidate import Candidate
 from shoal.cluster.election import Role
 from shoal.cluster.frontier_watch import FrontierWatch
 from shoal.cluster.membership import Membership
@@ -18,7 +20,7 @@ from shoal.cluster.slot_work import NodeSlot
 from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
@@ -59,12 +61,12 @@ class Node:
     """One process of a cluster: a Runner while it holds a slot, otherwise a Backup Runner.
 
     ``run()`` joins the cluster and works until the run is finished. In a program with an event loop, use
-    ``await node``.
+    ``await node``. To know the role before that, call ``join()``, or use the node in a ``with`` statement.
     """
 
     def __init__(
         self,
-        spider: Spider | type[Spider],
+        spider: Spider | type[Spider] | None = None,
         config: Config | Resolved | Mapping[str, object] | None = None,
         *,
         name: str | None = None,
@@ -73,73 +75,146 @@ class Node:
         coordinator: str | None = None,
         **options: Unpack[NodeOptions],
     ) -> None:
-        """``name`` is unique in the cluster; the number at its end is its rank in elections. ``runner`` nodes crawl and
-        ``backup`` nodes stand by. ``coordinator`` is a URL; by default it is the frontier's server. These three and the
-        session come from ``config.cluster`` if they are not given. See `NodeOptions` for ``options``."""
+        """``name`` is unique in the cluster; the number at its end is its rank in elections, and ``<index>`` in it
+        becomes the first free number. ``runner`` nodes crawl and ``backup`` nodes stand by. ``coordinator`` is a URL;
+        by default it is the frontier's server. These three and the session come from ``config.cluster`` if they are not
+        given. See `NodeOptions` for ``options``. ``spider`` can also be given to `register` or `run`."""
         if unknown := options.keys() - NodeOptions.__annotations__.keys():
             raise TypeError(f"Node has no option {min(unknown)!r}")
         settings = {"runner": runner, "backup": backup, "coordinator": coordinator, "session": options.get("session")}
-        given = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
-        self.spider = spider() if isinstance(spider, type) else spider
-        self.config = config_for(config, self.spider.settings, type(self.spider).__name__).with_settings(given)
-        run_id, cluster = options.get("run_id"), options.get("cluster")
-        self.name = new_worker_id() if name is None else name
-        self.run_id = run_id or cluster or default_run_id(self.spider, self.config)
-        self.cluster = cluster or self.run_id
+        self._settings = {f"cluster.{key}": value for key, value in settings.items() if value is not None}
+        self._given_config = config
+        self._options = options
+        self._name = new_worker_id() if name is None else name
+        self._use(spider)
+        self.cluster = options.get("cluster") or self.run_id or self.config.project_name
         self.counts = Counts(self.config.cluster.runner, self.config.cluster.backup)
         self.coordinator = self.config.cluster.coordinator or self.config.frontier
         self.session = self.config.cluster.session
         self.summary: Summary | None = None
         self.error: ShoalError | None = None
-        self._makes_run = run_id is None
-        self._outputs = self.spider.with_outputs(options.get("outputs", ()))
-        self._keep_alive = options.get("keep_alive", False)
-        self._allow_changed = options.get("allow_changed", False)
-        self._grace = options.get("grace", GRACE)
+        self._candidate: Candidate | None = None
         self._member: Membership | None = None
         self._slot: NodeSlot | None = None
         self._frontier: Frontier | None = None
         self._stop_asked = False
-        self._check()
+        self._is_closed = False
+        if spider is not None:
+            self._check_frontier()
+        self._check_names()
 
-    def _check(self) -> None:
-        frontier = self.config.frontier
-        if frontier.startswith("memory:"):
-            raise ConfigError(
-                "nodes cannot share a frontier in memory; pass --frontier redis://host or postgresql://host/database, "
-                "or sqlite:///file for nodes on one machine"
-            )
-        if self.coordinator.startswith("sqlite:"):
+    def _check_names(self) -> None:
+        if self.coordinator.partition(":")[0] in ("memory", "sqlite"):
             raise ConfigError("no coordinator configured: pass --coordinator URL, such as zookeeper://host:2181")
-        for what, text in (("node", self.name), ("cluster", self.cluster)):
+        for what, text in (("node", self._name), ("cluster", self.cluster)):
             if not text.strip() or len(text) > _MAX_NAME_LENGTH or "\0" in text:
                 raise ConfigError(
                     f"the name of a {what} must have 1 to {_MAX_NAME_LENGTH} characters and no NUL, not {text[:50]!r}"
                 )
 
+    def _check_frontier(self) -> None:
+        if self.config.frontier.startswith("memory:"):
+            raise ConfigError(
+                "nodes cannot share a frontier in memory; set it (--frontier) to redis://host or "
+                "postgresql://host/database, or to sqlite:///file for nodes on one machine"
+            )
+
+    # -- spider
+
+    @property
+    def spider(self) -> Spider:
+        """ConfigError if there is none yet."""
+        if self._spider is None:
+            raise ConfigError("the node has no spider: pass a Spider class to run() or register()")
+        return self._spider
+
+    def register(self, spider: Spider | type[Spider]) -> None:
+        """Set the spider that `run` crawls with."""
+        self._use(spider)
+        self._check_frontier()
+
+    def _use(self, spider: Spider | type[Spider] | None) -> None:
+        made = self._spider = spider() if isinstance(spider, type) else spider
+        settings, source = ({}, "") if made is None else (made.settings, type(made).__name__)
+        self.config = config_for(self._given_config, settings, source).with_settings(self._settings)
+        default = "" if made is None else default_run_id(made, self.config)
+        self.run_id = self._options.get("run_id") or self._options.get("cluster") or default
+
+    @property
+    def _outputs(self) -> tuple[str, ...]:
+        return self.spider.with_outputs(self._options.get("outputs", ()))
+
+    @property
+    def _keep_alive(self) -> bool:
+        return self._options.get("keep_alive", False)
+
+    @property
+    def _allow_changed(self) -> bool:
+        return self._options.get("allow_changed", False)
+
     # -- control
 
-    def run(self) -> Summary:
-        """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down."""
+    def join(self) -> None:
+        """Join the cluster before `run`, and wait until the role is decided. A thread sends the heartbeats.
+
+        It leaves the cluster at the end of `run`, with `close`, when this object is deleted, or when the process ends.
+        CoordinatorError if the coordinator cannot be used or reached, NameTakenError if another node has this name."""
+        if self._is_closed:
+            raise self._closed()
+        if self._candidate is None:
+            candidate = Candidate(self.coordinator, self.cluster, self.session, self.counts)
+            candidate.join(self._name)
+            self._candidate, self._member = candidate, None
+            weakref.finalize(self, candidate.close_soon).atexit = False  # the candidate sees to the end of the process
+
+    def run(self, spider: Spider | type[Spider] | None = None) -> Summary:
+        """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down. ``spider`` is not needed
+        if it is registered."""
+        if spider is not None:
+            self.register(spider)
         run_blocking(self)
         assert self.summary is not None
         return self.summary
 
     def stop(self) -> None:
-        """Release the leases and leave the cluster."""
+        """Release the leases and leave the cluster. Call it in the event loop in which the node runs."""
         self._stop_asked = True
         if self._member is not None:
             self._member.over.set()
 
+    def close(self) -> None:
+        """Leave the cluster. Do not call it while the node runs: use `stop`."""
+        self._is_closed = True
+        if self._candidate is not None:
+            self._candidate.close()
+
+    def _closed(self) -> RunError:
+        return RunError(f"{self.name} is closed: create another node")
+
+    def __enter__(self) -> Self:
+        self.join()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """Unique in the cluster. Known when the node is a member, if it has an ``<index>``."""
+        joined = self._member or self._candidate
+        return self._name if joined is None else joined.name
+
     @property
     def role(self) -> Role | None:
         """The current role; None while the node is not a member."""
-        return None if self._member is None else self._member.role
+        joined = self._member or self._candidate
+        return None if joined is None else joined.role
 
     @property
     def event_counts(self) -> Counter[str]:
         """How often the node was elected, took over, retired, was lost or fenced."""
-        return Counter() if self._slot is None else self._slot.event_counts
+        slot = self._slot or (None if self._candidate is None else self._candidate.slot)
+        return Counter() if slot is None else slot.event_counts
 
     async def snapshot(self) -> Snapshot | None:
         """The state of the crawl now. None while this node is not a Runner."""
@@ -158,7 +233,7 @@ class Node:
             in_flight=0 if working is None else working.in_flight,
             looped_at=None if working is None else working.looped_at,
             frontier=self._frontier,
-            standing=Standing(cluster=self.cluster, role=self.role, happened=self.event_counts),
+            standing=Standing(cluster=self.cluster, role=self.role, events=self.event_counts),
         )
 
     def _counters(self) -> Counters:
@@ -170,15 +245,18 @@ class Node:
     # -- work
 
     async def _execute(self) -> Summary:
-        started = time.monotonic()
+        if self._is_closed:
+            raise self._closed()
+        started, spider = time.monotonic(), self.spider
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._end_candidacy)
             store = await share_store(self.config.frontier)
             stack.push_async_callback(_close_in_time, store.close)
             await self._make_run(store)
             project = self.config.project_name
-            run, settings = await find_run(store, self.run_id, self.spider, project, allow_changed=self._allow_changed)
+            run, settings = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
             frontier = self._frontier = await store.frontier(run.run_id, settings.options)
-            coordinator = await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
+            coordinator = await self._open_coordinator()
             stack.push_async_callback(_close_in_time, coordinator.close)
             if run.state == "finished" and not self._keep_alive:
                 log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
@@ -187,28 +265,44 @@ class Node:
             self.summary = await self._summarize(run, frontier, time.monotonic() - started)
         return self.summary
 
+    async def _open_coordinator(self) -> Coordinator:
+        if self._candidate is not None:
+            return self._candidate.coordinator
+        return await open_coordinator(self.coordinator, self.cluster, ttl=self.session)
+
+    async def _end_candidacy(self) -> None:
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            await asyncio.to_thread(candidate.close)
+
     async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
-        self._slot = NodeSlot(self.name, self.cluster, coordinator, frontier, watch, self._make_worker)
-        self._member = Membership(self.name, self.cluster, self.counts, coordinator, watch, self._slot)
-        if self._stop_asked:
-            self._member.over.set()
         preload()
+        held, before = None, None
         try:
-            await self._member.live()
-            self.error = self._slot.error
+            if self._candidate is not None:
+                held, before = self._candidate.slot, await self._candidate.hand_over()
+            slot = self._slot = NodeSlot(self.cluster, coordinator, frontier, watch, self._make_worker, held)
+            member = Membership(self._name, self.cluster, self.counts, coordinator, watch, slot)
+            if before is not None:
+                member.continue_from(before)
+            self._member = member
+            if self._stop_asked:
+                member.over.set()
+            await member.live()
+            self.error = slot.error
         except ShoalError as exc:
             self.error = exc
 
     async def _make_run(self, store: Store) -> None:
         """Create the run, unless another node has."""
-        if self._makes_run:
+        if self._options.get("run_id") is None:
             await ensure_run(store, self.spider, self.config, self.run_id)
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(
-            keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._grace, holder=holder,
-            may_work=may_work,
+            keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._options.get("grace", GRACE),
+            holder=holder, may_work=may_work,
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
@@ -235,28 +329,3 @@ async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(ShoalError, TimeoutError):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
-
-
-class ZookeeperCrawler(Node):
-    """A node whose coordinator is ZooKeeper::
-
-    ZookeeperCrawler(Books, runner=3, backup=2, name="crawler_1", zk_hosts="localhost:2181").run()
-    """
-
-    def __init__(
-        self,
-        spider: Spider | type[Spider],
-        config: Config | Resolved | Mapping[str, object] | None = None,
-        *,
-        runner: int,
-        backup: int,
-        name: str,
-        zk_hosts: str = "localhost:2181",
-        **options: Unpack[NodeOptions],
-    ) -> None:
-        """``zk_hosts``: ``host:port``, several separated by commas. The other arguments are those of `Node`."""
-        if "://" in zk_hosts:
-            raise ConfigError(f"zk_hosts must be host:port, several separated by commas, not {zk_hosts!r}")
-        super().__init__(
-            spider, config, runner=runner, backup=backup, name=name, coordinator=f"zookeeper://{zk_hosts}", **options
-        )

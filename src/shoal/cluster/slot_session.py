@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
+from shoal import clock
 from shoal.ports import Holder
 from shoal.runs.worker import Worker
 
@@ -13,11 +13,6 @@ log = logging.getLogger("shoal.cluster")
 
 _MARGIN = 1 / 8  # of a session: the worker stops this long before its end
 _HEARTBEATS = 3  # per session
-
-
-def now() -> float:
-    """A monotonic clock in seconds. Where the system supports it, it also counts while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class NodeSession:
@@ -36,7 +31,7 @@ class NodeSession:
     @property
     def left(self) -> float:
         """Seconds that the node may still work."""
-        return max(0.0, self._last_heartbeat + self.ttl * (1 - _MARGIN) - now())
+        return max(0.0, self._last_heartbeat + self.ttl * (1 - _MARGIN) - clock.now())
 
     @property
     def is_good(self) -> bool:

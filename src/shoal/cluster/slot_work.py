@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
 
 from shoal.cluster.election import line
 from shoal.cluster.frontier_watch import FrontierWatch
-from shoal.cluster.slot_session import NodeSession, SlotWorker
+from shoal.cluster.slot_hold import HeldSlot
+from shoal.cluster.slot_session import SlotWorker
 from shoal.crawling.stats import Counters
 from shoal.errors import (
     CoordinatorError,
@@ -33,28 +33,28 @@ MakeWorker: TypeAlias = Callable[[Holder, Callable[[], bool]], Worker]
 _BACKOFF = 0.5  # seconds before the next try for a slot that the frontier refused; doubled each time
 
 
-class NodeSlot:
-    """The slot of one node, if it has one."""
+class NodeSlot(HeldSlot):
+    """The slot of a node that runs, if it has one, and the worker under it."""
 
     def __init__(
         self,
-        name: str,
         cluster: str,
         coordinator: Coordinator,
         frontier: Queue,
         watch: FrontierWatch,
         make_worker: MakeWorker,
+        before: HeldSlot | None = None,
     ) -> None:
-        self.session = NodeSession(coordinator.ttl)
+        """``before``: the slot that the node holds since before it ran."""
+        super().__init__(cluster, coordinator)
+        if before is not None:
+            self.name, self.session, self.held = before.name, before.session, before.held
+            self.event_counts = before.event_counts
         self.running: SlotWorker | None = None
-        self.event_counts: Counter[str] = Counter()
         self.error: ShoalError | None = None
         """Why the node must stop."""
         self.is_done = False
         """Its worker reached the end of the run."""
-        self._name = name
-        self._cluster = cluster
-        self._coordinator = coordinator
         self._frontier = frontier
         self._watch = watch
         self._make_worker = make_worker
@@ -70,6 +70,14 @@ class NodeSlot:
     @property
     def is_over(self) -> bool:
         return self.is_done or self.error is not None
+
+    @property
+    def has_slot(self) -> bool:
+        return self.running is not None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return None if self.running is None else self.running.task
 
     @property
     def doing(self) -> str:
@@ -101,28 +109,22 @@ class NodeSlot:
 
     async def take(self, index: int) -> None:
         """Try to take a slot, if the run can be worked on."""
-        if time.monotonic() < self._not_before or not await self._watch.poll():
-            return
-        epoch = await self._coordinator.take(index)
-        if epoch is None:
-            return
-        holder = Holder(self._slot_name(index), epoch)
-        self.running = SlotWorker(index, holder, self._make_worker(holder, lambda: self.session.is_good), self.session)
-        lost = ""
-        with suppress(CoordinatorError):
-            mine = [event for event in await self._coordinator.events() if event.epoch == epoch]
-            lost = next((event.detail for event in mine if event.what == "took over"), "")
-        self.event_counts["took over" if lost else "elected"] += 1
-        after = f", takes over from {lost}" if lost else ""
-        log.warning("%s is a Runner of %s: slot %d, epoch %d%s", self._name, self._cluster, index, epoch, after)
+        if time.monotonic() >= self._not_before and await self._watch.poll():
+            await super().take(index)
+
+    def _begin(self, mine: Slot) -> None:
+        holder = Holder(self._slot_name(mine.index), mine.epoch)
+        worker = self._make_worker(holder, lambda: self.session.is_good)
+        self.running = SlotWorker(mine.index, holder, worker, self.session)
 
     # -- holding
 
     async def check(self, mine: Slot | None, beat: Callable[[], Awaitable[object]]) -> None:
-        """Compare with the coordinator's view. ``mine``: the slot that this node holds there."""
-        worker = self.running
+        worker, held, self.held = self.running, self.held, None
         if worker is None:
-            if mine is not None:
+            if mine is not None and mine == held and await self._watch.poll():
+                self._begin(mine)
+            elif mine is not None:
                 await self._drop(mine)
         elif mine is None or (mine.index, mine.epoch) != (worker.index, worker.holder.epoch):
             await self.end(beat, abort=True)
@@ -139,14 +141,7 @@ class NodeSlot:
             return
         await self._coordinator.retire()
 
-    async def retire(self, why: str, beat: Callable[[], Awaitable[object]]) -> None:
-        log.warning("%s releases its slot: %s", self._name, why)
-        self.event_counts["retired"] += 1
-        await self.end(beat, abort=False)
-        await self._coordinator.retire()
-
     async def end(self, beat: Callable[[], Awaitable[object]], *, abort: bool) -> None:
-        """Stop the worker, and send heartbeats until it has stopped. ``abort``: the slot was lost."""
         worker, self.running = self.running, None
         if worker is None:
             return
@@ -193,19 +188,22 @@ class NodeSlot:
     # -- slots of lost Runners
 
     def clear_vacant(self, view: ClusterView) -> None:
-        """Release the leases of a lost Runner at once if no member takes its slot."""
+        """Release the leases of a lost Runner at once if no member takes its slot, or one that does not run yet."""
         if self.running is None or (self._clearing is not None and not self._clearing.done()):
             return
-        left = [slot for slot in view.slots if not slot.holder and (slot.index, slot.epoch) not in self._cleared]
-        has_successor = bool(left) and any(member.fit for member in line(view))
-        for slot in left:
-            if slot.index >= view.counts.runner or not has_successor:
-                self._clearing = asyncio.create_task(self._clear(slot.index, slot.epoch))
+        has_successor = any(member.fit for member in line(view))
+        unfit = {member.name for member in view.members if not member.fit}
+        for slot in view.slots:
+            is_left = not slot.holder and (slot.index >= view.counts.runner or not has_successor)
+            fence = (slot.index, slot.epoch if slot.holder else slot.epoch + 1)
+            if (is_left or slot.holder in unfit) and fence not in self._cleared:
+                self._clearing = asyncio.create_task(self._clear(*fence))
                 return
 
     async def _clear(self, index: int, epoch: int) -> None:
+        """Release what the slot holds under epochs before this one."""
         try:
-            await self._frontier.fence(self._slot_name(index), epoch + 1)
+            await self._frontier.fence(self._slot_name(index), epoch)
         except FencedError:  # it has a new holder
             pass
         except (FrontierError, RunError) as exc:

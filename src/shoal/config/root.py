@@ -134,6 +134,8 @@ class Config(Section, frozen=True, kw_only=True):
                 '"proxies" and "http.proxy" contradict each other: pages go through several proxies, or all through '
                 "one. Remove one of the settings"
             )
+        if self.queue.overflow == "refuse" and self.queue.max_size is None:
+            raise ConfigError('"queue.overflow" is "refuse", but the queue has no maximum; set "queue.max_size"')
 
     @classmethod
     def standalone(

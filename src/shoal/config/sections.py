@@ -143,6 +143,8 @@ class QueueSettings(Section, frozen=True, kw_only=True):
     """The size of the frontier."""
 
     max_size: Count | None = None  # an explicit push beyond it raises QueueFullError
+    # What becomes of links of pages beyond max_size: they enter all the same, or fail with the kind "queue full".
+    overflow: Literal["accept", "refuse"] = "accept"
     in_memory: Count = 100_000  # how many requests the memory frontier holds before it spills to disk
 
 
@@ -200,7 +202,7 @@ class BrowserSettings(Section, frozen=True, kw_only=True):
     executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
     max_pages: Count = 4  # rendered at the same time in one worker
-    timeout: Timeout = 30.0  # one page, from its navigation to its result
+    page_timeout: Timeout = 30.0  # one page, from its navigation to its result
     settle: Timeout = 10.0  # how long a page without `wait_for` may load and make requests; then it is taken as it is
     block: tuple[Literal["image", "media", "font"], ...] = ("image", "media", "font")  # not loaded
     block_urls: tuple[str, ...] = ()  # patterns with * of URLs that are not loaded, such as *://*.tracker.example/*

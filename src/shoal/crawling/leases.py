@@ -13,7 +13,6 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
-from shoal.frontier.rules import LOST_EVENT
 from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestState
 
 log = logging.getLogger("shoal.engine")
@@ -120,7 +119,7 @@ async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lea
     for lease in leases:
         if lease.fingerprint == lease.request.fingerprint():
             history = await frontier.find(lease.request)
-            if history is not None and any(event.what == LOST_EVENT for event in history.events):
+            if history is not None and any(event.kind == "lost" for event in history.events):
                 found.append(lease)
     return found
 
@@ -167,10 +166,14 @@ class Settler:
         children = [child for each in completions for child in each.children] if self._scheduler.logs_urls else []
         known = await self._scheduler.look_up(children)
         results = await self._persist(lambda: self._queue.complete(completions))
-        await self._scheduler.log_pushed(children, known)
+        refused = sum(pushed.refused for pushed in results if pushed is not None)
+        if refused:
+            self._count_refused(refused)
+        await self._scheduler.log_pushed(children, known, refused=bool(refused))
         if self._learns:
             for each, pushed in zip(parsed, results, strict=True):
-                if pushed is not None and pushed.added + pushed.duplicates:  # otherwise no links, or a repeat
+                # Otherwise no links, or a repeat.
+                if pushed is not None and pushed.added + pushed.duplicates + pushed.refused:
                     self._scheduler.learn(each.admitted)
         outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
         self._count(completions, outcomes)
@@ -188,6 +191,14 @@ class Settler:
         await self._persist(lambda: self._queue.release(leases, contacted=contacted))
         self._scheduler.not_a_page(len(leases))
         return {id(each): "released" for each in released}
+
+    def _count_refused(self, links: int) -> None:
+        if not self._counters.links_refused:
+            log.warning(
+                "the queue is full (queue.max_size): links that do not fit are refused. "
+                "`shoal retry-failed` queues them when there is room"
+            )
+        self._counters.links_refused += links
 
     def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
         items = 0

@@ -165,6 +165,7 @@ class Handler:
             children=[target],
             status=response.status,
             contacted=not response.from_cache,
+            redirected=True,
             note=f"redirected to {url}",
         )
         return Parsed(completion, Admitted([target]))

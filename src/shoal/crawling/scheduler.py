@@ -198,23 +198,28 @@ class Scheduler:
                     seen.add(fingerprint)
         return known
 
-    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool]) -> None:
-        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push."""
+    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool], *, refused: bool = False) -> None:
+        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
+        them did not fit into the queue."""
         if not known:
             return
         with suppress(FrontierError):
             size = await self.size()
             for request, duplicate in zip(requests, known, strict=False):
-                log.debug("%s %s (%d in the queue)", "duplicate" if duplicate else "enqueued", request.url, size)
+                word = "duplicate" if duplicate else "enqueued"
+                if refused and not duplicate:
+                    history = await self.frontier.find(request, exact=True)
+                    word = "refused" if history is not None and history.state == "dead" else word
+                log.debug("%s %s (%d in the queue)", word, request.url, size)
 
-    async def next_requests(self, limit: int, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
 
-        For ``begun`` and ``nonce`` see ``Queue.lease``."""
+        For ``counts_attempt`` and ``nonce`` see ``Queue.lease``."""
         if self._max_pages is None:
-            return await self.frontier.lease(limit, self._ttl, begun=begun, nonce=nonce)
+            return await self.frontier.lease(limit, self._ttl, counts_attempt=counts_attempt, nonce=nonce)
         if nonce and nonce == self._nonce:  # a repeat: its own leases must not count as pages of others
-            return await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
+            return await self.frontier.lease(self._asked, self._ttl, counts_attempt=counts_attempt, nonce=nonce)
         if self._left is None or self._shared:
             stats = await self.frontier.stats()
             self._left = max(0, self._max_pages - stats.done - stats.leased)
@@ -224,7 +229,7 @@ class Scheduler:
                 await self.frontier.lease(0, self._ttl)  # release expired leases: their pages may be fetched here
             return Leased([], None)
         self._nonce, self._asked = nonce, min(limit, self._left)
-        leased = await self.frontier.lease(self._asked, self._ttl, begun=begun, nonce=nonce)
+        leased = await self.frontier.lease(self._asked, self._ttl, counts_attempt=counts_attempt, nonce=nonce)
         self._left -= len(leased.leases)
         return leased
 
@@ -328,6 +333,7 @@ def frontier_options(config: Config) -> FrontierOptions:
         delay=config.download_delay,
         concurrency_per_host=config.concurrency_per_host,
         max_queue_size=config.queue.max_size,
+        overflow=config.queue.overflow,
         in_memory=config.queue.in_memory,
     )
 

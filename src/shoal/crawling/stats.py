@@ -44,13 +44,16 @@ class Counters:
 
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "out_of_scope", "redirected", "retried", "started",
+        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "redirected", "retried",
+        "started",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
+        self.links_refused = 0
+        """Links of completed pages that found the queue full."""
         self.latency = Latency()
         """Pages from the network, not from the cache."""
         self.errors: Counter[str] = Counter()
@@ -101,7 +104,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     cluster: str
     role: str | None
     """None while it is not a member."""
-    happened: Mapping[str, int]
+    events: Mapping[str, int]
     """How often it was elected, took over, retired, lost its session or was fenced."""
 
 
@@ -143,6 +146,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """One of the failed requests, if there are any."""
     unmatched: dict[str, int] = {}
     """Queries that found nothing on any page of this process, with the number of pages."""
+    processes: int = 1
+    """How many processes ``counters`` are of."""
     expects_items: bool = False
     """The run has outputs or pipelines, so a run without items is a disappointment."""
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import Struct
+
 from shoal.http import Response
 from shoal.ports import Hosts
+from shoal.urls.normalize import host_of
 
 Need: TypeAlias = Literal["http", "browser"]
 
@@ -20,6 +25,9 @@ _FEW_CHARACTERS = 400
 _MANY_LINKS = 5
 _VARIABLE = re.compile(r"\d+|[0-9a-f]{8,}|.{25,}", re.IGNORECASE)
 _MAX_KINDS = 10_000
+_MAX_KINDS_PER_HOST = 50
+_FRESH = 5.0
+"""Seconds for which a process uses what it has read from the store."""
 
 
 def is_shell(response: Response) -> bool:
@@ -43,42 +51,73 @@ def visible_text(response: Response) -> str:
 
 
 def kind_of(url: str) -> str:
-    """Pages of a host whose paths differ only in numbers and names are of one kind: /p/17 and /p/18."""
-    parts = urlsplit(url)
-    segments = parts.path.split("/")[1:4]
-    shape = "/".join(
-        "*" if _VARIABLE.fullmatch(each) or (number and each) else each for number, each in enumerate(segments)
-    )
-    return f"{parts.netloc}/{shape}"
+    """The kind of a page. Paths of a host that differ only in numbers and names are of one kind: ``/product/*``."""
+    segments = urlsplit(url).path.split("/")[1:4]
+    kinds = ("*" if each and (number or _VARIABLE.fullmatch(each)) else each for number, each in enumerate(segments))
+    return "/" + "/".join(kinds)
+
+
+class Learned(Struct, frozen=True):
+    """What pages of a kind need, and until when that is taken as known, in seconds since 1970."""
+
+    need: Need
+    until: float
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(dict[str, Learned])
+
+
+async def learned_needs(hosts: Hosts, host: str) -> dict[str, Need]:
+    """What is known of the pages of a host, by kind."""
+    stored = await hosts.recall(f"render:{host}")
+    if stored is None:
+        return {}
+    try:
+        found = _decoder.decode(stored)
+    except msgspec.DecodeError:  # another version wrote it
+        return {}
+    return {kind: each.need for kind, each in found.items() if each.until > time.time()}
 
 
 class PageNeeds:
-    """What the pages of a host need, by kind of page. Only successful fetches teach something."""
+    """What the pages of hosts need, by kind of page. Only successful fetches teach something."""
 
     def __init__(self, hosts: Hosts | None) -> None:
         self._hosts = hosts
-        self._seen: dict[str, list[Need]] = {}
+        self._seen: dict[tuple[str, str], list[Need]] = {}
         """What the last pages of a kind needed, seen by this process."""
-        self._known: dict[str, Need] = {}
+        self._known: dict[str, dict[str, Need]] = {}
+        """By host. Used without a store, and for a short time with one."""
+        self._fresh_until: dict[str, float] = {}
 
     async def known(self, url: str) -> Need | None:
         """What a page of this kind needs; None if that is not known, or must be checked again."""
-        kind = kind_of(url)
-        if self._hosts is None:
-            return self._known.get(kind)
-        stored = await self._hosts.recall(f"render:{kind}")
-        return None if stored is None else "browser" if stored == b"browser" else "http"
+        host = host_of(url)
+        if self._hosts is not None and time.monotonic() > self._fresh_until.get(host, 0.0):
+            if len(self._known) >= _MAX_KINDS:
+                self._known.clear()
+            self._known[host] = await learned_needs(self._hosts, host)
+            self._fresh_until[host] = time.monotonic() + _FRESH
+        return self._known.get(host, {}).get(kind_of(url))
 
     async def learn(self, url: str, need: Need) -> None:
         """A page was fetched successfully, and needed this."""
-        kind = kind_of(url)
+        host, kind = host_of(url), kind_of(url)
         if len(self._seen) >= _MAX_KINDS:
             self._seen.clear()
-        seen = self._seen.setdefault(kind, [])
+        seen = self._seen.setdefault((host, kind), [])
         seen.append(need)
-        if seen[-_AGREEING:] == [need] * _AGREEING:
-            del self._seen[kind]
-            if self._hosts is None:
-                self._known[kind] = need
-            else:
-                await self._hosts.remember(f"render:{kind}", need.encode(), _VALID)
+        if seen[-_AGREEING:] != [need] * _AGREEING:
+            return
+        del self._seen[host, kind]
+        known = self._known.setdefault(host, {})
+        if self._hosts is not None:
+            known.update(await learned_needs(self._hosts, host))
+        known[kind] = need
+        while len(known) > _MAX_KINDS_PER_HOST:
+            del known[next(iter(known))]
+        if self._hosts is not None:
+            until = time.time() + _VALID
+            stored = {each: Learned(found, until) for each, found in known.items()}
+            await self._hosts.remember(f"render:{host}", _encoder.encode(stored), _VALID)

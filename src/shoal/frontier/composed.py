@@ -12,7 +12,7 @@ class LocalQueue(Queue, Protocol):
     """The queue of a run, shared by all its workers. A lease names its holder."""
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased: ...
 
 

@@ -72,8 +72,9 @@ class LocalWorkers:
     async def workers(self) -> list[WorkerState]:
         now = self._clock()
         leases = Counter(holder.slot for holder in self._holders() if holder is not None)
-        return [
-            WorkerState(
+        states = {worker: WorkerState(worker=worker, leases=count) for worker, count in leases.items()}
+        for worker, (heartbeat, beat_at) in self._known.items():
+            states[worker] = WorkerState(
                 worker=worker,
                 machine=heartbeat.machine,
                 pid=heartbeat.pid,
@@ -81,5 +82,4 @@ class LocalWorkers:
                 silent_for=max(0.0, now - beat_at),
                 leases=leases[worker],
             )
-            for worker, (heartbeat, beat_at) in sorted(self._known.items())
-        ]
+        return [states[worker] for worker in sorted(states)]

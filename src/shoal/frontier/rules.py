@@ -6,18 +6,21 @@ import os
 import time
 from collections.abc import Callable, Collection
 from hashlib import blake2b
+from typing import cast
 
 import msgspec
 
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import Claim, Failure, Holder, RequestState, Run, RunState
+from shoal.ports import Claim, Completion, Event, EventKind, Failure, Holder, RequestState, Run, RunState
 from shoal.urls.normalize import derived_fingerprint
 
 # -- states
 
 READY, WAITING, LEASED, DONE, DEAD = range(5)
 STATE_NAMES: tuple[RequestState, ...] = ("ready", "waiting", "leased", "done", "dead")
+CLAIMED = frozenset({LEASED, DONE, DEAD})
+"""In these states, the history of a request names the worker of its last lease."""
 
 HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
 """A run in one of these states grants no leases."""
@@ -72,19 +75,33 @@ def queue_full(max_size: int | None) -> QueueFullError:
     return QueueFullError(f"the queue holds its maximum of {max_size} requests; nothing was pushed")
 
 
+def room_for_links(limit: int | None, queued: int) -> int | None:
+    """How many new links may enter the queue. None: all. ``limit`` is `FrontierOptions.link_limit`."""
+    return None if limit is None else max(0, limit - queued)
+
+
+def is_redirect(ended: Completion | Failure) -> bool:
+    """Whether the child of a page continues it, and so enters a full queue too."""
+    return isinstance(ended, Completion) and ended.redirected
+
+
 # -- attempts and deaths
 
 # Lua and SQL fill in the same templates. SQL knows only %s.
 
 LOST_KIND = "worker lost"
 """The kind of death of a request whose last attempt ended with a lost lease."""
-LOST_EVENT, LOST_REASON = "lease lost", "its worker was lost in attempt %s"
-"""The event in the history of a request whose worker was lost, and its detail."""
+LOST_EVENT, LOST_REASON = "lost", "its worker was lost in attempt %s"
+"""The event in the history of a request whose worker was lost, and its detail. See `read_event`."""
 NOTE_EVENT = "note"
 """The event for the note of a completion."""
-FAILED_EVENT, WAITS_DETAIL = "attempt %s failed", "; waits %g s"
+FAILED_EVENT, WAITS_DETAIL = "failed %s", "; waits %g s"
 """The event for a failed attempt, and what follows the reason if there is another attempt."""
 RETRIED_EVENT, RETRIED_DETAIL = "retried", "made ready again with all its attempts"
+FULL_KIND, FULL_REASON = "queue full", "refused: the queue had its maximum of %s requests"
+"""The kind of death of a link that found no room in the queue, and its reason."""
+ADMITTED_DETAIL = "queued: it was refused when the queue was full"
+"""The detail of the event `RETRIED_EVENT` for such a link."""
 UNREADABLE = "unreadable"
 """The kind of a dead request whose record another program wrote."""
 KINDS_NOT_RETRIED = frozenset({"robots", "scope"})
@@ -104,6 +121,12 @@ def lost_reason(attempts: int) -> str:
 def failure_event(attempts: int, failure: Failure, *, waits: bool) -> tuple[str, str]:
     """The event in the history of a request for a failed attempt: what happened, and its detail."""
     return FAILED_EVENT % attempts, failure.reason + (WAITS_DETAIL % failure.retry_in if waits else "")
+
+
+def read_event(at: float, stored: str, detail: str, worker: str = "") -> Event:
+    """An event as it is stored: its kind, and the number of an attempt."""
+    kind, _, attempt = stored.partition(" ")
+    return Event(at, cast("EventKind", kind), detail, worker, int(attempt) if attempt.isdecimal() else 0)
 
 
 # -- names of requests
@@ -171,6 +194,8 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
         )
 
 
+MAX_WORKERS = 65_535
+"""Records in memory and in Redis name at most this many workers of a run. The claims of later ones name none."""
 HEARD_GAP = 0.5
 """If no worker of a run was heard for this part of a session, the store may have been away: silence begins anew."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,6 +22,17 @@ E = TypeVar("E", Completion, Failure)
 
 Portion: TypeAlias = list[tuple[bytes, bytes]]
 """The fingerprints of some links, and their msgpack."""
+
+
+class Moved(NamedTuple):
+    """How many staged links of a page were queued, and how many were refused. The run had the others already."""
+
+    added: int
+    refused: int
+
+    def plus(self, other: Moved) -> Moved:
+        return Moved(self.added + other.added, self.refused + other.refused)
+
 
 POLL = 0.01
 """Seconds after which a caller that gets no leases polls again while links are incoming."""
@@ -63,14 +74,14 @@ def first_of_each(portion: Portion) -> dict[bytes, bytes]:
     return links
 
 
-def count_moved(page: Completion, added: int) -> Pushed:
+def count_moved(page: Completion, links: Moved) -> Pushed:
     """The result of a large page whose links were moved."""
-    return Pushed(added, len(page.children) - added + page.duplicates)
+    return Pushed(links.added, len(page.children) - sum(links) + page.duplicates, links.refused)
 
 
-def incoming_history(link: Request, parent: Request | None) -> History:
-    """The history of a link that is not in the queue yet."""
+def incoming_history(link: Request, parent: str | None) -> History:
+    """The history of a link that is not in the queue yet. ``parent``: the URL of its page."""
     return History(
         url=link.url, state="ready", depth=link.depth, priority=link.priority, attempts=0, status=0, items=0,
-        parent=parent.url if parent else None, reason="", events=(),
+        parent=parent, reason="", events=(),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from shoal.identities.counts import IdentityCounts
 from shoal.metrics.exposition import Family, Labels, Sample, number
 from shoal.ports import HostState, Stats
 
-_ROLES = ("runner", "backup", "spare")
+_ROLES = ("Runner", "Backup Runner", "Spare")
 _CLUSTER_EVENTS = ("elected", "took over", "retired", "lost", "fenced")
 _STATES = ("ready", "waiting", "in_flight", "done", "failed")
 
@@ -29,6 +29,7 @@ _COUNTED = (
     ("shoal_retries_total", "retried", "Failed attempts that are retried."),
     ("shoal_redirects_total", "redirected", "Pages that redirected to another one."),
     ("shoal_links_out_of_scope_total", "out_of_scope", "Links that were not followed because they are out of scope."),
+    ("shoal_links_refused_total", "links_refused", "Links that were refused because the queue was full."),
     ("shoal_leases_lost_total", "leases_lost", "Pages whose lease was lost before they were completed."),
 )
 
@@ -154,9 +155,9 @@ def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]
 
 
 def of_standing(standing: Standing, labels: Labels) -> list[Family]:
-    """A node in its cluster. Events that never happened are 0, so that the first one shows as an increase."""
+    """A node in its cluster. Events that did not occur are 0, so that the first one shows as an increase."""
     labels = {**labels, "cluster": standing.cluster}
-    happened = standing.happened
+    events = standing.events
     return [
         Family(
             "shoal_node_role",
@@ -168,11 +169,11 @@ def of_standing(standing: Standing, labels: Labels) -> list[Family]:
             "shoal_cluster_events_total",
             "counter",
             "Cluster events of the node.",
-            [Sample({**labels, "what": what}, happened.get(what, 0)) for what in _CLUSTER_EVENTS],
+            [Sample({**labels, "what": what}, events.get(what, 0)) for what in _CLUSTER_EVENTS],
         ),
         _counter(
             "shoal_takeovers_total", "Slots that the node took over from lost nodes.", labels,
-            happened.get("took over", 0),
+            events.get("took over", 0),
         ),
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ declares only the parts that it needs. The laws that every frontier keeps are in
 from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Hosts, HostState, HostUpdate
-from shoal.ports.inspection import Event, History, Inspection, Rewind, Stats
+from shoal.ports.inspection import Event, EventKind, History, Inspection, Rewind, Stats
 from shoal.ports.items import ItemLog, LoggedItem, Sink
 from shoal.ports.queue import (
     Completion,
@@ -17,6 +17,7 @@ from shoal.ports.queue import (
     Holder,
     Lease,
     Leased,
+    Overflow,
     Pushed,
     Queue,
     RequestState,
@@ -34,6 +35,7 @@ __all__ = [
     "Coordinator",
     "Counts",
     "Event",
+    "EventKind",
     "Failure",
     "Fetch",
     "Fetcher",
@@ -53,6 +55,7 @@ __all__ = [
     "LoggedItem",
     "Member",
     "Middleware",
+    "Overflow",
     "Pushed",
     "Queue",
     "RequestState",

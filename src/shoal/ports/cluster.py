@@ -21,19 +21,25 @@ class Member(Struct, frozen=True, kw_only=True):
     age: float
     """Seconds since its last heartbeat, by the coordinator's clock."""
     fit: bool = True
-    """Whether it could crawl: it reaches the frontier."""
+    """Whether it could crawl: it runs, and reaches the frontier."""
     doing: str = ""
     where: str = ""
     """Its machine and process."""
 
 
 class Slot(Struct, frozen=True):
-    """The right to crawl. ``epoch`` is that of its holder, or of its last holder if it is free."""
+    """The right to crawl. ``epoch`` is that of its holder, or of its last holder if it is free. It is the time when the
+    slot was taken, in microseconds since 1970, or the epoch before plus 1 if that is later."""
 
     index: int
     holder: str
     """The name of a member, or an empty string."""
     epoch: int
+
+    @property
+    def taken_at(self) -> float:
+        """When its holder took it, in seconds since 1970."""
+        return self.epoch / 1e6
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
@@ -96,7 +102,7 @@ class Coordinator(Protocol):
         """Change how many members should crawl and stand by."""
         ...
 
-    async def look(self) -> ClusterView:
+    async def observe(self) -> ClusterView:
         """The cluster, without being a member. CoordinatorError if it never existed."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -54,12 +54,29 @@ class Rewind(Struct, frozen=True, kw_only=True):
     """At most this many seconds of changes were lost. None if that is not known."""
 
 
+EventKind: TypeAlias = RequestState | Literal["failed", "lost", "note", "retried", "unreadable"]
+"""``failed``: an attempt. ``lost``: the worker of an attempt. ``note``: on a completion. ``retried``: made ready again
+after its death. ``unreadable``: another program wrote its record. Otherwise the state that it has now."""
+
+
 class Event(Struct, frozen=True):
     """Something that happened to a request."""
 
     at: float
-    what: str
+    kind: EventKind
     detail: str = ""
+    worker: str = ""
+    """The worker, or the slot of a cluster, whose lease it was. Empty if it happened to no lease, or one of neither."""
+    attempt: int = 0
+    """The number of an attempt that failed."""
+
+    @property
+    def what(self) -> str:
+        """What happened, for people."""
+        names = {
+            "failed": f"attempt {self.attempt} failed", "lost": "lease lost", "leased": "in flight", "dead": "failed"
+        }  # fmt: skip
+        return names.get(self.kind, self.kind)
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -76,7 +93,8 @@ class History(Struct, frozen=True, kw_only=True):
     reason: str
     events: tuple[Event, ...]
     worker: str = ""
-    """The worker, or the slot of a cluster, that has leased it. Empty if it is not leased, or by neither."""
+    """The worker, or the slot of a cluster, that has leased it, or whose lease ended done or dead. Empty if it is
+    ready or waiting, or was leased by neither."""
 
 
 class Inspection(Protocol):
@@ -109,5 +127,9 @@ class Inspection(Protocol):
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
         """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
-        or the scope forbids."""
+        or the scope forbids. Returns how many.
+
+        With ``overflow="refuse"``, links that were refused return only while the queue has room, in the order in which
+        they would be leased. The rest stay dead, so call it again later. Requests that died otherwise have been in the
+        queue before: they return first, and always."""
         ...

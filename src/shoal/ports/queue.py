@@ -11,6 +11,8 @@ from shoal.http import Request
 from shoal.ports.roles import Claim
 
 RequestState: TypeAlias = Literal["ready", "waiting", "leased", "done", "dead"]
+Overflow: TypeAlias = Literal["accept", "refuse"]
+"""What becomes of a link that does not fit into the queue."""
 
 
 class FrontierOptions(Struct, frozen=True, kw_only=True):
@@ -21,9 +23,18 @@ class FrontierOptions(Struct, frozen=True, kw_only=True):
     """Seconds from the end of one fetch to the next lease on the same host, unless the host has its own delay."""
     concurrency_per_host: int = 8
     max_queue_size: int | None = None
-    """An explicit push beyond it raises QueueFullError. Children of a completed request always enter."""
+    """How many requests may be ready or waiting. An explicit push beyond it raises QueueFullError. For the links of
+    pages see ``overflow``."""
+    overflow: Overflow = "accept"
+    """``accept``: links always enter the queue. ``refuse``: new links beyond ``max_queue_size`` are dead at once, with
+    the kind "queue full". They are known to the run, and ``retry_dead`` queues them when there is room."""
     in_memory: int = 100_000
     """Queued requests that stay in memory before the rest goes to disk (memory frontier only)."""
+
+    @property
+    def link_limit(self) -> int | None:
+        """How many requests may be queued for a new link to enter. None: it always enters."""
+        return self.max_queue_size if self.overflow == "refuse" else None
 
 
 class Lease(Struct, frozen=True):
@@ -71,6 +82,8 @@ class Completion(Struct, kw_only=True):
     """Links that this process left out because the run had them already. Only counted."""
     contacted: bool = True
     """False if nothing was sent to the host (a cached page): the delay of the host does not start again."""
+    redirected: bool = False
+    """Its child is where the server redirected it to. It continues this page, so it enters a full queue too."""
     note: str = ""
 
 
@@ -92,10 +105,12 @@ class Failure(Struct, kw_only=True):
 
 
 class Pushed(Struct, frozen=True):
-    """How many requests of a push were new, and how many the run already had."""
+    """How many requests of a push were new and queued, how many the run already had, and how many new links were
+    refused because the queue was full."""
 
     added: int
     duplicates: int
+    refused: int = 0
 
 
 class Queue(Protocol):
@@ -109,12 +124,12 @@ class Queue(Protocol):
         StoreRewoundError. If the role was lost, nothing is pushed."""
         ...
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests whose host is due: highest priority first, then first in, first out.
 
         Expired leases, also those of other runs, are released first. A paused or cancelled run leases nothing.
-        ``begun=False`` is for leases that are sent to other processes: the attempt counts from ``reissue`` on, and a
-        lease that is lost before that is released unused.
+        ``counts_attempt=False`` is for leases that are sent to other processes: they are not begun. The attempt counts
+        from ``reissue`` on, and a lease that is lost before that is released unused.
 
         ``nonce``: 8 to 32 random bytes. A call with the same nonce as this object's last call returns the leases of
         that call that are still held, and leases nothing more. So a lost answer costs nothing. Without a nonce the
@@ -137,6 +152,10 @@ class Queue(Protocol):
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         """Complete pages. For each: how many children were new; None if the lease was lost, and nothing was changed.
+
+        With ``overflow="refuse"``, the children enter in order while the queue has room. The size that counts is the
+        one before the call. The children of a page that the store stages (see ``Stats.incoming``) are checked as they
+        enter the queue.
 
         A repeat under the token that made the request done changes nothing. It returns ``Pushed(0, 0)``, or None in
         stores where no answer can be lost (in one process). Do not remember links of a repeat: it is not proof against

@@ -22,10 +22,11 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     """A worker of a run, as its store knows it."""
 
     worker: str
-    machine: str
-    pid: int
-    session: float
-    silent_for: float
+    machine: str = ""
+    pid: int = 0
+    session: float = 0.0
+    """0: it sends no heartbeats."""
+    silent_for: float = 0.0
     """Seconds since its last heartbeat."""
     leases: int
     """Requests that it has leased."""
@@ -55,5 +56,6 @@ class Workers(Protocol):
         ...
 
     async def workers(self) -> list[WorkerState]:
-        """All workers that joined, except those that left or were fenced, by name."""
+        """All workers that joined, except those that left or were fenced, by name; and all others that hold leases:
+        slots of clusters, and workers without heartbeats."""
         ...

@@ -21,7 +21,25 @@ from collections.abc import Sequence
 _WORDS = "_SHOAL_WORDS"
 _TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
+_FIRST_PAUSE = 0.5
+_STEADY = 60.0  # seconds after which the end of a child has nothing to do with the one before
 _BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator", "--proxy")
+
+
+class RestartBackoff:
+    """Seconds to wait before a child that ended is started again: longer each time, as the next one may end too."""
+
+    longest = 30.0
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PAUSE
+
+    def pause_after(self, lived: float) -> float:
+        """``lived``: seconds that the child has run. After a long life the pauses begin anew."""
+        if lived > _STEADY:
+            self._next = _FIRST_PAUSE
+        pause, self._next = self._next, min(self.longest, 2 * self._next)
+        return pause
 
 
 def command(words: Sequence[str], *, tethered: bool = False) -> tuple[list[str], dict[str, str]]:

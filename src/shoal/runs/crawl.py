@@ -32,7 +32,7 @@ from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
-from shoal.spider import Spider, check_declared
+from shoal.spider import Spider, create_spider
 
 log = logging.getLogger("shoal.crawl")
 
@@ -54,8 +54,7 @@ def crawl(
     Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
     """
     if isinstance(spider, type):
-        check_declared(spider, arguments or {})
-        spider = spider(**(arguments or {}))
+        spider = create_spider(spider, arguments or {})
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
         asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
-from shoal.http.rendering import render_choice
+from shoal.http.rendering import Render, render_choice
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
 from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.worker_session import WorkerSession
@@ -122,7 +122,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
-        self._queries = QueryUsage()
+        self.queries = QueryUsage()
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -164,16 +164,12 @@ class RunLifecycle:
         """What this process knows of itself, without a call to the store."""
         engine = self.engine
         return Vitals(
-            worker=worker,
-            run_id=self.run_id,
-            spider=self._run.spider,
+            worker=worker, run_id=self.run_id, spider=self._run.spider, frontier=self.frontier, standing=standing,
             counters=Counters() if engine is None else engine.counters,
             in_flight=0 if engine is None else engine.in_flight,
             looped_at=None if engine is None else engine.looped_at,
-            frontier=self.frontier,
-            standing=standing,
             identities=None if engine is None or engine.identities is None else engine.identities.counts,
-        )
+        )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
         """Count items that an output could not take."""
@@ -217,9 +213,11 @@ class RunLifecycle:
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
         scheduler = plan.make_scheduler(frontier)
-        fetcher = plan.fetcher
+        fetcher, config = plan.fetcher, plan.config
+        render = render_choice(plan.spider.render)
+        if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
+            config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
-            render = render_choice(plan.spider.render)
             routing = make_fetcher(plan.config, plan.networks, render=render, scope=self.run_id, hosts=frontier)
             stack.push_async_callback(routing.close)
             await routing.open()
@@ -227,7 +225,7 @@ class RunLifecycle:
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,
-            plan.config,
+            config,
             scheduler,
             make_onion(plan.spider, plan.config, frontier, fetcher, may_work),
             self._outputs,
@@ -253,7 +251,7 @@ class RunLifecycle:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
         assert self.engine is not None
         self._plan.spider.stats.bind(self.engine.counters.numbers)
-        before = current_queries.set(self._queries)
+        before = current_queries.set(self.queries)
         try:
             self.error = await hooks.open()
             await (self._work(scheduler) if self.error is None else self._end(scheduler))
@@ -398,7 +396,7 @@ class RunLifecycle:
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
-            unmatched=self._queries.unmatched(),
+            unmatched=self.queries.unmatched(),
             expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
         )
 

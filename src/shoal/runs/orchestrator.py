@@ -18,7 +18,7 @@ from shoal.frontier import open_store
 from shoal.runs.crawl import Crawl
 from shoal.runs.registry import ExecutionMode, Registry
 from shoal.runs.start import RunSettings, Started, start_run
-from shoal.spider import Spider, check_declared, load_spider
+from shoal.spider import Spider, create_spider, load_spider
 
 T = TypeVar("T")
 
@@ -146,9 +146,8 @@ class Orchestrator:
 
 
 def _make(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:
-    check_declared(kind, arguments)
     try:
-        return kind(**arguments)
+        return create_spider(kind, arguments)
     except ShoalError:
         raise
     except Exception as exc:  # the user's __init__ may raise anything

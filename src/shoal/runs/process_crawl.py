@@ -91,7 +91,13 @@ class ProcessCrawl(Crawl):
             if self._supervising is not None:
                 self._supervising.cancel()
             self._workers.kill()
-        return replace(summary, counters=self._workers.counters)
+        workers = self._workers
+        own = workers.own_counters
+        own.update(summary.own_counters)
+        return replace(
+            summary, counters=workers.counters, processes=self._processes, own_counters=dict(own),
+            unmatched=workers.unmatched,
+        )  # fmt: skip
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         kind = frontier_kind(self._address)

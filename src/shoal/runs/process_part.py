@@ -26,6 +26,7 @@ from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
 from shoal.runs.lifecycle import Plan
 from shoal.runs.process_fork import inherited
+from shoal.selector.usage import QueryUsage
 from shoal.spider import Spider
 
 _VARIABLE = "_SHOAL_PART"
@@ -75,19 +76,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     drop_reasons: dict[str, int] = {}
     callback_error: str = ""
     latency: tuple[list[int], float] | None = None
+    own: dict[str, int] = {}
+    """What the spider counted with ``self.stats.inc``."""
     error: str = ""
     """Why it ended early."""
+    matched: list[str] = []
+    """In the last report: the queries that found something, and those that did not, with the number of pages."""
+    unmatched: dict[str, int] = {}
 
     @classmethod
-    def of(cls, counters: Counters, *, in_flight: int = 0, error: str = "") -> Report:
+    def of(cls, crawl: CrawlPart) -> Report:
+        vitals = crawl.vitals()
+        counters = vitals.counters
         return cls(
-            in_flight=in_flight,
+            own=dict(crawl.spider.stats.own),
+            in_flight=vitals.in_flight,
             numbers={name: getattr(counters, name) for name in _NUMBERS},
             errors=dict(counters.errors),
             drop_reasons=dict(counters.drop_reasons),
             callback_error=counters.callback_error,
             latency=(list(counters.latency.counts), counters.latency.seconds),
-            error=error,
         )
 
     def add_to(self, total: Counters) -> None:
@@ -130,6 +138,10 @@ class CrawlPart(Crawl):
             output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
         )  # fmt: skip
 
+    @property
+    def queries(self) -> QueryUsage:
+        return QueryUsage() if self._life is None else self._life.queries
+
     def abort(self) -> None:
         """Stop now. Pages in flight are released."""
         self._stop_asked = True
@@ -169,8 +181,7 @@ class _Tether:
 
     def _report(self) -> None:
         while not self._ended.wait(_REPORT_EVERY):
-            vitals = self._crawl.vitals()
-            self._send(Report.of(vitals.counters, in_flight=vitals.in_flight))
+            self._send(Report.of(self._crawl))
 
     def _send(self, report: Report) -> None:
         with suppress(OSError):  # nobody is there any more
@@ -181,7 +192,10 @@ class _Tether:
         self._ended.set()
         if self._reporting.is_alive():
             self._reporting.join(_LAST_REPORT)
-        self._send(Report.of(self._crawl.vitals().counters, error=error))
+        queries = self._crawl.queries
+        matched, unmatched = sorted(queries.matched), queries.unmatched()
+        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error)
+        self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
 
 
 def run_part(part: Part, connection: socket.socket, spider: Spider, config: Config) -> int:
@@ -207,3 +221,12 @@ def total_of(reports: Sequence[Report]) -> Counters:
     for report in reports:
         report.add_to(total)
     return total
+
+
+def unmatched_by_all(reports: Sequence[Report]) -> dict[str, int]:
+    """The queries that matched in no process, with the number of pages, most pages first."""
+    matched = {query for report in reports for query in report.matched}
+    missed: Counter[str] = Counter()
+    for report in reports:
+        missed.update(report.unmatched)
+    return {query: pages for query, pages in missed.most_common() if query not in matched}

@@ -7,20 +7,19 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from shoal.crawling.stats import Counters
-from shoal.runs.child import command
+from shoal.runs.child import RestartBackoff, command
 from shoal.runs.process_fork import WorkerProcess, start_worker
-from shoal.runs.process_part import Part, Report, total_of
+from shoal.runs.process_part import Part, Report, total_of, unmatched_by_all
 
 log = logging.getLogger("shoal.worker")
 
-_RESTART_AFTER = (0.5, 30.0)  # seconds before a worker that was killed is started again, first and at most
-_STEADY = 60.0  # seconds after which the death of a worker has nothing to do with the one before
 _LONGEST_REPORT = 2**20
 _KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
 _EXIT_POLL = 0.02
@@ -71,6 +70,19 @@ class WorkerProcesses:
     def counters(self) -> Counters:
         return total_of(list(self._reports.values()))
 
+    @property
+    def own_counters(self) -> Counter[str]:
+        """What the spiders counted."""
+        total: Counter[str] = Counter()
+        for report in self._reports.values():
+            total.update(report.own)
+        return total
+
+    @property
+    def unmatched(self) -> dict[str, int]:
+        """See `Summary`."""
+        return unmatched_by_all(list(self._reports.values()))
+
     def stop(self) -> None:
         """Ask all to stop in good order."""
         self._is_stopping = True
@@ -99,14 +111,14 @@ class WorkerProcesses:
 
     async def _keep(self, part: Part, worker: WorkerProcess) -> None:
         """Watch a worker, and its successors while it is killed."""
-        pause = _RESTART_AFTER[0]
+        backoff = RestartBackoff()
         worker.connection.sendall(msgspec.json.encode(part) + b"\n")
         while True:
             began = time.monotonic()
             code = await self._watch(worker)
             if code >= 0 or self._is_stopping:
                 return
-            pause = _RESTART_AFTER[0] if time.monotonic() - began > _STEADY else min(_RESTART_AFTER[1], 2 * pause)
+            pause = backoff.pause_after(time.monotonic() - began)
             name = signal.Signals(-code).name
             log.warning("worker process %d was killed by %s; starting another one in %g s", worker.pid, name, pause)
             await asyncio.sleep(pause)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from shoal.config import Config
 from shoal.crawling.scheduler import frontier_options
 from shoal.errors import ConfigError
+from shoal.fetch.page_needs import Need, learned_needs
 from shoal.ports import FrontierOptions, HostState, Run, Store
 from shoal.runs.start import RunSettings
 from shoal.urls.normalize import host_of, normalize_url
@@ -36,3 +37,11 @@ async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int
             known = found.get(state.host)
             found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
     return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+
+
+async def page_needs_of(store: Store, run: Run, config: Config, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:
+    """What was learned of the pages of these hosts: which kinds need a browser. Hosts of which nothing is known are
+    left out."""
+    frontier = await store.frontier(run.run_id, run_options(run, config))
+    found = {host: await learned_needs(frontier, host) for host in hosts}
+    return {host: needs for host, needs in found.items() if needs}

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.config import Config, Count, Seconds, mask
+from shoal.config import Config, Count, Seconds
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
@@ -23,7 +23,7 @@ from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.http import Request
-from shoal.ports import FrontierOptions, Run, Store
+from shoal.ports import FrontierOptions, Overflow, Run, Store
 from shoal.runs.trust import check_arguments, check_networks
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
@@ -61,6 +61,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     delay: Seconds = 0.0
     concurrency_per_host: Count = 8
     max_queue_size: Count | None = None
+    overflow: Overflow = "accept"
     keep_items: bool = True
     scope: dict[str, object] = {}
     """The section ``scope`` of the configuration."""
@@ -97,6 +98,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             delay=self.delay,
             concurrency_per_host=self.concurrency_per_host,
             max_queue_size=self.max_queue_size,
+            overflow=self.overflow,
         )
 
 
@@ -184,6 +186,7 @@ def _settings(
         delay=options.delay,
         concurrency_per_host=options.concurrency_per_host,
         max_queue_size=options.max_queue_size,
+        overflow=options.overflow,
         keep_items=config.items.keep,
         scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope)),
     )
@@ -294,8 +297,9 @@ def _check_outputs(outputs: Sequence[str]) -> None:
     for spec in outputs:
         sink_id(spec)
         if not is_shared(spec):
+            file = spec.partition("?")[0]
             raise SinkError(
-                f"{mask(spec)} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
+                f"{file} is a file on one machine, which a fleet cannot share. Pass it to one worker with -o, "
                 "write it at the end with `shoal export RUN -o FILE`, or use a database on a server"
             )
 

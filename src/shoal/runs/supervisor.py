@@ -8,12 +8,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from shoal.runs.child import command
+from shoal.runs.child import RestartBackoff, command
 
 log = logging.getLogger("shoal.worker")
 
-_RESTART_AFTER = (0.5, 30.0)  # seconds until a killed worker is restarted: the first time, and at most
-_STEADY = 60.0  # a worker that lived longer is restarted with the shortest pause again
 _KILL_AFTER = 15.0
 
 
@@ -27,7 +25,7 @@ class Processes:
         self._count = count
         self._running: dict[subprocess.Popen[bytes], float] = {}
         self._due: list[float] = []
-        self._pause = _RESTART_AFTER[0]
+        self._backoff = RestartBackoff()
         self._signalled: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
 
@@ -62,9 +60,8 @@ class Processes:
             if process.returncode >= 0 or self._stopping:
                 worst = max(worst, process.returncode)
                 continue
-            self._pause = _RESTART_AFTER[0] if lived > _STEADY else min(_RESTART_AFTER[1], 2 * self._pause)
             log.warning("worker process %d was killed by signal %d; restarting it", process.pid, -process.returncode)
-            self._due.append(now + self._pause)
+            self._due.append(now + self._backoff.pause_after(lived))
         for moment in [moment for moment in self._due if moment <= now and not self._stopping]:
             self._due.remove(moment)
             self._start()

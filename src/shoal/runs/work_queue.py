@@ -13,12 +13,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
@@ -28,10 +27,9 @@ from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import encode_item
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Lease, Run, Store
+from shoal.runs.loop_thread import LoopThread
 from shoal.runs.start import RunSettings
 from shoal.runs.worker_session import has_heartbeats, new_worker_id
-
-T = TypeVar("T")
 
 _BATCH = 1000
 _SPIDER = "(work queue)"
@@ -227,13 +225,8 @@ class SyncUrlWorkQueue:
     """A `UrlWorkQueue` for programs without an event loop. It runs one in its own thread."""
 
     def __init__(self, dsn: str, name: str = "default", **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-work-queue", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("shoal-work-queue")
         self._queue = UrlWorkQueue(dsn, name, **options)
-
-    def _wait(self, work: Coroutine[object, None, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def __enter__(self) -> Self:
         return self
@@ -246,36 +239,34 @@ class SyncUrlWorkQueue:
     def enqueue_urls(
         self, urls: Iterable[str], *, priority: float = 0.0, meta: Mapping[str, object] | None = None
     ) -> Enqueued:
-        return self._wait(self._queue.enqueue_urls(urls, priority=priority, meta=meta))
+        return self._thread.wait(self._queue.enqueue_urls(urls, priority=priority, meta=meta))
 
     def claim_batch(self, size: int = 10) -> list[UrlClaim]:
-        return self._wait(self._queue.claim_batch(size))
+        return self._thread.wait(self._queue.claim_batch(size))
 
     def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:
-        return self._wait(self._queue.renew(claims))
+        return self._thread.wait(self._queue.renew(claims))
 
     def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[object] = ()) -> None:
-        self._wait(self._queue.complete_url(claim, status=status, items=items))
+        self._thread.wait(self._queue.complete_url(claim, status=status, items=items))
 
     def fail_url(self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0) -> str:
-        return self._wait(self._queue.fail_url(claim, reason, kind=kind, retry_in=retry_in))
+        return self._thread.wait(self._queue.fail_url(claim, reason, kind=kind, retry_in=retry_in))
 
     def release_url(self, claim: UrlClaim) -> None:
-        self._wait(self._queue.release_url(claim))
+        self._thread.wait(self._queue.release_url(claim))
 
     def release_expired_leases(self) -> int:
-        return self._wait(self._queue.release_expired_leases())
+        return self._thread.wait(self._queue.release_expired_leases())
 
     def get_queue_stats(self) -> dict[str, int]:
-        return self._wait(self._queue.get_queue_stats())
+        return self._thread.wait(self._queue.get_queue_stats())
 
     def close(self) -> None:
         """Close the store, and end the thread."""
-        if not self._loop.is_closed():
-            self._wait(self._queue.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        if self._thread.is_running:
+            self._thread.wait(self._queue.close())
+            self._thread.stop()
 
 
 def _lost(claim: UrlClaim) -> LeaseLostError:

@@ -14,12 +14,10 @@ from tempfile import TemporaryFile
 from typing import IO, NamedTuple, Protocol
 
 from shoal.errors import ConfigError
-from shoal.runs.child import command
+from shoal.runs.child import RestartBackoff, command
 
 log = logging.getLogger("shoal.autoscale")
 
-_RESTART_AFTER = (1.0, 30.0)  # seconds until a worker that ended is replaced: the first time, and at most
-_STEADY = 60.0  # a worker that lived longer is replaced with the shortest pause again
 _KILL_AFTER = 15.0  # seconds that a worker has to stop
 _COMMAND_TIMEOUT = 60.0  # seconds that docker or kubectl may take
 
@@ -58,7 +56,7 @@ class LocalPool:
         self._count = 0
         self._working: list[_Child] = []
         self._stopping: list[tuple[_Child, float]] = []
-        self._pause = _RESTART_AFTER[0]
+        self._backoff = RestartBackoff()
         self._not_before = 0.0
 
     async def current(self) -> int:
@@ -74,7 +72,7 @@ class LocalPool:
                 self._working.append(self._start())
             except OSError as exc:  # no memory, too many processes, disk full
                 log.warning("a worker could not be started: %s; trying again", exc)
-                self._not_before = time.monotonic() + _RESTART_AFTER[1]
+                self._not_before = time.monotonic() + self._backoff.longest
 
     async def close(self) -> None:
         """Stop all workers. Those that do not stop in time are killed."""
@@ -129,8 +127,7 @@ class LocalPool:
         elif code > 0:
             last = _last_line(child.output)
             log.warning("worker process %d failed with exit code %d: %s", child.process.pid, code, last)
-        self._pause = _RESTART_AFTER[0] if now - child.started > _STEADY else min(_RESTART_AFTER[1], 2 * self._pause)
-        self._not_before = now + self._pause
+        self._not_before = now + self._backoff.pause_after(now - child.started)
         child.output.close()
         assert child.process.stdin is not None
         child.process.stdin.close()

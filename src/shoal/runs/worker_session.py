@@ -35,6 +35,11 @@ def new_worker_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
+def machine_of(worker: str) -> str:
+    """The host name in an id of `new_worker_id`."""
+    return worker.rsplit("-", 2)[0]
+
+
 def has_heartbeats(frontier: str) -> bool:
     """Whether workers on this store need heartbeats. A store of this machine sees itself which processes are alive."""
     return frontier_kind(frontier) in ("redis", "postgresql")

@@ -185,7 +185,7 @@ class _Dispatch:
         sent, wait = 0, None
         if free > 0:
             nonce = os.urandom(16)
-            leased = await self._persist(lambda: self._scheduler.next_requests(free, begun=False, nonce=nonce))
+            leased = await self._persist(lambda: self._scheduler.next_requests(free, counts_attempt=False, nonce=nonce))
             sent, wait = len(leased.leases), leased.wait
             if sent:
                 await self._send(leased.leases)

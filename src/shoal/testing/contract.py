@@ -6,6 +6,7 @@ from shoal.testing.fencing import FencingContract
 from shoal.testing.large_pages import LargePagesContract
 from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
+from shoal.testing.overflow import OverflowContract
 from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
 from shoal.testing.reissuing import ReissuingContract
@@ -23,6 +24,7 @@ class FrontierContract(
     PolitenessContract,
     LedgerContract,
     LargePagesContract,
+    OverflowContract,
     RolesContract,
     RepeatingContract,
     FencingContract,

@@ -314,7 +314,7 @@ class CoordinatorContract:
     async def test_an_unknown_cluster_is_an_error(self, coordination: CoordinatorHarness) -> None:
         client = await coordination.open()
         with pytest.raises(CoordinatorError, match="cluster"):
-            await client.look()
+            await client.observe()
         with pytest.raises(CoordinatorError):
             await client.scale(Counts(1, 1))
 
@@ -322,7 +322,7 @@ class CoordinatorContract:
         member, client = await coordination.member("a"), await coordination.open()
         await member.take(1)
         await member.beat("works")
-        view = await client.look()
+        view = await client.observe()
         assert (names(view), holders(view), view.counts) == (["a"], {1: "a"}, COUNTS)
         assert [each.doing for each in view.members] == ["works"]
         assert names(await member.beat()) == ["a"]

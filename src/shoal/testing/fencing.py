@@ -39,7 +39,7 @@ class FencingContract(ContractTests):
         found = await history(await harness.open_run("run"), page("deadly"))
         assert found.state == "dead"
         assert "lost" in found.reason
-        assert [event.what for event in found.events].count("lease lost") == 2
+        assert [event.kind for event in found.events].count("lost") == 2
 
     async def test_a_fenced_fetch_starts_the_delay(self, harness: Harness) -> None:
         await harness.open(FrontierOptions(delay=10.0))

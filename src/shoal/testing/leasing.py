@@ -7,7 +7,7 @@ import time
 
 from msgspec.structs import replace
 
-from shoal.frontier.rules import LOST_EVENT, LOST_KIND
+from shoal.frontier.rules import LOST_KIND
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed
 from shoal.testing.harness import Harness
 from shoal.testing.steps import (
@@ -351,4 +351,4 @@ class LeasingContract(ContractTests):
         await frontier.lease(0, TTL)
         history = await frontier.find(page("a"))
         assert history is not None
-        assert [event.what for event in history.events] == [LOST_EVENT, "ready"]
+        assert [event.kind for event in history.events] == ["lost", "ready"]

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Holder, HostUpdate
 from shoal.testing.harness import Harness
@@ -36,6 +37,7 @@ from shoal.testing.strategies import (
     PAGES,
     PICKS,
     RECENT,
+    SHORT_QUEUE,
     SLOTS,
     TTLS,
     UPDATES,
@@ -47,17 +49,19 @@ Result = TypeVar("Result")
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
+_SHORT_QUEUE_EXAMPLES = 30
 FOREVER = 1e6
 
 
 def check_machine(make_harness: Callable[[], Harness], with_settings: settings = SETTINGS) -> None:
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
+    for kind, examples in ((FrontierMachine, with_settings.max_examples), (ShortQueueMachine, _SHORT_QUEUE_EXAMPLES)):
 
-    class Machine(FrontierMachine):
-        def make_harness(self) -> Harness:
-            return make_harness()
+        class Machine(kind):  # type: ignore[misc, valid-type]
+            def make_harness(self) -> Harness:
+                return make_harness()
 
-    run_state_machine_as_test(Machine, settings=with_settings)
+        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=examples))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
@@ -111,6 +115,9 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @initialize(options=OPTIONS, pages=st.lists(PAGE, max_size=6), seeded=st.booleans(), slot=SLOTS)
     def open(self, options: FrontierOptions, pages: list[Page], seeded: bool, slot: str | None) -> None:
+        self._open(options, pages, seeded, slot)
+
+    def _open(self, options: FrontierOptions, pages: list[Page], seeded: bool, slot: str | None) -> None:
         self.world = World()
         self.pair = Pair(self._do, self._do(self._harness.open(options)), Model(options, self.world))
         neighbour = self._do(self._harness.open_run("neighbour", options))
@@ -145,12 +152,12 @@ class FrontierMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
         slot=SLOTS,
         ahead=AHEAD,
-        begun=st.sampled_from([True, True, False]),
+        counts_attempt=st.sampled_from([True, True, False]),
     )
-    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, begun: bool) -> None:
+    def lease(self, limit: int, ttl: float, seconds: float, slot: str | None, ahead: int, counts_attempt: bool) -> None:
         self.advance(seconds)
         holder = self._holder(slot, ahead)
-        self._leases += self.pair.lease(limit, ttl, holder, begun, self._view(holder))
+        self._leases += self.pair.lease(limit, ttl, holder, counts_attempt, self._view(holder))
 
     # A fence may end expired leases first.
     @precondition(lambda self: self.pair.model.holders() and not self.pair.model.overdue())
@@ -186,16 +193,31 @@ class FrontierMachine(RuleBasedStateMachine):
 
     # -- ending leases
 
-    def _outcome(self, pages: list[Page], items: list[bytes], contacted: bool) -> Outcome:
+    def _outcome(self, pages: list[Page], items: list[bytes], contacted: bool, redirected: bool = False) -> Outcome:
         """The first page of a batch has all children, the others only the first child."""
-        return Outcome(items, contacted, lambda place: self._make(pages if place == 0 else pages[:1]))
+        return Outcome(items, contacted, redirected, lambda place: self._make(pages if place == 0 else pages[:1]))
 
     @precondition(lambda self: self._leases)
-    @rule(picks=PICKS, twice=st.booleans(), pages=PAGES, items=ITEMS, contacted=st.booleans())
-    def complete(self, picks: list[int], twice: bool, pages: list[Page], items: list[bytes], contacted: bool) -> None:
+    @rule(
+        picks=PICKS,
+        twice=st.booleans(),
+        pages=PAGES,
+        items=ITEMS,
+        contacted=st.booleans(),
+        redirected=st.sampled_from([False, False, True]),
+    )
+    def complete(
+        self,
+        picks: list[int],
+        twice: bool,
+        pages: list[Page],
+        items: list[bytes],
+        contacted: bool,
+        redirected: bool,
+    ) -> None:
         batch = self._take(picks)
         self._spent += batch
-        self.pair.complete(batch * 2 if twice else batch, self._outcome(pages, items, contacted))
+        self.pair.complete(batch * 2 if twice else batch, self._outcome(pages, items, contacted, redirected))
 
     @precondition(lambda self: self._leases)
     @rule(
@@ -248,6 +270,14 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(kinds=st.sampled_from([None, ["robots"], ["timeout", "worker lost"]]))
     @rare
     def retry_dead(self, kinds: list[str] | None) -> None:
+        self._retry(kinds)
+
+    @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
+    @rule(kinds=st.sampled_from([None, [FULL_KIND]]))
+    def retry_refused_links(self, kinds: list[str] | None) -> None:
+        self._retry(kinds)
+
+    def _retry(self, kinds: list[str] | None) -> None:
         assert self._do(self.pair.frontier.retry_dead(kinds)) == self.pair.model.retry_dead(kinds)
 
     # -- time, hosts, roles
@@ -373,3 +403,11 @@ class FrontierMachine(RuleBasedStateMachine):
         pair.check_log()
         kinds = [entry.kind for entry in model.in_state("dead")]
         assert self._do(frontier.dead_kinds()) == {kind: kinds.count(kind) for kind in kinds}
+
+
+class ShortQueueMachine(FrontierMachine):
+    """The same on a queue that is nearly always full."""
+
+    @initialize(options=SHORT_QUEUE, pages=st.lists(PAGE, min_size=1, max_size=1), slot=SLOTS)
+    def open(self, options: FrontierOptions, pages: list[Page], slot: str | None) -> None:
+        self._open(options, pages, True, slot)

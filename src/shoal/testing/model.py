@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from shoal.errors import QueueFullError
-from shoal.frontier.rules import LOST_KIND, is_retried
+from shoal.frontier.rules import FULL_KIND, FULL_REASON, LOST_KIND, is_retried
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, HostUpdate, Pushed, RequestState, Stats
 from shoal.urls.normalize import host_of
@@ -89,6 +89,18 @@ class World:
         return sum(entry.host == host for run in self.runs for entry in run.in_state("leased"))
 
 
+class Room(NamedTuple):
+    """How many links may enter the queue in one call."""
+
+    model: Model
+    queued_else: int
+    """Of the requests that were queued when the call began, those that were not added."""
+
+    def is_used_up(self) -> bool:
+        limit = self.model.options.link_limit
+        return limit is not None and self.queued_else + self.model.entered >= limit
+
+
 class Model:
     """One run. A refused step returns the value that the port defines (None, False)."""
 
@@ -101,6 +113,8 @@ class Model:
         self.duplicates = 0
         self.roles: dict[str, Role] = defaultdict(Role)
         self.fences: dict[str, int] = defaultdict(int)
+        self.entered = 0
+        """How many requests were added to the queue."""
         self._tokens = 0
         world.runs.append(self)
 
@@ -132,30 +146,39 @@ class Model:
             self.roles["seed"].cursor = cursor
         return self._add(named, None)
 
-    def _add(self, named: Iterable[tuple[Hashable, Request]], parent: Entry | None) -> Pushed:
-        added = known = 0
+    def _add(self, named: Iterable[tuple[Hashable, Request]], parent: Entry | None, room: Room | None = None) -> Pushed:
+        """``room``: how many may enter the queue. None: all."""
+        added = known = refused = 0
         for name, request in named:
             if any(entry.name == name for entry in self.entries):
                 known += 1
+                continue
+            entry = Entry(request, name, len(self.entries), parent)
+            self.entries.append(entry)
+            if room is not None and room.is_used_up():
+                refused += 1
+                entry.state, entry.kind, entry.reason = "dead", FULL_KIND, FULL_REASON % self.options.max_queue_size
             else:
                 added += 1
-                self.entries.append(Entry(request, name, len(self.entries), parent))
+                self.entered += 1
         self.duplicates += known
-        return Pushed(added, known)
+        return Pushed(added, known, refused)
 
-    def _add_children(self, parent: Entry, children: Sequence[Request]) -> Pushed:
-        return self._add(
-            [
-                (("child", parent.name, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
-                for number, each in enumerate(children)
-            ],
-            parent,
-        )
+    def measure_room(self) -> Room:
+        """The room for links in a call that begins now."""
+        return Room(self, len(self.in_state("ready", "waiting")) - self.entered)
+
+    def _add_children(self, parent: Entry, children: Sequence[Request], room: Room | None) -> Pushed:
+        named = [
+            (("child", parent.name, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
+            for number, each in enumerate(children)
+        ]
+        return self._add(named, parent, room)
 
     # -- leasing
 
     def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True
     ) -> tuple[list[Held], float | None]:
         now = self.world.now
         for entry in self.overdue():
@@ -170,7 +193,7 @@ class Model:
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
             leases.append(Held(best, best.token, best.attempts + 1))
             best.holder, best.begun, best.origin = holder, False, None
-            if begun:
+            if counts_attempt:
                 self._begin(best)
         waiting_hosts = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
@@ -260,6 +283,7 @@ class Model:
         status: int,
         duplicates: int,
         contacted: bool,
+        room: Room | None = None,
     ) -> Pushed | None:
         if not self.is_current(held):
             return None
@@ -268,9 +292,9 @@ class Model:
         entry.state, entry.status = "done", status
         self._log_items(entry, items)
         self.duplicates += duplicates
-        pushed = self._add_children(entry, children)
+        pushed = self._add_children(entry, children, room)
         self._end_lease(entry, contacted=contacted)
-        return Pushed(pushed.added, pushed.duplicates + duplicates)
+        return Pushed(pushed.added, pushed.duplicates + duplicates, pushed.refused)
 
     def fail(
         self,
@@ -283,6 +307,7 @@ class Model:
         kind: str,
         reason: str,
         contacted: bool,
+        room: Room | None = None,
     ) -> RequestState | None:
         if not self.is_current(held):
             return None
@@ -294,7 +319,7 @@ class Model:
         else:
             entry.state, entry.kind, entry.reason = "dead", kind, reason
             self._log_items(entry, items)
-            self._add_children(entry, children)
+            self._add_children(entry, children, room)
         self._end_lease(entry, contacted=contacted)
         return entry.state
 
@@ -336,10 +361,20 @@ class Model:
             self.logged += 1
 
     def retry_dead(self, kinds: Sequence[str] | None) -> int:
-        chosen = [entry for entry in self.in_state("dead") if is_retried(entry.kind, kinds)]
-        for entry in chosen:
-            entry.state, entry.attempts = "ready", 0
-        return len(chosen)
+        dead = [entry for entry in self.in_state("dead") if is_retried(entry.kind, kinds)]
+        others = [entry for entry in dead if entry.kind != FULL_KIND]
+        for entry in others:
+            entry.state, entry.attempts, entry.kind, entry.reason = "ready", 0, "", ""
+        refused = sorted(
+            (entry for entry in dead if entry.kind == FULL_KIND),
+            key=lambda entry: (-entry.request.priority, entry.place),
+        )
+        limit = self.options.link_limit
+        if limit is not None:
+            refused = refused[: max(0, limit - len(self.in_state("ready", "waiting")))]
+        for entry in refused:
+            entry.state, entry.kind, entry.reason = "ready", "", ""
+        return len(others) + len(refused)
 
     # -- roles and hosts
 

@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
 
     items: list[bytes]
     contacted: bool
+    redirected: bool
     make_children: Callable[[int], Sequence[Request]]
     """Takes the position of the page in the batch."""
 
@@ -75,17 +76,17 @@ class Pair:
         limit: int,
         ttl: float,
         holder: Holder | None = None,
-        begun: bool = True,
+        counts_attempt: bool = True,
         frontier: Frontier | None = None,
     ) -> list[Taken]:
         """Lease as ``holder``, whose view of the run is ``frontier``."""
         frontier = frontier or self.frontier
         if self.model.is_refused(holder):
             with pytest.raises(FencedError):
-                self._do(frontier.lease(limit, ttl, begun=begun))
+                self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
             return []
-        leased = self._do(frontier.lease(limit, ttl, begun=begun))
-        expected, wait = self.model.lease(limit, ttl, holder, begun=begun)
+        leased = self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
+        expected, wait = self.model.lease(limit, ttl, holder, counts_attempt=counts_attempt)
         assert [(lease.request, lease.attempt) for lease in leased.leases] == [
             (held.entry.request, held.attempt) for held in expected
         ]
@@ -125,13 +126,16 @@ class Pair:
                 status=200 + place,
                 duplicates=place,
                 contacted=outcome.contacted,
+                redirected=outcome.redirected and place == 0,
             )
             for place, taken in enumerate(batch)
         ]
+        room = self.model.measure_room()
         expected = [
             self.model.complete(
                 taken.held, each.items, each.children,
                 status=each.status, duplicates=each.duplicates, contacted=each.contacted,
+                room=None if each.redirected else room,
             )
             for taken, each in zip(batch, completions, strict=True)
         ]  # fmt: skip
@@ -154,10 +158,11 @@ class Pair:
             )
             for place, taken in enumerate(batch)
         ]
+        room = self.model.measure_room()
         expected = [
             self.model.fail(
                 taken.held, retry_in, each.items, each.children,
-                status=each.status, kind=kind, reason=each.reason, contacted=each.contacted,
+                status=each.status, kind=kind, reason=each.reason, contacted=each.contacted, room=room,
             )
             for taken, each in zip(batch, failures, strict=True)
         ]  # fmt: skip
@@ -199,6 +204,10 @@ class Pair:
         )
         if entry.state != "waiting":  # when it is due, the backend may already count it as ready
             assert found.state == entry.state
+        if entry.state in ("ready", "waiting"):
+            assert found.worker == ""
+        elif entry.holder is not None:  # otherwise a backend may name the process
+            assert found.worker == found.events[-1].worker == entry.holder.slot
         if entry.state == "dead" and entry.reason:
             assert found.reason == entry.reason
 

@@ -36,8 +36,9 @@ async def summary(frontier: Frontier, lease: Lease) -> tuple[str, int, list[str]
 
 
 class SendingContract(ContractTests):
-    """A dispatcher leases with ``begun=False`` and sends the leases as messages. A lost message costs no attempt: the
-    attempt counts from the reissue on. A receiver whose reissue was not answered repeats it with the same nonce."""
+    """A dispatcher leases with ``counts_attempt=False`` and sends the leases as messages. A lost message costs no
+    attempt: the attempt counts from the reissue on. A receiver whose reissue was not answered repeats it with the
+    same nonce."""
 
     # -- when the attempt counts
 
@@ -45,7 +46,7 @@ class SendingContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1, 2)
         for _ in range(6):
-            first, second = (await frontier.lease(2, 5, begun=False)).leases
+            first, second = (await frontier.lease(2, 5, counts_attempt=False)).leases
             assert (names([first, second]), first.attempt, second.attempt) == (["1", "2"], 1, 1)
             assert await summary(frontier, first) == ("leased", 0, [])
             assert (await frontier.stats()).leased == 2
@@ -61,7 +62,7 @@ class SendingContract(ContractTests):
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
         for attempt in (1, 2):
-            sent = await lease_one(frontier, begun=False)
+            sent = await lease_one(frontier, counts_attempt=False)
             begun = await reissue_one(frontier, sent, 5)
             assert (sent.attempt, begun.attempt) == (attempt, attempt)
             assert replace(begun, token=sent.token, deadline=sent.deadline) == sent
@@ -74,18 +75,18 @@ class SendingContract(ContractTests):
 
     async def test_the_attempt_counts_once(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
-        lease = await lease_one(frontier, begun=False)
+        lease = await lease_one(frontier, counts_attempt=False)
         for _ in range(4):
             lease = await reissue_one(frontier, lease)
             assert (await summary(frontier, lease))[1] == 1
         assert await fail(frontier, lease, retry_in=1) == "waiting"
         await harness.advance(1)
-        assert (await lease_one(frontier, begun=False)).attempt == 2
+        assert (await lease_one(frontier, counts_attempt=False)).attempt == 2
 
     @pytest.mark.parametrize("ending", ["complete", "retry", "death", "release"])
     async def test_ending_a_lease_without_a_reissue_counts_as_an_attempt(self, frontier: Frontier, ending: str) -> None:
         await push(frontier, 1)
-        lease = await lease_one(frontier, begun=False)
+        lease = await lease_one(frontier, counts_attempt=False)
         match ending:
             case "complete":
                 await complete(frontier, lease)
@@ -105,28 +106,28 @@ class SendingContract(ContractTests):
     async def test_failures_without_a_reissue_use_up_the_attempts(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=2))
         await push(frontier, 1)
-        assert await fail(frontier, await lease_one(frontier, begun=False), retry_in=5) == "waiting"
+        assert await fail(frontier, await lease_one(frontier, counts_attempt=False), retry_in=5) == "waiting"
         await harness.advance(5)
-        last = await lease_one(frontier, begun=False)
+        last = await lease_one(frontier, counts_attempt=False)
         assert last.attempt == 2
         assert await fail(frontier, last, retry_in=5) == "dead"
 
     async def test_renewing_does_not_begin_a_lease(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1)
-        lease = await lease_one(frontier, 5, begun=False)
+        lease = await lease_one(frontier, 5, counts_attempt=False)
         (renewed,) = await frontier.renew([lease], 50)
         assert renewed is not None
         assert (renewed.token, renewed.attempt) == (lease.token, 1)
         check_wait(harness, await frontier.lease(1, TTL), 50)
         await harness.advance(50)
-        assert (await lease_one(frontier, begun=False)).attempt == 1
+        assert (await lease_one(frontier, counts_attempt=False)).attempt == 1
 
     async def test_only_begun_leases_cost_an_attempt_when_they_expire(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=1))
         await push(frontier, 1, 2, 3)
         begun = await lease_one(frontier, 5)
-        sent = await lease_one(frontier, 5, begun=False)
-        reissued = await reissue_one(frontier, await lease_one(frontier, begun=False), 5)
+        sent = await lease_one(frontier, 5, counts_attempt=False)
+        reissued = await reissue_one(frontier, await lease_one(frontier, counts_attempt=False), 5)
         await harness.advance(5)
         assert await lease_names(frontier) == ["2"]
         states = [(await summary(frontier, lease))[0] for lease in (begun, sent, reissued)]
@@ -135,7 +136,7 @@ class SendingContract(ContractTests):
     async def test_a_fence_releases_leases_that_are_not_begun(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, 1, 2, 3)
         holder = await harness.open_run("run", holder=Holder("s", 1))
-        sent, reissued, begun = [*(await holder.lease(2, TTL, begun=False)).leases, await lease_one(holder)]
+        sent, reissued, begun = [*(await holder.lease(2, TTL, counts_attempt=False)).leases, await lease_one(holder)]
         reissued = await reissue_one(frontier, reissued)
         assert await frontier.fence("s", 2) == 3
         assert await summary(frontier, sent) == ("ready", 0, [])
@@ -150,7 +151,7 @@ class SendingContract(ContractTests):
             pytest.skip("the store does not survive its process")
         frontier = await harness.open(FrontierOptions(max_attempts=1))
         await push(frontier, 1, 2)
-        sent, other = (await frontier.lease(2, TTL, begun=False)).leases
+        sent, other = (await frontier.lease(2, TTL, counts_attempt=False)).leases
         (reissued,) = await frontier.reissue([other], TTL, nonce=ONE)
         assert reissued is not None
         frontier = await harness.reopen()
@@ -169,7 +170,7 @@ class SendingContract(ContractTests):
     async def test_a_lease_that_is_not_begun_takes_a_place_on_its_host(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(concurrency_per_host=2))
         await push(frontier, 1, 2, 3)
-        sent = (await frontier.lease(3, 5, begun=False)).leases
+        sent = (await frontier.lease(3, 5, counts_attempt=False)).leases
         assert len(sent) == 2
         assert [state.in_flight for state in await frontier.host_states()] == [2]
         assert await lease_names(frontier) == []
@@ -183,11 +184,11 @@ class SendingContract(ContractTests):
         """Nobody contacts a host for a lease that is not begun."""
         frontier = await harness.open(FrontierOptions(delay=10))
         await push(frontier, 1, 2)
-        await lease_one(frontier, 50, begun=False)
+        await lease_one(frontier, 50, counts_attempt=False)
         await harness.advance(40)
         assert await lease_names(frontier) == []
         await harness.advance(10)
-        sent = await lease_one(frontier, 50, begun=False)
+        sent = await lease_one(frontier, 50, counts_attempt=False)
         assert names([sent]) == ["1"]
         await reissue_one(frontier, sent, 50)
         await harness.advance(50)
@@ -201,9 +202,9 @@ class SendingContract(ContractTests):
         frontier = await harness.open(FrontierOptions(delay=10))
         await push(frontier, 1, 2)
         await complete(frontier, await lease_one(frontier))
-        assert (await frontier.lease(1, TTL, begun=False)).leases == []
+        assert (await frontier.lease(1, TTL, counts_attempt=False)).leases == []
         await harness.advance(10)
-        await lease_one(frontier, 5, begun=False)
+        await lease_one(frontier, 5, counts_attempt=False)
         await frontier.update_host(HOST, HostUpdate(delay=100))
         await harness.advance(5)
         assert await lease_names(frontier) == []
@@ -217,7 +218,7 @@ class SendingContract(ContractTests):
         self, harness: Harness, frontier: Frontier, begun: bool
     ) -> None:
         await push(frontier, 1)
-        old = await lease_one(frontier, begun=begun)
+        old = await lease_one(frontier, counts_attempt=begun)
         (new,) = await frontier.reissue([old], 5, nonce=ONE)
         assert new is not None
         for _ in range(3):
@@ -241,7 +242,7 @@ class SendingContract(ContractTests):
     ) -> None:
         holder = await harness.open_run("run", holder=Holder("s", 1))
         await push(frontier, 1)
-        old = await lease_one(holder, begun=False)
+        old = await lease_one(holder, counts_attempt=False)
         (new,) = await frontier.reissue([old], 5, nonce=ONE)
         assert new is not None
         match end:
@@ -271,7 +272,7 @@ class SendingContract(ContractTests):
 
     async def test_a_repeated_batch_of_reissues_has_the_same_answer(self, frontier: Frontier) -> None:
         await push(frontier, *range(4))
-        lost, *sent = (await frontier.lease(4, TTL, begun=False)).leases
+        lost, *sent = (await frontier.lease(4, TTL, counts_attempt=False)).leases
         await complete(frontier, lost)
         batch = [sent[0], lost, sent[1], sent[0]]
         answer = await frontier.reissue(batch, TTL, nonce=ONE)
@@ -287,7 +288,7 @@ class SendingContract(ContractTests):
         callers = [frontier, await harness.open_run("run"), await harness.open_run("run")]
         nonces = [b"receiver-%d" % number for number in range(3)]
         await push(frontier, *range(20))
-        for lease in (await frontier.lease(20, TTL, begun=False)).leases:
+        for lease in (await frontier.lease(20, TTL, counts_attempt=False)).leases:
             asked = [*zip(callers, nonces, strict=True)] * 2
             answers = await asyncio.gather(*(each.reissue([lease], TTL, nonce=nonce) for each, nonce in asked))
             tokens = [won and won.token for (won,) in answers]
@@ -300,7 +301,7 @@ class SendingContract(ContractTests):
     @pytest.mark.parametrize("length", [0, 7, 33])
     async def test_a_nonce_of_the_wrong_length_is_refused(self, frontier: Frontier, length: int) -> None:
         await push(frontier, 1)
-        lease = await lease_one(frontier, begun=False)
+        lease = await lease_one(frontier, counts_attempt=False)
         with pytest.raises(ValueError, match="8 to 32 bytes"):
             await frontier.reissue([lease], TTL, nonce=bytes(length))
         for nonce in (bytes(8), bytes(range(32))):

@@ -55,9 +55,9 @@ async def push(frontier: Frontier, *pages: object, **options: Any) -> None:
     assert pushed.added == len(pages)
 
 
-async def lease_one(frontier: Frontier, ttl: float = TTL, *, begun: bool = True) -> Lease:
+async def lease_one(frontier: Frontier, ttl: float = TTL, *, counts_attempt: bool = True) -> Lease:
     """Lease the best request. There must be one."""
-    leased = await frontier.lease(1, ttl, begun=begun)
+    leased = await frontier.lease(1, ttl, counts_attempt=counts_attempt)
     assert len(leased.leases) == 1
     return leased.leases[0]
 

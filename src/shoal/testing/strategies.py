@@ -51,5 +51,14 @@ OPTIONS: SearchStrategy[FrontierOptions] = st.builds(
     delay=st.sampled_from([0.0, 10.0]),
     concurrency_per_host=st.sampled_from([1, 2, 8]),
     max_queue_size=st.sampled_from([None, None, 6]),
+    overflow=st.sampled_from(["accept", "refuse"]),
     in_memory=st.sampled_from([1, 3, 100_000]),
 )
+SHORT_QUEUE: SearchStrategy[FrontierOptions] = st.builds(
+    FrontierOptions,
+    max_attempts=st.integers(1, 3),
+    max_queue_size=st.sampled_from([1, 1, 2]),
+    overflow=st.just("refuse"),
+    in_memory=st.sampled_from([1, 100_000]),
+)
+"""A queue that is nearly always full, and refuses links."""

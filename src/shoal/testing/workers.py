@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import FencedError
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.ports import EventKind, Frontier, FrontierOptions, Heartbeat, Holder, WorkerState
 from shoal.testing.harness import Harness
 from shoal.testing.roles import claim_role
-from shoal.testing.steps import TTL, ContractTests, check_refused, complete, history, lease_names, lease_one, page, push
+from shoal.testing.steps import (
+    TTL,
+    ContractTests,
+    check_refused,
+    complete,
+    fail,
+    history,
+    lease_names,
+    lease_one,
+    page,
+    push,
+)
 
 SESSION = 20.0
 
@@ -113,26 +124,16 @@ class WorkersContract(ContractTests):
         leases = (await holder.lease(3, TTL)).leases
         await harness.advance(9)
         await frontier.beat(heartbeat("b"))
-        await frontier.lease(1, TTL)
-        first, second = await frontier.workers()
+        script = await harness.open_run("run", holder=Holder("c", 1))
+        await lease_one(script)
+        first, second, third = await frontier.workers()
         assert (first.worker, first.machine, first.pid, first.session, first.leases) == ("a", "machine", 7, SESSION, 3)
         assert 9 <= first.silent_for <= 9.1 + harness.drift
         assert (second.worker, second.leases) == ("b", 0)
         assert second.silent_for <= 0.1 + harness.drift
+        assert third == WorkerState(worker="c", leases=1)  # it sends no heartbeats
         await holder.release(leases)
-        assert [state.leases for state in await frontier.workers()] == [0, 0]
-
-    async def test_a_history_names_the_worker_that_has_the_lease(self, harness: Harness, frontier: Frontier) -> None:
-        await push(frontier, "x", "y")
-        holder = await harness.open_run("run", holder=Holder("a", 1))
-        lease = await lease_one(holder)
-        assert (await history(frontier, page("x"))).worker == "a"
-        assert (await history(frontier, page("y"))).worker == ""
-        await frontier.release([lease])
-        assert (await history(frontier, page("x"))).worker == ""
-        lease = await lease_one(holder)
-        await complete(frontier, lease)
-        assert (await history(frontier, page("x"))).worker == ""
+        assert [state.leases for state in await frontier.workers()] == [0, 0, 1]
 
     async def test_a_dead_worker_frees_its_roles(self, harness: Harness, frontier: Frontier) -> None:
         dead = await harness.open_run("run", holder=Holder("a", 1))
@@ -159,3 +160,42 @@ class WorkersContract(ContractTests):
         assert await frontier.workers() == []
         with pytest.raises(FencedError):
             await frontier.beat(heartbeat("a", 8))
+
+    async def test_a_history_names_the_worker_of_each_claim(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "x")
+        a, b, c = [await harness.open_run("run", holder=Holder(name, 1)) for name in ("a", "b", "c/0")]
+        assert await workers_of(frontier, "x") == ("", [("ready", "")])
+        lease = await lease_one(a, ttl=TTL)
+        assert await workers_of(frontier, "x") == ("a", [("leased", "a")])
+        assert await fail(a, lease, retry_in=1.0) == "waiting"
+        failed = ("failed", "a")
+        assert await workers_of(frontier, "x") == ("", [failed, ("waiting", "")])
+        await harness.advance(1)
+        await lease_one(b, ttl=5)
+        assert await workers_of(frontier, "x") == ("b", [failed, ("leased", "b")])
+        await harness.advance(5)
+        lease = await lease_one(c)
+        lost = ("lost", "b")
+        assert await workers_of(frontier, "x") == ("c/0", [failed, lost, ("leased", "c/0")])
+        await complete(c, lease, status=200, note="redirected")
+        assert await workers_of(frontier, "x") == ("c/0", [failed, lost, ("note", "c/0"), ("done", "c/0")])
+
+    async def test_a_dead_request_names_its_last_worker_until_it_is_retried(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        await push(frontier, "x")
+        a, b = [await harness.open_run("run", holder=Holder(name, 1)) for name in ("a", "b")]
+        await fail(a, await lease_one(a))
+        failed = ("failed", "a")
+        assert await workers_of(frontier, "x") == ("a", [failed, ("dead", "a")])
+        assert [found.worker async for found in frontier.dead()] == ["a"]
+        assert await frontier.retry_dead() == 1
+        assert await workers_of(frontier, "x") == ("", [failed, ("retried", ""), ("ready", "")])
+        assert await b.release([await lease_one(b)]) == [True]
+        assert (await workers_of(frontier, "x"))[0] == ""
+
+
+async def workers_of(frontier: Frontier, name: str) -> tuple[str, list[tuple[EventKind, str]]]:
+    """The worker of a request, and each of its events with its worker."""
+    found = await history(frontier, page(name))
+    return found.worker, [(event.kind, event.worker) for event in found.events]

@@ -131,7 +131,7 @@ def _print_history(history: History) -> None:
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
     if history.worker:
-        print(f"  leased by {printable(history.worker)}")
+        print(f"  worker    {printable(history.worker)}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
     print(f"  found on  {history.parent or 'none: it is a start request'}")
@@ -140,7 +140,8 @@ def _print_history(history: History) -> None:
     print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}")
+        worker = f"  (worker {printable(event.worker)})" if event.worker else ""
+        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}{worker}")
 
 
 def _robots_answer(history: History) -> str:
@@ -166,13 +167,19 @@ def retry_failed(
 ) -> None:
     """Queue the failed requests of a run again.
 
-    They get all their attempts again. Requests that robots.txt disallowed stay failed. `shoal audit` lists the kinds of
+    They get all their attempts again. Requests that robots.txt disallowed stay failed. Links that were refused because
+    the queue was full return only while it has room: run this command again later. `shoal audit` lists the kinds of
     failures.
     """
 
     async def work() -> None:
+        from shoal.frontier.rules import FULL_KIND, is_retried
+
         async with opened_run(frontier, run_id, readonly=False) as (run, store):
             count = await store.retry_dead(kind or None)
+            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
+        if refused:
+            print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")
 
     asyncio.run(work())

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -26,9 +26,11 @@ from shoal.cli.options import (
     MetricsPort,
     Output,
     Quiet,
+    Replace,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     pairs,
     resolve,
 )
@@ -84,7 +86,11 @@ def node(
     coordinator: CoordinatorUrl = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="A name that is unique in the cluster (default: generated)."),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help='A unique name; "<index>" in it becomes the first free number (default: generated).',
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name (default: the ID of the run).")
@@ -95,6 +101,7 @@ def node(
     ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],
+    replace: Replace = [],
     argument: Argument = [],
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
@@ -122,8 +129,8 @@ def node(
     made, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
-            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=output, keep_alive=keep_alive,
-            allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=outputs_of(output, replace),
+            keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved),
         ),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
     )  # fmt: skip
@@ -167,7 +174,7 @@ def status(
         async with _opened(cluster, coordinator, frontier) as opened:
             while True:
                 try:
-                    view, last = await opened.look(), await opened.events(events) if events else []
+                    view, last = await opened.observe(), await opened.events(events) if events else []
                     print(
                         _status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True
                     )
@@ -209,7 +216,7 @@ def scale(
         from shoal.ports import Counts
 
         async with _opened(cluster, coordinator, frontier) as opened:
-            before = (await opened.look()).counts
+            before = (await opened.observe()).counts
             after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
             await opened.scale(after)
             print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
@@ -218,40 +225,46 @@ def scale(
 
 
 def _counts(counts: Counts) -> str:
-    return f"{counts.runner} Runner{'s' * (counts.runner != 1)} and {counts.backup} Backup{'s' * (counts.backup != 1)}"
+    runners, backups = f"Runner{'s' * (counts.runner != 1)}", f"Backup Runner{'s' * (counts.backup != 1)}"
+    return f"{counts.runner} {runners} and {counts.backup} {backups}"
 
 
 def _status_text(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:
     """The counts, one line for each member, and the last events."""
-    from shoal.cluster.election import rank, roles, shortage
+    from shoal.cluster.election import Role, rank, roles, shortage
 
     slots = {slot.holder: slot for slot in view.slots if slot.holder}
     role = roles(view)
-    order = {"runner": 0, "backup": 1, "spare": 2}
-    members = sorted(view.members, key=lambda member: (order[role[member.name]], rank(member.name)))
+    order = get_args(Role)
+    members = sorted(view.members, key=lambda member: (order.index(role[member.name]), rank(member.name)))
     width = max([len(member.name) for member in members] + [4])
     lack = shortage(view)
     count = f"{len(members)} member{'s' * (len(members) != 1)}"
     lines = [f"{cluster}: {_counts(view.counts)}, {count}" + (f"; only {lack}" if lack else "")]
-    lines.append(f"{'name':<{width}}  {'role':<7} {'slot':>4} {'epoch':>16} {'heartbeat':>10}  {'where':<24} doing")
+    lines.append(f"{'name':<{width}}  {'role':<13} {'slot':>4} {'since':>8} {'heartbeat':>10}  {'where':<24} doing")
     for member in members:
         slot = slots.get(member.name)
-        place = f"{slot.index if slot else '-':>4} {slot.epoch if slot else '-':>16}"
+        place = f"{slot.index if slot else '-':>4} {_clock(slot.taken_at) if slot else '-':>8}"
         age = f"{member.age:.1f} s ago"
         lines.append(
-            f"{member.name:<{width}}  {role[member.name]:<7} {place} {age:>10}  {member.where:<24} {member.doing}"
+            f"{member.name:<{width}}  {role[member.name]:<13} {place} {age:>10}  {member.where:<24} {member.doing}"
         )
     lines += [_event_line(event) for event in events]
     return "\n".join(lines)
 
 
 def _event_line(event: ClusterEvent) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(event.at))
     slot = "" if event.slot is None else f" slot {event.slot}"
-    epoch = f" (epoch {event.epoch})" if event.epoch else ""
     source = {"took over": " from "}.get(event.what, ": ")
     detail = source + event.detail if event.detail else ""
-    return f"  {at}  {event.member + ' ' if event.member else ''}{event.what}{slot}{detail}{epoch}"
+    return f"  {_clock(event.at)}  {event.member + ' ' if event.member else ''}{event.what}{slot}{detail}"
+
+
+def _clock(moment: float) -> str:
+    """The time of day, or the date if it was on another day."""
+    then = time.localtime(moment)
+    is_today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%d %b", then)
 
 
 def _status_json(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
         summary: Summary | None
 
 
+Processes = Annotated[
+    int,
+    typer.Option("--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1),
+]
 During: TypeAlias = "Callable[[Executed], Coroutine[object, None, None]]"
 
 app = Commands()
@@ -105,6 +109,7 @@ def crawl(
     proxy: Proxy = [],
     setting: Setting = [],
     new_run: NewRun = False,
+    processes: Processes = 1,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -116,13 +121,14 @@ def crawl(
     """
     from shoal.crawling.page_spider import page_spider, parse_fields
 
+    forked = fork_ahead(processes)
     spider = page_spider(
         url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
     )
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
-        metrics_port=metrics_port,
+        metrics_port=metrics_port, processes=forked,
     )  # fmt: skip
 
 
@@ -147,12 +153,7 @@ def run(
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1
-        ),
-    ] = 1,
+    processes: Processes = 1,
     metrics_port: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:

@@ -13,6 +13,7 @@ from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.fetch.page_needs import Need
     from shoal.ports import HostState, HostUpdate, Store
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
@@ -44,27 +45,31 @@ def hosts(
 
     async def work() -> None:
         async with opened_store(frontier, readonly=True) as store:
-            _print_hosts(await _hosts_of(store, run_id, limit))
+            _print_hosts(*await _hosts_of(store, run_id, limit))
 
     asyncio.run(work())
 
 
-async def _hosts_of(store: Store, run_id: str | None, limit: int) -> list[HostState]:
-    """The hosts of one run, or of all unfinished runs: these share the limits of a host."""
+async def _hosts_of(store: Store, run_id: str | None, limit: int) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
+    """The hosts of one run, or of all unfinished runs: these share the limits of a host. And what their pages need."""
     from shoal.config import Config
-    from shoal.runs.queries import hosts_of
+    from shoal.runs.queries import hosts_of, page_needs_of
 
     unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
     chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
-    return await hosts_of(store, chosen, Config(), limit)
+    states = await hosts_of(store, chosen, Config(), limit)
+    return states, await page_needs_of(store, chosen[0], Config(), [state.host for state in states])
 
 
-def _print_hosts(states: list[HostState]) -> None:
+def _print_hosts(states: list[HostState], needs: dict[str, dict[str, Need]]) -> None:
     print(f"{'host':<32} {'ready':>8} {'in flight':>10} {'delay':>8}  {'why':<26} blocked")
     for state in states:
         blocked = f"for {state.blocked_for:.0f} s: {state.block_reason}" if state.blocked_for else ""
         flight = f"{state.in_flight} of {state.concurrency}"
         print(f"{state.host:<32} {state.ready:>8} {flight:>10} {state.delay:>6.2f} s  {state.why:<26} {blocked}")
+        for need, text in (("browser", "need a browser"), ("http", "need no browser")):
+            if kinds := [kind for kind, found in needs.get(state.host, {}).items() if found == need]:
+                print(f"  pages that {text}: {', '.join(kinds)}")
 
 
 @hosts_app.add(
@@ -148,6 +153,6 @@ def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier
     async def work() -> None:
         async with opened_run(frontier or outer, run_id, readonly=False) as (_, found):
             await found.update_host(host, update)
-            _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")])
+            _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")], {})
 
     asyncio.run(work())

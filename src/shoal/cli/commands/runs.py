@@ -14,7 +14,7 @@ from shoal.cli.run_store import choose_run, current_project, opened_run, opened_
 from shoal.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.ports import RunState, Stats, WorkerState
 
@@ -83,13 +83,16 @@ def stats(
     async def work() -> None:
         async with opened_run(frontier, run, readonly=True) as (chosen, found):
             before, at = await found.stats(), time.monotonic()
-            _print_stats(chosen.run_id, before, None, await found.workers(), as_json=as_json)
+            # A run may have many failed requests, so they are not counted every second.
+            kinds = await found.dead_kinds() if before.dead else {}
+            _print_stats(chosen.run_id, before, None, await found.workers(), kinds, as_json=as_json)
             while watch and not before.finished:
                 await asyncio.sleep(1.0)
                 now = await found.stats()
                 speed = (now.done - before.done) / (time.monotonic() - at)
                 before, at = now, time.monotonic()
-                _print_stats(chosen.run_id, now, speed, await found.workers(), as_json=as_json)
+                kinds = await found.dead_kinds() if now.dead and now.finished else {}
+                _print_stats(chosen.run_id, now, speed, await found.workers(), kinds, as_json=as_json)
 
     asyncio.run(work())
 
@@ -98,8 +101,10 @@ _SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
 
 
 def _print_stats(
-    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], *, as_json: bool
-) -> None:
+    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int], *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """``kinds``: of the failed requests; empty if they were not counted."""
     import json
 
     from msgspec.structs import asdict
@@ -108,12 +113,15 @@ def _print_stats(
 
     if as_json:
         shown = [asdict(worker) for worker in workers]
-        print(json.dumps({"run_id": run_id, **ledger(found), "workers": shown}), flush=True)
+        counted = {"failed_kinds": kinds} if kinds else {}
+        print(json.dumps({"run_id": run_id, **ledger(found), **counted, "workers": shown}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
     seeding = "  (seeding)" if found.seeding else ""
     words = " ".join(f" {name.replace('_', ' ')} {ledger(found)[name]}" for name in _SHOWN)
     print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
+    if kinds:
+        print("failed:", ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda pair: -pair[1])))
     for worker in workers:
         if worker.leases:
             pages = "1 page" if worker.leases == 1 else f"{worker.leases} pages"

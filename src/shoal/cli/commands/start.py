@@ -18,10 +18,12 @@ from shoal.cli.options import (
     FrontierUrl,
     NewRun,
     Quiet,
+    Replace,
     Resume,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     pairs,
     resolve,
     starts_anew,
@@ -59,6 +61,7 @@ def start(
         list[str],
         typer.Option("-o", "--output", metavar="URL", help="A database that every worker can write to. Repeatable."),
     ] = [],
+    replace: Replace = [],
     argument: Argument = [],
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="The ID of the new run (default: made from the time).")
@@ -87,7 +90,7 @@ def start(
     execution = _mode(mode, entry)
     options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
     resolved = resolve(made, given(options), setting)
-    outputs = [*(entry.outputs if entry else ()), *output]
+    outputs = [*(entry.outputs if entry else ()), *outputs_of(output, replace)]
     if execution == "single":
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file))
     asyncio.run(

@@ -22,9 +22,11 @@ from shoal.cli.options import (
     Output,
     Proxy,
     Quiet,
+    Replace,
     Setting,
     SpiderName,
     given,
+    outputs_of,
     resolve,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
-    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "items.keep"
+    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "queue.overflow",
+    "items.keep",
 }  # fmt: skip
 
 app = Commands()
@@ -51,6 +54,7 @@ def worker(
     run_id: Annotated[str, typer.Option("--run-id", metavar="ID", help="The ID of the run, from `shoal start`.")],
     frontier: FrontierUrl = None,
     output: Output = [],
+    replace: Replace = [],
     batch_size: BatchSize = None,
     processes: Annotated[
         int,
@@ -83,7 +87,7 @@ def worker(
     made, resolved = prepare(spider, options, setting, run_id)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
-        Worker(made, resolved.config, run_id, outputs=output, options=how),
+        Worker(made, resolved.config, run_id, outputs=outputs_of(output, replace), options=how),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
     )  # fmt: skip
 
@@ -115,14 +119,14 @@ def prepare(
 
 
 async def _run_arguments(config: Config, run_id: str) -> dict[str, object]:
-    """The arguments that the run's spider started with."""
+    """The arguments that the run's spider started with. RunError if there is no such run."""
+    from shoal.cli.run_store import choose_run
     from shoal.frontier import join_store
     from shoal.runs.start import RunSettings
 
     store = await join_store(config.frontier, readonly=True)
     try:
-        run = await store.get_run(run_id)
-        return {} if run is None else RunSettings.of(run).arguments
+        return RunSettings.of(await choose_run(store, run_id)).arguments
     finally:
         await store.close()
 

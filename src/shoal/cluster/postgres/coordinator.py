@@ -105,8 +105,8 @@ class PostgresCoordinator:
 
     # -- inspection
 
-    async def look(self) -> ClusterView:
-        rows = await self._call("look")
+    async def observe(self) -> ClusterView:
+        rows = await self._call("observe")
         if not rows:
             raise self._unknown()
         return _view(rows[0])

@@ -34,7 +34,7 @@ class _Member(msgspec.Struct, array_like=True):
     where: str
     doing: str
     fit: int
-    heard: float
+    last_heartbeat: float
 
 
 class _Slot(msgspec.Struct, array_like=True):
@@ -127,8 +127,8 @@ class RedisCoordinator:
 
     # -- inspection
 
-    async def look(self) -> ClusterView:
-        answer = await self._run("look")
+    async def observe(self) -> ClusterView:
+        answer = await self._run("observe")
         if answer is None:
             raise self._unknown()
         return self._view(answer)
@@ -149,7 +149,9 @@ class RedisCoordinator:
         return ClusterView(
             counts=Counts(runner, backup),
             members=tuple(
-                Member(name=name, age=max(0.0, now - it.heard), fit=bool(it.fit), doing=it.doing, where=it.where)
+                Member(
+                    name=name, age=max(0.0, now - it.last_heartbeat), fit=bool(it.fit), doing=it.doing, where=it.where
+                )
                 for name, it in sorted(living.items())
             ),
             slots=tuple(Slot(index, it.holder, it.epoch) for index, it in sorted(held.items())),

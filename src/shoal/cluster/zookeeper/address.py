@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from shoal.config import mask
 from shoal.errors import CoordinatorError
+from shoal.stores.timeouts import timeout_seconds
 
 _PORT = 2181
 _TIMEOUT = 5.0
@@ -43,7 +44,7 @@ class ZookeeperAddress(NamedTuple):
                 hosts=tuple(_host(place) for place in places.split(",")),
                 login=_login(login) if at else None,
                 chroot=_chroot(parts.path),
-                timeout=_seconds(query.get("timeout")),
+                timeout=timeout_seconds(query.get("timeout"), _TIMEOUT),
                 shown=shown,
             )
         except ValueError as exc:
@@ -73,11 +74,3 @@ def _chroot(path: str) -> str:
         if name in ("", ".", "..") or not name.isprintable() or "/" in name:
             raise ValueError(f"invalid path element {name!r}")
     return "".join(f"/{name}" for name in names)
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return _TIMEOUT
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text) or float(text) <= 0:
-        raise ValueError(f"the timeout {text!r} is not a positive number of seconds")
-    return float(text)

@@ -201,7 +201,7 @@ class ZookeeperCoordinator:
         )
         return _Versions(config[1].version, slots[1].pzxid, members[1].pzxid)
 
-    async def look(self) -> ClusterView:
+    async def observe(self) -> ClusterView:
         async with self._session.step():
             try:
                 written = await self._session.result(self._client.set_async(self._paths.clock, b""))

@@ -109,8 +109,8 @@ class SocketFrontier(_Remote):
         key = wire.decode_run_key(self._run)
         self._run = wire.encode(wire.RunKey(key.run_id, key.options, holder))
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
-        call = self._call(wire.FRONTIER["lease"], limit, ttl, begun=begun, nonce=nonce)
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
+        call = self._call(wire.FRONTIER["lease"], limit, ttl, counts_attempt=counts_attempt, nonce=nonce)
         return await release_if_cancelled(call, lambda leased: self.release(leased.leases))
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:

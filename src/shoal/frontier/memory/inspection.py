@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from heapq import nsmallest
 
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.queue import MemoryQueue
@@ -10,7 +11,17 @@ from shoal.frontier.memory.records import head_of, request_of
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
-from shoal.frontier.rules import READY, RETRIED_DETAIL, RETRIED_EVENT, SEED_ROLE, STATE_NAMES, is_retried
+from shoal.frontier.rules import (
+    ADMITTED_DETAIL,
+    CLAIMED,
+    FULL_KIND,
+    READY,
+    RETRIED_DETAIL,
+    RETRIED_EVENT,
+    SEED_ROLE,
+    STATE_NAMES,
+    is_retried,
+)
 from shoal.http import Request
 from shoal.ports import Event, History, Rewind, Stats
 
@@ -73,13 +84,14 @@ class MemoryInspection:
         head, request = head_of(record), request_of(record)
         parent = int.from_bytes(head.parent, "big")
         url = request_of(requests.read(parent)).url if parent in requests.records else None
+        worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(number),
             status=head.status, items=head.items, parent=url,
             reason=requests.deaths.get(number, ("", ""))[1],
-            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state])),
-            worker=self._queue.holder_of(number),
+            events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
+            worker=worker,
         )  # fmt: skip
 
     # -- dead requests
@@ -95,13 +107,27 @@ class MemoryInspection:
             yield self._history(number)
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+        chosen = {number: kind for number, (kind, _) in self._requests.deaths.items() if is_retried(kind, kinds)}
+        refused = [number for number, kind in chosen.items() if kind == FULL_KIND]
+        others = [number for number, kind in chosen.items() if kind != FULL_KIND]
+        self._revive(others, RETRIED_DETAIL)
+        room = self._requests.measure_room()
+        if room is not None and room < len(refused):
+            refused = nsmallest(room, refused, key=self._order)
+        self._revive(refused, ADMITTED_DETAIL)
+        return len(others) + len(refused)
+
+    def _order(self, number: int) -> tuple[float, int]:
+        """The place of a request in the order in which requests are leased."""
+        record = self._requests.read(number)
+        return -request_of(record).priority, head_of(record).sequence
+
+    def _revive(self, numbers: Sequence[int], detail: str) -> None:
         now, requests = self._clock(), self._requests
-        chosen = [number for number, (kind, _) in requests.deaths.items() if is_retried(kind, kinds)]
-        for number in chosen:
+        for number in numbers:
             del requests.deaths[number]
             record = requests.read(number)
             head, request = head_of(record), request_of(record)
-            requests.add_event(number, now, RETRIED_EVENT, RETRIED_DETAIL)
+            requests.add_event(number, now, RETRIED_EVENT, detail)
             requests.update(number, head._replace(state=READY, attempts=0, at=now), record)
             requests.requeue(requests.lane_of(request), -request.priority, head.sequence, number, now)
-        return len(chosen)

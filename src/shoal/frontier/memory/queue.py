@@ -36,7 +36,7 @@ from shoal.frontier.rules import (
     reissued_token,
     token_base,
 )
-from shoal.frontier.staging import POLL, E, count_moved, split_large
+from shoal.frontier.staging import POLL, E, Moved, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -120,7 +120,7 @@ class MemoryQueue:
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         token = token_base(nonce)
@@ -139,10 +139,11 @@ class MemoryQueue:
         lanes, leases = self._requests.lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
+        worker = self._requests.worker_number("" if holder is None else holder.slot)
         while len(leases) < limit and (lane := lanes.take_best(now)) is not None:
             token += 1
-            number, rank, attempt, payload = self._requests.take(lane, now)
-            self._held[number] = _Held(token, now + ttl, lane, rank, holder, begun)
+            number, rank, attempt, payload = self._requests.take(lane, now, worker)
+            self._held[number] = _Held(token, now + ttl, lane, rank, holder, counts_attempt)
             heappush(self._expiries, (now + ttl, token, number))
             host = lane.host
             learned = host.learned_delay or 0.0
@@ -232,8 +233,8 @@ class MemoryQueue:
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         repeated = {page.lease.token for page in completions} & self._completed.keys()
         results, moved = await self._end(completions, self._complete)
-        for place, added in moved.items():
-            results[place] = count_moved(completions[place], added)
+        for place, links in moved.items():
+            results[place] = count_moved(completions[place], links)
         return [
             Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
             for page, pushed in zip(completions, results, strict=True)
@@ -251,12 +252,13 @@ class MemoryQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[E, NewRequests, int, bytes, float], T]
-    ) -> tuple[list[T | None], dict[int, int]]:
+    ) -> tuple[list[T | None], dict[int, Moved]]:
         """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
-        for a lease that was lost; and by position how many links of large pages were new. RequestError, and nothing is
-        changed, if a child cannot be encoded."""
+        for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
+        is changed, if a child cannot be encoded."""
         pages, staged = await split_large(pages, encode_request)
         now = self._clock()
+        self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
         ended: dict[int, bytes] = {}
@@ -280,13 +282,13 @@ class MemoryQueue:
         items = self._items.append(page.lease.fingerprint, page.items, head.items)
         requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)
         if page.note:
-            requests.add_event(number, now, NOTE_EVENT, page.note)
+            requests.add_event(number, now, NOTE_EVENT, page.note, head.worker)
         return requests.add_children(page, new, page.duplicates, now)
 
     def _fail(self, failure: Failure, new: NewRequests, number: int, record: bytes, now: float) -> RequestState:
         requests, head = self._requests, head_of(record)._replace(status=failure.status, at=now)
         waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
-        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits))
+        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits), head.worker)
         if waits:
             assert failure.retry_in is not None
             heappush(self._waiting, (now + failure.retry_in, head.sequence, number))
@@ -326,7 +328,7 @@ class MemoryQueue:
         record = requests.read(number)
         head = head_of(record)
         reason = lost_reason(head.attempts)
-        requests.add_event(number, now, LOST_EVENT, reason)
+        requests.add_event(number, now, LOST_EVENT, reason, head.worker)
         if head.attempts >= self._options.max_attempts:
             requests.deaths[number] = (LOST_KIND, reason)
             requests.update(number, head._replace(state=DEAD, at=now), record)
@@ -346,11 +348,6 @@ class MemoryQueue:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in self._held.values()]
-
-    def holder_of(self, number: int) -> str:
-        """The slot that has leased a request; empty if none has."""
-        held = self._held.get(number)
-        return "" if held is None or held.holder is None else held.holder.slot
 
     def is_unbegun(self, number: int) -> bool:
         """Whether a request is leased and its attempt does not count yet."""

@@ -12,8 +12,8 @@ import msgspec
 
 from shoal.http import Request
 
-HEADER = Layout("<BHHIdQ16s")
-_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BHHId").size
+HEADER = Layout("<BHHIHdQ16s")
+_SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BHHIHd").size
 
 NO_PARENT = bytes(16)
 
@@ -28,6 +28,8 @@ class Head(NamedTuple):
     attempts: int
     status: int
     items: int
+    worker: int
+    """The number of the holder of its last lease; 0: none."""
     at: float
     sequence: int
     parent: bytes

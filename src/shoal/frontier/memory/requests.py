@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop
+from itertools import islice
 from typing import NamedTuple
 
 from shoal.frontier import rules
@@ -18,7 +19,19 @@ from shoal.frontier.memory.records import (
     sequence_of,
 )
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import LEASED, READY, STATE_NAMES, child_fingerprint
+from shoal.frontier.rules import (
+    DEAD,
+    FULL_KIND,
+    FULL_REASON,
+    LEASED,
+    MAX_WORKERS,
+    READY,
+    STATE_NAMES,
+    WAITING,
+    child_fingerprint,
+    is_redirect,
+    room_for_links,
+)
 from shoal.http import Request
 from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
@@ -54,10 +67,16 @@ class Requests:
         self.deaths: dict[int, tuple[str, str]] = {}
         """Kind and reason of each dead request."""
         self.events: dict[int, list[Event]] = {}
+        self._worker_numbers = {"": 0}
+        """The numbers of workers and slots of clusters in records, by name."""
+        self._worker_names = [""]
         self._sequence = 0
         self._spill: Spill | None = None
         self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
         self._spilled = 0
+        self._link_limit = options.link_limit
+        self._room: int | None = None
+        self._refusal = FULL_KIND, FULL_REASON % options.link_limit
 
     # -- adding
 
@@ -74,13 +93,42 @@ class Requests:
         parent = ended.lease.fingerprint
         return self.select_new((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
 
+    def measure_room(self) -> int | None:
+        """Begin a step that adds links: it may add as many as fit now. Returns how many; None: all."""
+        self._room = room_for_links(self._link_limit, self.counts[READY] + self.counts[WAITING])
+        return self._room
+
     def add_children(self, ended: Completion | Failure, new: NewRequests, duplicates: int, now: float) -> Pushed:
         """Add the selected children of a page, which left out ``duplicates`` links itself."""
         # An earlier page of the same batch may have added the same link.
         new = {name: each for name, each in new.items() if int.from_bytes(name, "big") not in self.records}
-        self.add(new, ended.lease.fingerprint, len(ended.children), now)
+        is_limited = not is_redirect(ended)
+        refused = self.add_links(new, ended.lease.fingerprint, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
-        return Pushed(len(new), len(ended.children) - len(new) + duplicates)
+        return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
+
+    def add_links(self, new: NewRequests, parent: bytes, offered: int, now: float, *, is_limited: bool = True) -> int:
+        """Add selected links in a step that `measure_room` began. Returns how many were refused."""
+        room = self._room
+        if room is None:
+            self.add(new, parent, offered, now)
+            return 0
+        entering = dict(islice(new.items(), room)) if is_limited else new
+        self.add(entering, parent, offered - len(new) + len(entering), now)
+        self._room = max(0, room - len(entering))
+        if len(entering) < len(new):
+            self._refuse(dict(islice(new.items(), room, None)), parent, now)
+        return len(new) - len(entering)
+
+    def _refuse(self, new: NewRequests, parent: bytes, now: float) -> None:
+        """Record links that do not fit into the queue as dead."""
+        for fingerprint, (_, payload) in new.items():
+            self._sequence += 1
+            number = int.from_bytes(fingerprint, "big")
+            self.records[number] = make_record(Head(DEAD, 0, 0, 0, 0, now, self._sequence, parent), payload)
+            self.deaths[number] = self._refusal
+        self.counts[DEAD] += len(new)
+        self.pushed += len(new)
 
     def add(self, new: NewRequests, parent: bytes, offered: int, now: float) -> None:
         """Make selected requests ready. The rest of the ``offered`` ones count as duplicates."""
@@ -88,7 +136,7 @@ class Requests:
         for fingerprint, (request, payload) in new.items():
             self._sequence += 1
             number, rank = int.from_bytes(fingerprint, "big"), -request.priority
-            record = make_record(Head(READY, 0, 0, 0, now, self._sequence, parent), payload)
+            record = make_record(Head(READY, 0, 0, 0, 0, now, self._sequence, parent), payload)
             lane = self.lane(host_of(request.url))
             self.records[number] = record
             if lane.queue.has_tail(rank) or self.counts[READY] - self._spilled >= self._spill_above:
@@ -113,8 +161,8 @@ class Requests:
 
     # -- taking and returning
 
-    def take(self, lane: Lane[Backlog], now: float) -> Taken:
-        """Take the best request of a lane and count it as leased. The caller places the lane."""
+    def take(self, lane: Lane[Backlog], now: float, worker: int = 0) -> Taken:
+        """Take the best request of a lane and count it as leased by a worker. The caller places the lane."""
         found = lane.queue.best()
         assert found is not None
         rank, bucket = found
@@ -127,10 +175,10 @@ class Requests:
             number = bucket.fresh.popleft()
         record = self.records[number]
         assert record is not None
-        _, attempts, status, items, _, sequence, parent = HEADER.unpack_from(record)
+        _, attempts, status, items, _, _, sequence, parent = HEADER.unpack_from(record)
         payload = payload_of(record)
         attempts += 1
-        header = HEADER.pack(LEASED, min(65535, attempts), status, items, now, sequence, parent)
+        header = HEADER.pack(LEASED, min(65535, attempts), status, items, worker, now, sequence, parent)
         self.records[number] = header + payload
         self.counts[READY] -= 1
         self.counts[LEASED] += 1
@@ -148,7 +196,7 @@ class Requests:
 
     def lane_of(self, request: Request) -> Lane[Backlog]:
         """The lane of a request that the run has."""
-        return self.lanes.by_name[host_of(request.url)]
+        return self.lane(host_of(request.url))
 
     def _best(self, lane: Lane[Backlog]) -> Key | None:
         found = lane.queue.best()
@@ -170,8 +218,18 @@ class Requests:
         self.counts[head.state] += 1
         self.records[number] = make_record(head, payload_of(record))
 
-    def add_event(self, number: int, at: float, what: str, detail: str) -> None:
-        self.events.setdefault(number, []).append(Event(at, what, detail))
+    def add_event(self, number: int, at: float, what: str, detail: str, worker: int = 0) -> None:
+        self.events.setdefault(number, []).append(rules.read_event(at, what, detail, self.worker_name(worker)))
+
+    def worker_number(self, name: str) -> int:
+        """The number of a worker or a slot of a cluster. It gets one if it has none; 0 if there are too many."""
+        if name not in self._worker_numbers and len(self._worker_names) <= MAX_WORKERS:
+            self._worker_numbers[name] = len(self._worker_names)
+            self._worker_names.append(name)
+        return self._worker_numbers.get(name, 0)
+
+    def worker_name(self, number: int) -> str:
+        return self._worker_names[number]
 
     def read(self, number: int) -> bytes:
         """The record of a request, from disk if it is there."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.frontier.memory.records import decode_request, request_of
 from shoal.frontier.memory.requests import Requests
-from shoal.frontier.staging import Portion, first_of_each, incoming_history
+from shoal.frontier.staging import Moved, Portion, first_of_each, incoming_history
 from shoal.ports import History
 
 
@@ -28,25 +28,25 @@ class MemoryStages:
         self._portions.setdefault(parent, deque()).extend(portions)
         self.incoming += sum(map(len, portions))
 
-    async def move(self, parent: bytes) -> int:
-        """Move all links of a page into the queue. Returns how many were new. Other tasks take their turn in between;
-        if the caller is cancelled, `help` continues."""
-        added = 0
+    async def move(self, parent: bytes) -> Moved:
+        """Move all links of a page into the queue. Other tasks take their turn in between; if the caller is cancelled,
+        `help` continues."""
+        moved = Moved(0, 0)
         self._movers += 1
         try:
             while parent in self._portions:
-                added += self._move_portion(parent)
+                moved = moved.plus(self._move_portion(parent))
                 await asyncio.sleep(0)
         finally:
             self._movers -= 1
-        return added
+        return moved
 
     def help(self) -> None:
         """Move a portion of the first page, unless the calls that ended large pages do that themselves."""
         if self.incoming and not self._movers:
             self._move_portion(next(iter(self._portions)))
 
-    def _move_portion(self, parent: bytes) -> int:
+    def _move_portion(self, parent: bytes) -> Moved:
         portions, requests = self._portions[parent], self._requests
         portion = portions.popleft()
         if not portions:
@@ -56,9 +56,10 @@ class MemoryStages:
             for fingerprint, payload in first_of_each(portion).items()
             if int.from_bytes(fingerprint, "big") not in requests.records
         }
-        requests.add(new, parent, len(portion), self._clock())
+        requests.measure_room()
+        refused = requests.add_links(new, parent, len(portion), self._clock())
         self.incoming -= len(portion)
-        return len(new)
+        return Moved(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
         """The history of a staged link. It reads all of them, which is fine for a person's question."""
@@ -66,7 +67,7 @@ class MemoryStages:
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
                     record = self._requests.read(int.from_bytes(parent, "big"))
-                    return incoming_history(decode_request(payload), request_of(record))
+                    return incoming_history(decode_request(payload), request_of(record).url)
         return None
 
     def count(self) -> int:

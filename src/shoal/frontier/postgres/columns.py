@@ -6,13 +6,33 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shoal.frontier.rules import CHUNK, ENCODING_ERRORS, MAX_LINKS, WAITS_DETAIL, cannot_store, child_fingerprint
+from shoal.frontier.rules import (
+    CHUNK,
+    ENCODING_ERRORS,
+    MAX_LINKS,
+    WAITS_DETAIL,
+    cannot_store,
+    child_fingerprint,
+    is_redirect,
+)
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
 from shoal.stores.postgres.client import storable_text
 from shoal.urls.normalize import host_of
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+_MAX_STATUS = 32_767
+
+# A Request in msgpack begins with the number of its fields, in three bytes, and its URL, which is stored in a column of
+# its own. Its payload is all the rest.
+_COUNT, _URL = 3, b"\xa3url"
+_BEFORE_URL = _COUNT + len(_URL)
+
+
+def read_request(url: str, payload: bytes) -> Request:
+    """A stored request. MsgspecError or ValueError if another program wrote it."""
+    return _decode(b"".join((payload[:_COUNT], _URL, _encode(url), payload[_COUNT:])))
 
 
 class RequestColumns:
@@ -20,35 +40,33 @@ class RequestColumns:
 
     def __init__(self) -> None:
         self._hosts: dict[str, int] = {}
-        self._owner: list[int] = []
-        self._fingerprint: list[bytes] = []
-        self._host: list[int] = []
-        self._rank: list[float] = []
-        self._payload: list[bytes] = []
+        self._rows: list[tuple[int, bytes, int, float, str, bytes]] = []
+        """Of each: its owner, its fingerprint, the position of its host, its rank, its URL, and the rest of it."""
 
     def __len__(self) -> int:
-        return len(self._owner)
+        return len(self._rows)
 
     def add(self, owner: int, named: Iterable[tuple[bytes, Request]]) -> None:
         """RequestError if one cannot be encoded."""
-        hosts = self._hosts
+        hosts, append = self._hosts, self._rows.append
         for fingerprint, request in named:
+            url = request.url
             try:
-                payload, rank = _encode(request), 0.0 - request.priority
+                encoded, rank = _encode(request), 0.0 - request.priority
             except ENCODING_ERRORS as exc:
                 raise cannot_store(request, exc) from exc
-            host = host_of(request.url)
-            self._owner.append(owner)
-            self._fingerprint.append(fingerprint)
-            self._host.append(hosts.get(host) or hosts.setdefault(host, len(hosts) + 1))
-            self._rank.append(rank)
-            self._payload.append(payload)
+            name = host_of(url)
+            host = hosts.get(name) or hosts.setdefault(name, len(hosts) + 1)
+            payload = encoded[:_COUNT] + encoded[_BEFORE_URL + len(_encode(url)) :]
+            append((owner, fingerprint, host, rank, url, payload))
 
     def as_push(self) -> tuple[object, ...]:
-        return list(self._hosts), self._fingerprint, self._host, self._rank, self._payload
+        hosts, _, *columns = self.as_children()
+        return hosts, *columns
 
     def as_children(self) -> tuple[object, ...]:
-        return list(self._hosts), self._owner, self._fingerprint, self._host, self._rank, self._payload
+        columns = zip(*self._rows, strict=True) if self._rows else ((),) * 6
+        return list(self._hosts), *columns
 
 
 class EndingColumns:
@@ -75,7 +93,8 @@ class EndingColumns:
         self._seen.add(key)
         self.places.append(place)
         nth = len(self.places)
-        stages = len(self._children) + len(ended.children) > MAX_LINKS
+        # A redirect is not staged: its child enters a full queue too, and staged links do not.
+        stages = len(self._children) + len(ended.children) > MAX_LINKS and not is_redirect(ended)
         self.tokens.append(lease.token)
         self._rows.append(self._row(ended, stages))
         for at, item in enumerate(ended.items):
@@ -91,20 +110,21 @@ class EndingColumns:
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
-        """Token, fingerprint, status, contacted, duplicates, kind, reason, retry in, its text in the event, number of
-        items, and numbers of staged chunks and links."""
+        """Token, fingerprint, status, contacted, redirected, duplicates, kind, reason, retry in, its text in the event,
+        number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
+        status = min(max(ended.status, 0), _MAX_STATUS)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
         known = 0 if stages else children
         if isinstance(ended, Completion):
             known, note = known + ended.duplicates, storable_text(ended.note)
             return (
-                lease.token, lease.fingerprint, ended.status, ended.contacted, known, None, note, None, "", items,
-                *staged,
+                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, None, note, None, "",
+                items, *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
-            lease.token, lease.fingerprint, ended.status, ended.contacted, known, storable_text(ended.kind),
+            lease.token, lease.fingerprint, status, ended.contacted, False, known, storable_text(ended.kind),
             storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 

@@ -31,7 +31,8 @@ _TEXTS = {
     "NOTE_EVENT": rules.NOTE_EVENT, "FAILED_EVENT": rules.FAILED_EVENT, "RETRIED_EVENT": rules.RETRIED_EVENT,
     "RETRIED_DETAIL": rules.RETRIED_DETAIL, "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
     "NO_RUN": errors.NO_RUN, "QUEUE_FULL": errors.QUEUE_FULL, "FENCED": errors.FENCED, "REWOUND": errors.REWOUND,
-    "CONFLICT": errors.CONFLICT,
+    "CONFLICT": errors.CONFLICT, "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON,
+    "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
 }  # fmt: skip
 CONSTANTS = {
     **{name.upper(): str(number) for number, name in enumerate(rules.STATE_NAMES)},

@@ -20,7 +20,7 @@ from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.host_policy import host_state
-from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, tokens_of
+from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.postgres.workers import PostgresWorkers
@@ -35,11 +35,12 @@ from shoal.frontier.rules import (
     new_nonce,
     push_fingerprint,
     queue_full,
+    read_event,
     reissued_token,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
-from shoal.frontier.staging import incoming_history
+from shoal.frontier.staging import Moved, count_moved, incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -67,8 +68,6 @@ log = logging.getLogger("shoal.frontier")
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
-_decode = msgspec.msgpack.Decoder(Request).decode
-_pack = msgspec.msgpack.Encoder().encode
 
 
 class PostgresFrontier:
@@ -127,17 +126,17 @@ class PostgresFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         base = token_base(nonce or new_nonce())
         return await release_if_cancelled(
-            self._lease(min(limit, MAX_LEASES), ttl, begun, base, bool(nonce)),
+            self._lease(min(limit, MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
             lambda leased: self.release(leased.leases),
         )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool, base: int, repeat: bool) -> Leased:
+    async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         if not self._has_set_options:
             options = self._options
-            values = options.max_attempts, float(options.delay), options.concurrency_per_host
+            values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
             await self._database.call("set_options", self._run, *values)
             self._has_set_options = True
         used = 0
@@ -147,18 +146,18 @@ class PostgresFrontier:
             with self._receipts.watch(proven=True):
                 rows = await self._database.call(
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
-                    self._time.not_after, *self._holder, begun,
+                    self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
             leases: list[Lease] = []
             unreadable = EndingColumns()
-            for token, fingerprint, payload, attempt, host, learned_delay, *_ in rows[:-1]:
+            for token, fingerprint, url, payload, attempt, host, learned_delay, _, _, _ in rows[:-1]:
                 try:
-                    request = _decode(payload)
+                    request = read_request(url, payload)
                 except (msgspec.MsgspecError, ValueError) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
-            _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
+            _, _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
             self._time.observe(sent, server)
             if unreadable.places:
                 await self._end(unreadable)
@@ -214,24 +213,24 @@ class PostgresFrontier:
 
     # -- ending a lease
 
-    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, int]]:
-        """By position in the batch, the new state and the number of new children. Lost leases are left out."""
+    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, Moved]]:
+        """By position in the batch, the new state and what became of the children. Lost leases are left out."""
         if not endings.places:
             return {}
         with self._receipts.watch(proven=True) as call:
             for ended in endings.staged.values():
                 await self._stages.upload(ended.lease, ended.children)
             rows = await self._database.call("finish", self._run, self._offset(), *self._proof, *endings.as_arguments())
-        result: dict[int, tuple[int, int]] = {}
-        for nth, state, added, number, _, order in rows:
-            result[endings.places[nth - 1]] = (state, added)
+        result: dict[int, tuple[int, Moved]] = {}
+        for nth, state, added, refused, number, _, order in rows:
+            result[endings.places[nth - 1]] = (state, Moved(added, refused))
             if state == DONE:
                 self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
         for place, ended in endings.staged.items():
-            state, _ = result.get(place, (0, 0))
+            state, _ = result.get(place, (0, None))
             if state > 1:  # done or dead
                 result[place] = (state, await self._stages.move(ended.lease.token))
-        if rows and rows[0][4] and not endings.staged:  # staged links of other pages
+        if rows and rows[0][5] and not endings.staged:  # staged links of other pages
             await self._help()
         return result
 
@@ -390,8 +389,7 @@ class PostgresFrontier:
                 return _incoming(*staged[0])
             if exact:
                 return None
-            named = b"\xa3url" + _pack(request.url)
-            number = await self._database.value("search", self._run, named, patient=True)
+            number = await self._database.value("search", self._run, request.url, patient=True)
         if number is None:
             return None
         return next(iter(await self._histories([number])), None)
@@ -413,23 +411,21 @@ class PostgresFrontier:
         """Does nothing: the connections belong to the store."""
 
 
-def _read(payload: bytes | None) -> Request | None:
+def _read(url: str, payload: bytes) -> Request | None:
     try:
-        return None if payload is None else _decode(payload)
+        return read_request(url, payload)
     except (msgspec.MsgspecError, ValueError):
         return None
 
 
-def _pushed(page: Completion, state: int, added: int) -> Pushed:
-    if state == ALREADY_DONE:
-        return Pushed(0, 0)
-    return Pushed(added, len(page.children) - added + page.duplicates)
+def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
+    return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
 
 
-def _incoming(payload: bytes, above: bytes | None) -> History | None:
+def _incoming(url: str, payload: bytes, parent: str | None) -> History | None:
     """The history of a link that is not in the queue yet."""
-    request = _read(payload)
-    return None if request is None else incoming_history(request, _read(above))
+    request = _read(url, payload)
+    return None if request is None else incoming_history(request, parent)
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
@@ -438,12 +434,12 @@ def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
 
 
 def _history(row: asyncpg.Record) -> History:
-    state, attempts, status, items, at, reason, payload, above, *columns, slot = row
-    request, parent = _read(payload), _read(above)
+    state, attempts, status, items, at, reason, worker, url, payload, parent, *columns = row
+    request = _read(url, payload)
     events = zip(*(column or () for column in columns), strict=True)
     return History(
-        url=request.url if request else "(unreadable)", state=STATE_NAMES[state],
-        depth=request.depth if request else 0, priority=request.priority if request else 0.0, attempts=attempts,
-        status=status, items=items, parent=parent.url if parent else None, reason=reason,
-        events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])), worker=slot or "",
+        url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
+        priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
+        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        worker=worker,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from itertools import islice
 
 from shoal.frontier.postgres.columns import RequestColumns
 from shoal.frontier.rules import CHUNK, child_fingerprint
+from shoal.frontier.staging import Moved
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.stores.postgres.client import PostgresClient
@@ -35,15 +36,14 @@ class Stages:
             if not kept:  # the lease was lost, or an earlier completion succeeded: the completion reports it
                 return
 
-    async def move(self, token: int) -> int:
-        """Move all links of this completion into the queue. Returns how many were new. If this process dies, others
-        continue."""
+    async def move(self, token: int) -> Moved:
+        """Move all links of this completion into the queue. If this process dies, others continue."""
         before = -1
         while True:
             rows = await self._database.call("move_chunk", self._run, self._offset(), token)
-            remaining, added = rows[0] if rows else (0, 0)
+            remaining, added, refused = rows[0] if rows else (0, 0, 0)
             if not remaining:
-                return int(added)
+                return Moved(added, refused)
             await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
             before = remaining
 

@@ -15,7 +15,17 @@ from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.layouts import FOREVER
 from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
-from shoal.frontier.rules import CHUNK, DEAD, DONE, MAX_LINKS, READY, STATE_NAMES, WAITING, child_fingerprint
+from shoal.frontier.rules import (
+    CHUNK,
+    DEAD,
+    DONE,
+    MAX_LINKS,
+    READY,
+    STATE_NAMES,
+    WAITING,
+    child_fingerprint,
+    is_redirect,
+)
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
 from shoal.stores.redis.client import Answer
@@ -31,6 +41,7 @@ class _Settled(NamedTuple):
     state: int
     added: int
     known: int
+    refused: int
     order: int
 
 
@@ -49,12 +60,13 @@ class Endings:
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         def add(parcel: Parcel, page: Completion, stage: _Stage | None) -> None:
             parcel.add_ending(
-                page.lease, DONE, contacted=page.contacted, status=page.status, duplicates=page.duplicates,
-                text=page.note, items=page.items, children=0 if stage else len(page.children), staged=stage or (0, 0),
+                page.lease, DONE, contacted=page.contacted, redirected=page.redirected, status=page.status,
+                duplicates=page.duplicates, text=page.note, items=page.items,
+                children=0 if stage else len(page.children), staged=stage or (0, 0),
             )  # fmt: skip
 
         settled = await self._end(completions, add)
-        return [None if each.state < 0 else Pushed(each.added, each.known) for each in settled]
+        return [None if each.state < 0 else Pushed(each.added, each.known, each.refused) for each in settled]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
@@ -100,7 +112,8 @@ class Endings:
         """The result of each. Empty if a stage has expired: then nothing was changed."""
         call = self._receipts.begin()
         answer = await self._run("settle", *parcel.arguments())
-        settled = [_Settled(*answer[first : first + 4]) for first in range(0, len(answer), 4)]
+        width = len(_Settled._fields)
+        settled = [_Settled(*answer[first : first + width]) for first in range(0, len(answer), width)]
         order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
         if order:
             self._receipts.completed(call, order, pack_leases([leases[index]]))
@@ -122,9 +135,9 @@ class Endings:
         if settled.state not in (DONE, DEAD):
             return settled
         while True:
-            left, added, known = await self._run("stage", "move", pack_token(lease.token))
+            left, added, known, refused = await self._run("stage", "move", pack_token(lease.token))
             if not left:
-                return settled._replace(added=added, known=settled.known + known)
+                return settled._replace(added=added, known=settled.known + known, refused=refused)
             await asyncio.sleep(0)
 
 
@@ -134,12 +147,15 @@ _REFUSED = _Stage(1, 0)
 
 
 def _large(endings: Sequence[Completion | Failure]) -> list[int]:
-    """Which pages to stage, largest first, so that the links of the others fit into one script."""
+    """Which pages to stage, largest first, so that the links of the others fit into one script. Never a redirect: its
+    child enters a full queue too, and staged links do not."""
     links = sum(len(ended.children) for ended in endings)
     large = []
     for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
         if links <= MAX_LINKS:
             break
+        if is_redirect(endings[index]):
+            continue
         large.append(index)
         links -= len(endings[index].children)
     return large

@@ -136,14 +136,14 @@ class RedisFrontier:
 
     # -- leasing
 
-    async def lease(self, limit: int, ttl: float, *, begun: bool = True, nonce: bytes = b"") -> Leased:
+    async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
             check_nonce(nonce)
         return await release_if_cancelled(
-            self._lease(limit, ttl, begun, nonce), lambda leased: self.release(leased.leases)
+            self._lease(limit, ttl, counts_attempt, nonce), lambda leased: self.release(leased.leases)
         )
 
-    async def _lease(self, limit: int, ttl: float, begun: bool, nonce: bytes) -> Leased:
+    async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
         if not self._has_joined:
             self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
@@ -159,7 +159,7 @@ class RedisFrontier:
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
             wait, server_time, *taken = await self._run_proven(
-                "lease", limit, min(ttl, FOREVER), until, int(begun), call, *again, *self._slot
+                "lease", limit, min(ttl, FOREVER), until, int(counts_attempt), call, *again, *self._slot
             )
             self._time.observe(sent, float(server_time))
             if not taken:  # too late by the server's clock, which has jumped; now its time is known

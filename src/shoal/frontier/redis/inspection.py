@@ -25,10 +25,10 @@ from shoal.frontier.redis.records import (
     read_rewind,
     state_of,
 )
-from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, STATE_NAMES
+from shoal.frontier.rules import DEAD, FULL_KIND, KINDS_NOT_RETRIED, STATE_NAMES, is_retried
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
-from shoal.stores.redis.client import Answer, storable_bytes
+from shoal.stores.redis.client import Answer, Word, storable_bytes
 
 AUDIT_LIMIT = 200_000
 """Requests that one call counts, so that the count is exact while others work. It takes about a tenth of a second."""
@@ -146,14 +146,15 @@ class RunInspection:
                 return
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        """One call for every ten thousand requests."""
-        chosen = sorted(KINDS_NOT_RETRIED) if kinds is None else list(kinds)
+        """One call for every ten thousand requests. Refused links come last."""
+        others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
+        retried = await self._retry(b"0", 0 if kinds is None else 1, *map(storable_bytes, others))
+        return retried + (await self._retry(b"refused") if is_retried(FULL_KIND, kinds) else 0)
+
+    async def _retry(self, cursor: bytes, *words: Word) -> int:
         retried: int = 0
-        cursor = b"0"
         while True:
-            cursor, count = await self._run(
-                "retry", cursor, _RETRY_STEP, 0 if kinds is None else 1, *map(storable_bytes, chosen)
-            )
+            cursor, count = await self._run("retry", cursor, _RETRY_STEP, *words)
             retried += count
             if cursor == b"0":
                 return retried
@@ -170,6 +171,7 @@ def _history(
     fingerprint: bytes, record: bytes, parent: bytes, events: bytes, cause: bytes, unbegun: int, slot: bytes
 ) -> History:
     head, request = _readable(record)
+    worker = slot.decode(errors="replace")
     above = _readable(parent)[1] if parent else None
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
     return History(
@@ -182,6 +184,6 @@ def _history(
         items=head.items,
         parent=above.url if above else None,
         reason=read_reason(cause),
-        events=(*read_events(events), Event(head.at, state)),
-        worker=slot.decode(errors="replace"),
+        events=(*read_events(events), Event(head.at, state, worker=worker)),
+        worker=worker,
     )

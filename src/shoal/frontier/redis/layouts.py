@@ -50,8 +50,8 @@ class Layout:
 
 
 PROGRESS = Layout(state=U8, attempts=U16, status=U16, items=U32)
-HEAD = PROGRESS + Layout(at=F64, sequence=U64, host=U32, token=TOKEN)
-"""The part of a request's record that changes with its state."""
+HEAD = PROGRESS + Layout(at=F64, sequence=U64, host=U32, token=TOKEN, worker=U16)
+"""The part of a request's record that changes with its state. ``worker`` is the number of who leased it last."""
 RANK = Layout(rank=F64)
 FIXED = RANK + Layout(parent=FINGERPRINT)
 """The part that never changes. The payload follows."""
@@ -61,17 +61,18 @@ OFFER_HEAD = Layout(size=U32, fingerprint=FINGERPRINT, host=U32)
 OFFER = OFFER_HEAD + FIXED
 LEASE = Layout(fingerprint=FINGERPRINT, token=TOKEN)
 ENDING = LEASE + Layout(
-    outcome=U8, contacted=U8, status=U16, duplicates=U32, retry_in=F64, items=U32, children=U32, chunks=U32, links=U32,
-    kind=TEXT, text=TEXT,
+    outcome=U8, contacted=U8, redirected=U8, status=U16, duplicates=U32, retry_in=F64, items=U32, children=U32,
+    chunks=U32, links=U32, kind=TEXT, text=TEXT,
 )  # fmt: skip
 HOST = Layout(
     delay=F64, crawl_delay=F64, learned_delay=F64, blocked_until=F64, ended_at=F64, concurrency=I32, in_flight=I32,
     name=TEXT, block_reason=TEXT,
 )  # fmt: skip
-EVENT = Layout(at=F64, what=TEXT, detail=TEXT)
+EVENT = Layout(at=F64, what=TEXT, detail=TEXT, worker=TEXT)
 CAUSE = Layout(kind=TEXT)
 """Before the reason why a request is dead."""
-OPTIONS = Layout(delay=F64, concurrency=U32, max_attempts=U32)
+OPTIONS = Layout(delay=F64, concurrency=U32, max_attempts=U32, link_limit=U32)
+"""``link_limit`` is 0 if links always enter the queue."""
 UPDATE = Layout(**{
     name: field
     for value in ("delay", "crawl_delay", "learned_delay", "concurrency", "block_for")
@@ -124,11 +125,13 @@ def lua_constants() -> dict[str, str]:
         "HEAD_SIZE": HEAD.size, "MIN_SIZE": RECORD.size, "OFFER_SIZE": OFFER_HEAD.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
+        "MAX_WORKERS": rules.MAX_WORKERS,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,
         "NOTE_EVENT": rules.NOTE_EVENT, "FAILED_EVENT": rules.FAILED_EVENT, "WAITS_DETAIL": rules.WAITS_DETAIL,
         "RETRIED_EVENT": rules.RETRIED_EVENT, "RETRIED_DETAIL": rules.RETRIED_DETAIL, "UNREADABLE": rules.UNREADABLE,
+        "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON, "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
         "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,
     }  # fmt: skip
@@ -141,6 +144,7 @@ def lua_constants() -> dict[str, str]:
     values |= {name: _quoted(text) for name, text in texts.items()}
     values["STATS"] = f"{{{', '.join(map(_quoted, COUNTERS))}}}"
     values["STATE_NAMES"] = f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}"
+    values["CLAIMED"] = f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}"
     values["HALTED"] = f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}"
     functions = {
         name: f"local function {name}(packed) return string.sub(packed, {layout.span(field)}) end"

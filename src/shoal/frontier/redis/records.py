@@ -34,7 +34,7 @@ from shoal.frontier.redis.layouts import (
     UPDATE,
     read_text,
 )
-from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, token_base
+from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, read_event, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
@@ -57,6 +57,7 @@ class RecordHead(NamedTuple):
     sequence: int
     host: int
     token: int
+    worker: int
     rank: float
     parent: bytes
 
@@ -79,7 +80,8 @@ def read_head(record: bytes) -> RecordHead:
 
 def pack_options(options: FrontierOptions) -> bytes:
     attempts = min(options.max_attempts, MAX_ATTEMPTS)
-    return OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), attempts)
+    limit = min(options.link_limit or 0, 2**32 - 1)
+    return OPTIONS.pack(options.delay, min(options.concurrency_per_host, 2**31 - 1), attempts, limit)
 
 
 class Parcel:
@@ -109,6 +111,7 @@ class Parcel:
         outcome: int,
         *,
         contacted: bool,
+        redirected: bool = False,
         status: int = 0,
         duplicates: int = 0,
         retry_in: float = 0.0,
@@ -122,7 +125,7 @@ class Parcel:
         links."""
         parts = self._parts
         status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
-        numbers = (outcome, contacted, status, duplicates, retry_in, len(items), children, *staged)
+        numbers = (outcome, contacted, redirected, status, duplicates, retry_in, len(items), children, *staged)
         parts.append(ENDING.pack(lease.fingerprint, lease.token, *numbers))
         for piece in (storable_bytes(kind), storable_bytes(text), *items):
             parts.append(SIZE.pack(len(piece)))
@@ -235,7 +238,7 @@ def read_host(record: bytes) -> HostRecord:
 
 def state_of(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
     """The politeness in force. ``every`` is the host ``*``."""
-    configured, concurrency, _ = OPTIONS.unpack(options)
+    configured, concurrency, *_ = OPTIONS.unpack(options)
     own, default, crawl, learned = (
         None if math.isnan(each) else each for each in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
     )
@@ -263,7 +266,8 @@ def read_events(blob: bytes) -> list[Event]:
         (when,) = EVENT.unpack_from(blob, at)
         what, at = read_text(blob, at + EVENT.size)
         detail, at = read_text(blob, at)
-        events.append(Event(when, what, detail))
+        worker, at = read_text(blob, at)
+        events.append(read_event(when, what, detail, worker))
     return events
 
 

@@ -13,6 +13,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 - ``run:N:lane``: the place of each lane: in ``run:N:open`` if the host is due, in ``run:N:later`` if it must wait, in
   ``run:N:full`` if the host has too many requests in flight.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: events of requests, reasons of dead ones, counts by kind.
+  ``run:N:refused``: links that found the queue full, best first.
 - ``run:N:role``, ``run:N:items``: roles and the item log.
 - ``run:N:sent``: leases that no worker has begun yet.
 - ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
@@ -37,7 +38,7 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-FORMAT = 3
+FORMAT = 4
 """Version of the stored data. Data of another version is not touched."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")

@@ -32,8 +32,11 @@ class RedisWorkers:
 
 
 def _state(name: bytes, record: bytes, silent_for: bytes, leases: int) -> WorkerState:
+    worker = name.decode(errors="replace")
+    if not record:
+        return WorkerState(worker=worker, leases=leases)
     _, session, _, pid = WORKER.unpack_from(record)
     return WorkerState(
-        worker=name.decode(errors="replace"), machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
+        worker=worker, machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
         silent_for=float(silent_for), leases=leases,
     )  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.frontier.rules import DEAD, LEASED, STATE_NAMES
+from shoal.frontier.rules import CLAIMED, DEAD, LEASED, STATE_NAMES, read_event
 from shoal.frontier.sqlite.file import StoredRow
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.http import Request
-from shoal.ports import Event, History
+from shoal.ports import Event, History, Holder
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _HISTORY = f"""
     SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload,
-        CASE state WHEN {LEASED} THEN slot END
+        CASE WHEN state IN ({", ".join(map(str, sorted(CLAIMED)))}) THEN slot END
     FROM request
 """
 _PAGE = 100  # dead requests that are read at once
@@ -31,9 +31,11 @@ class Histories:
         self._db = run.db
         self._run = run.number
 
-    def add_event(self, request: int, at: float, what: str, detail: str) -> None:
-        sql = "INSERT INTO event (request, at, what, detail) VALUES (?, ?, ?, ?)"
-        self._db.execute(sql, (request, at, what, storable(detail)))
+    def add_event(self, request: int, at: float, what: str, detail: str, holder: Holder | None = None) -> None:
+        """``holder``: of the lease that it is about."""
+        worker = "" if holder is None else storable(holder.slot)
+        sql = "INSERT INTO event (request, at, what, detail, worker) VALUES (?, ?, ?, ?, ?)"
+        self._db.execute(sql, (request, at, what, storable(detail), worker))
 
     def search(self, url: str) -> int | None:
         """Find a request by its URL that has another name: it was not filtered, or is not a GET. Reads all rows."""
@@ -50,12 +52,12 @@ class Histories:
         number, state, attempts, status, items, at, parent, reason, payload, slot = row
         request = _decode(payload)
         above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()
-        events = self._db.execute("SELECT at, what, detail FROM event WHERE request = ? ORDER BY id", (number,))
+        events = self._db.execute("SELECT at, what, detail, worker FROM event WHERE request = ? ORDER BY id", (number,))
         return History(
             url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
             attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
             reason=reason or "", worker=slot or "",
-            events=(*(Event(*event) for event in events), Event(at, STATE_NAMES[state])),
+            events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
         )  # fmt: skip
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:

@@ -11,7 +11,7 @@ from shoal.frontier.rules import SEED_ROLE, STATE_NAMES
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
-from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.run_file import RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
@@ -87,10 +87,4 @@ class SQLiteInspection:
             last = page[-1][0]
 
     async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        def step(ledger: Ledger, now: float) -> int:
-            count = self._lanes.retry_dead(kinds, now)
-            ledger.ready += count
-            ledger.dead -= count
-            return count
-
-        return await self._file.change(step)
+        return await self._file.change(partial(self._lanes.retry_dead, kinds))

@@ -7,15 +7,26 @@ requests themselves are read when they are leased.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import DEAD, KINDS_NOT_RETRIED, READY, RETRIED_DETAIL, RETRIED_EVENT
-from shoal.frontier.sqlite.run_file import RunFile
+from shoal.frontier.rules import (
+    ADMITTED_DETAIL,
+    DEAD,
+    FULL_KIND,
+    FULL_REASON,
+    KINDS_NOT_RETRIED,
+    READY,
+    RETRIED_DETAIL,
+    RETRIED_EVENT,
+    is_retried,
+    room_for_links,
+)
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.http import Request
 from shoal.ports import FrontierOptions, HostState
 from shoal.urls.normalize import host_of
@@ -71,10 +82,14 @@ class StoredLanes:
         self._options = options
         self._lanes: LaneTable[int] = LaneTable(hosts.by_name, options)
         self._by_number: dict[int, Lane[int]] = {}
+        self._link_limit: int | None = None
+        """`FrontierOptions.link_limit` of the last worker, for commands that do not know its options."""
 
     def load(self) -> None:
         """Read the lanes from the file into new hosts. The caller then counts the requests in flight and places the
         lanes."""
+        sql = "SELECT link_limit FROM run WHERE number = ?"
+        (self._link_limit,) = self._db.execute(sql, (self._run,)).fetchone()
         self._hosts.load(DEFAULT_HOST)
         self._lanes = LaneTable(self._hosts.by_name, self._options)
         self._by_number = {}
@@ -114,10 +129,18 @@ class StoredLanes:
         sql = f"SELECT rank, id FROM request WHERE lane = ? AND state = {READY} ORDER BY rank, id LIMIT ?"
         return self._db.execute(sql, (lane.queue, limit)).fetchall()
 
-    def add(self, new: Sequence[NewRequest], now: float) -> dict[bytes, int]:
-        """Store new requests behind all others of their priority. Returns their numbers in the file."""
+    def save_limit(self) -> None:
+        """Save how many queued requests leave no room for links."""
+        limit = self._options.link_limit
+        if limit != self._link_limit:
+            self._db.execute("UPDATE run SET link_limit = ? WHERE number = ?", (limit, self._run))
+            self._link_limit = limit
+
+    def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
+        """Store new requests behind all others of their priority; those that are refused are dead. Returns their
+        numbers in the file."""
         (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
-        rows = []
+        rows, dead = [], []
         numbers = {}
         by_name, run = self._lanes.by_name, self._run
         for fingerprint, request, parent, payload in new:
@@ -125,8 +148,12 @@ class StoredLanes:
             rank = 0.0 - request.priority
             host = host_of(request.url)
             lane = by_name.get(host) or self.lane(host)
-            rows.append((number, run, lane.queue, rank, now, parent, fingerprint, payload))
+            row = (number, run, lane.queue, rank, now, parent, fingerprint, payload)
             numbers[fingerprint] = number
+            if refused and fingerprint in refused:
+                dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._options.link_limit))
+                continue
+            rows.append(row)
             if lane.best is None or rank < lane.best[0]:  # its number is higher than all others
                 self.add_ready(lane, (rank, number), now)
             else:
@@ -136,6 +163,12 @@ class StoredLanes:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
+        if dead:
+            self._db.executemany(
+                "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload, state, kind, reason)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                dead,
+            )
         return numbers
 
     def add_ready(self, lane: Lane[int], key: Key, now: float) -> None:
@@ -162,22 +195,36 @@ class StoredLanes:
             self._lanes.place(lane, now)
         return chosen
 
-    def retry_dead(self, kinds: Sequence[str] | None, now: float) -> int:
-        """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`."""
-        chosen = (
-            f"run = ? AND state = {DEAD} AND kind {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
-        )
-        which = (self._run, msgspec.json.encode(sorted(KINDS_NOT_RETRIED if kinds is None else kinds)).decode())
+    def retry_dead(self, kinds: Sequence[str] | None, ledger: Ledger, now: float) -> int:
+        """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,
+        as many as there is room for."""
+        dead = f"run = ? AND state = {DEAD} AND kind"
+        others = KINDS_NOT_RETRIED | {FULL_KIND} if kinds is None else set(kinds) - {FULL_KIND}
+        listed = msgspec.json.encode(sorted(others)).decode()
+        chosen = f"{dead} {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
+        count = self._revive(chosen, (self._run, listed), RETRIED_DETAIL, ledger, now)
+        if is_retried(FULL_KIND, kinds):
+            room = room_for_links(self._link_limit, ledger.ready + ledger.waiting)
+            chosen = f"id IN (SELECT id FROM request WHERE {dead} = ? ORDER BY rank, id LIMIT ?)"
+            which = (self._run, FULL_KIND, -1 if room is None else room)
+            count += self._revive(chosen, which, ADMITTED_DETAIL, ledger, now)
+        return count
+
+    def _revive(self, chosen: str, which: tuple[object, ...], detail: str, ledger: Ledger, now: float) -> int:
+        """Make the chosen dead requests ready: a condition of SQL and its parameters."""
         for number, lane, rank in self._db.execute(f"SELECT id, lane, rank FROM request WHERE {chosen}", which):
             self.add_ready(self._by_number[lane], (rank, number), now)
         self._db.execute(
-            f"INSERT INTO event (request, at, what, detail) SELECT id, ?, ?, ? FROM request WHERE {chosen}",
-            (now, RETRIED_EVENT, RETRIED_DETAIL, *which),
+            f"INSERT INTO event (request, at, what, detail, worker) SELECT id, ?, ?, ?, '' FROM request WHERE {chosen}",
+            (now, RETRIED_EVENT, detail, *which),
         )
-        return self._db.execute(
+        count = self._db.execute(
             f"UPDATE request SET state = {READY}, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
             (now, *which),
         ).rowcount
+        ledger.ready += count
+        ledger.dead -= count
+        return count
 
     def next_due(self) -> float | None:
         """When the next waiting host is due."""

@@ -233,7 +233,7 @@ class Leases:
         ready, dead = [], []
         for held in lost:
             reason = lost_reason(held.attempts)
-            self._histories.add_event(held.number, now, LOST_EVENT, reason)
+            self._histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
             if held.attempts >= self._max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from shoal.frontier.rules import (
     failure_event,
     new_nonce,
     push_fingerprint,
+    room_for_links,
 )
 from shoal.frontier.sqlite.history import Histories, storable
 from shoal.frontier.sqlite.items import SQLiteItemLog
@@ -34,7 +35,7 @@ from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
-from shoal.frontier.staging import POLL, E, Portion, count_moved, split_large
+from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -80,7 +81,7 @@ class SQLiteQueue:
         self._items = tables.items
         self._roles = tables.roles
         self._expire_others = expire_others
-        self.stages = Stages(tables.run, tables.seen, self._add)
+        self.stages = Stages(tables.run, tables.seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
 
@@ -121,22 +122,36 @@ class SQLiteQueue:
         ]
         return self._select_new(offered)
 
-    def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float) -> None:
+    def _add(self, new: Sequence[NewRequest], ledger: Ledger, now: float, refused: Collection[bytes] = ()) -> None:
         if new:
-            numbers = self._lanes.add(new, now)
+            numbers = self._lanes.add(new, now, refused)
             self._seen.add(numbers)
             ledger.newest = numbers[new[-1].fingerprint]
             ledger.pushed += len(new)
-            ledger.ready += len(new)
+            ledger.ready += len(new) - len(refused)
+            ledger.dead += len(refused)
+
+    def _add_links(
+        self, new: Sequence[NewRequest], ledger: Ledger, now: float, unlimited: Collection[int | None] = ()
+    ) -> Counter[int | None]:
+        """Add links of pages while there is room. ``unlimited``: pages whose links always enter. Returns how many were
+        refused, by page."""
+        room = room_for_links(self._options.link_limit, ledger.ready + ledger.waiting)
+        if room is None:
+            self._add(new, ledger, now)
+            return Counter()
+        beyond = [link for link in new[room:] if link.parent not in unlimited]
+        self._add(new, ledger, now, {link.fingerprint for link in beyond})
+        return Counter(link.parent for link in beyond)
 
     # -- leasing
 
     async def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, begun: bool = True, nonce: bytes = b""
+        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
         nonce = nonce or new_nonce()
         check_nonce(nonce)
-        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, begun, nonce)
+        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
         step = self._run.change(partial(self._lease, call))
         return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
 
@@ -150,6 +165,7 @@ class SQLiteQueue:
         next_moment = self._leases.expire(now, ledger)
         if self.halted:
             return Leased([], None)
+        self._lanes.save_limit()
         self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
@@ -187,8 +203,8 @@ class SQLiteQueue:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         results, moved = await self._end(completions, self._complete)
-        for place, added in moved.items():
-            results[place] = count_moved(completions[place], added)
+        for place, links in moved.items():
+            results[place] = count_moved(completions[place], links)
         return results
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
@@ -197,9 +213,9 @@ class SQLiteQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[Sequence[E], Ledger, float], list[T]]
-    ) -> tuple[list[T], dict[int, int]]:
+    ) -> tuple[list[T], dict[int, Moved]]:
         """End the leases of pages in one transaction, then move the links of large ones. Returns what ``end`` returns,
-        and by position how many links of large pages were new."""
+        and by position what became of the links of large pages."""
         small, staged = await split_large(pages, _encode)
         if not staged:
             return await self._run.change(partial(end, pages)), {}
@@ -240,18 +256,19 @@ class SQLiteQueue:
             [(page.status, held.items + len(page.items), now, held.number) for held, page in done],
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
-        self._add(new, ledger, now)
-        added = Counter(child.parent for child in new)
+        refused = self._add_links(new, ledger, now, {held.number for held, page in done if page.redirected})
+        found = Counter(child.parent for child in new)
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
                 results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
-            known = len(page.children) - added[held.number] + page.duplicates
-            results.append(Pushed(added[held.number], known))
+            new_ones, beyond = found[held.number], refused[held.number]
+            known = len(page.children) - new_ones + page.duplicates
+            results.append(Pushed(new_ones - beyond, known, beyond))
             ledger.duplicates += known
             if page.note:
-                self._histories.add_event(held.number, now, NOTE_EVENT, page.note)
+                self._histories.add_event(held.number, now, NOTE_EVENT, page.note, held.holder)
         ledger.done += len(done)
         self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
         return results
@@ -275,7 +292,8 @@ class SQLiteQueue:
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
         )
         for held, failure, _ in waiting:
-            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=True))
+            event = failure_event(held.attempts, failure, waits=True)
+            self._histories.add_event(held.number, now, *event, held.holder)
         ledger.waiting += len(waiting)
         self._leases.end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
         return states
@@ -291,9 +309,10 @@ class SQLiteQueue:
                     held.items + len(failure.items), now, held.number,
                 ),
             )  # fmt: skip
-            self._histories.add_event(held.number, now, *failure_event(held.attempts, failure, waits=False))
+            event = failure_event(held.attempts, failure, waits=False)
+            self._histories.add_event(held.number, now, *event, held.holder)
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
-        self._add(new, ledger, now)
+        self._add_links(new, ledger, now)
         ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
         ledger.dead += len(dead)
         self._leases.end([(held, failure.contacted) for held, failure in dead], ledger, now)

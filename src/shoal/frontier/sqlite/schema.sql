@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 7;
+PRAGMA user_version = 8;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -22,7 +22,8 @@ CREATE TABLE run (
     duplicates INTEGER NOT NULL DEFAULT 0,
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
-    incoming INTEGER NOT NULL DEFAULT 0    -- staged links
+    incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
+    link_limit INTEGER                     -- how many queued requests leave no room for links; none: no limit
 );
 
 -- The politeness of hosts. All runs in the file share it.
@@ -53,7 +54,7 @@ CREATE TABLE request (
     rank REAL NOT NULL,                    -- the negative of its priority
     due REAL,                              -- waiting: when it is ready again; leased: when the lease expires
     token INTEGER,                         -- of its current lease
-    slot TEXT,                             -- the cluster slot of the lease, if it has one
+    slot TEXT,                             -- the worker or cluster slot of its last lease, if it had one
     epoch INTEGER,
     begun INTEGER NOT NULL DEFAULT 1,      -- leased: 0 while the last attempt does not count yet
     origin INTEGER,                        -- leased: the token before it was reissued
@@ -112,7 +113,8 @@ CREATE TABLE event (
     request INTEGER NOT NULL,
     at REAL NOT NULL,
     what TEXT NOT NULL,
-    detail TEXT NOT NULL
+    detail TEXT NOT NULL,
+    worker TEXT NOT NULL                   -- the slot of the lease that it is about, or empty
 );
 CREATE INDEX event_request ON event (request);
 

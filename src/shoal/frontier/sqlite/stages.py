@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,7 @@ import msgspec
 from shoal.frontier.sqlite.lanes import NewRequest
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
-from shoal.frontier.staging import Portion, first_of_each, incoming_history
+from shoal.frontier.staging import Moved, Portion, first_of_each, incoming_history
 from shoal.http import Request
 from shoal.ports import History
 
@@ -24,12 +25,13 @@ class Stages:
     """The staged links of a run: a row for each portion, in order. See `shoal.frontier.staging`."""
 
     def __init__(
-        self, run: RunFile, seen: Seen, add_requests: Callable[[Sequence[NewRequest], Ledger, float], None]
+        self, run: RunFile, seen: Seen, add_links: Callable[[Sequence[NewRequest], Ledger, float], Counter[int | None]]
     ) -> None:
+        """``add_links`` returns how many of the links were refused, by page."""
         self._run = run
         self._db = run.db
         self._seen = seen
-        self._add_requests = add_requests
+        self._add_links = add_links
         self._movers = 0
 
     # -- within a transaction
@@ -48,8 +50,8 @@ class Stages:
         if ledger.incoming and not self._movers:
             self._move_portion(None, ledger, now)
 
-    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> int | None:
-        """Move a portion of this page, or of any page. Returns how many links were new; None if nothing is staged."""
+    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> Moved | None:
+        """Move a portion of this page, or of any page. None if nothing is staged."""
         row = self._db.execute(
             "SELECT id, parent, size, links FROM stage"
             " WHERE run = ?1 AND (?2 IS NULL OR parent = ?2) ORDER BY id LIMIT 1",
@@ -68,11 +70,11 @@ class Stages:
             ]
         except (UnicodeDecodeError, msgspec.MsgspecError) as exc:
             raise self._run.file.damaged(f"the links of request {parent} can't be read: {exc!r}") from exc
-        self._add_requests(new, ledger, now)
+        refused = self._add_links(new, ledger, now)[parent]
         self._db.execute("DELETE FROM stage WHERE id = ?", (number,))
         ledger.incoming -= size
         ledger.duplicates += size - len(new)
-        return len(new)
+        return Moved(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
         """The history of a staged link. It reads all of them, which is fine for a person's question."""
@@ -84,7 +86,7 @@ class Stages:
         for links, above in rows:
             payload = first_of_each(_unpack(links)).get(fingerprint)
             if payload is not None:
-                return incoming_history(_decode(payload), _decode(above))
+                return incoming_history(_decode(payload), _decode(above).url)
         return None
 
     def count(self) -> int:
@@ -104,10 +106,10 @@ class Stages:
         finally:
             self._movers -= 1
 
-    async def move(self, parent: int) -> int:
-        """Move all links of a page into the queue, each portion in its own transaction. Returns how many were new. If
-        the caller is cancelled or killed, `help` continues."""
-        added = 0
-        while (new := await self._run.change(partial(self._move_portion, parent))) is not None:
-            added += new
-        return added
+    async def move(self, parent: int) -> Moved:
+        """Move all links of a page into the queue, each portion in its own transaction. If the caller is cancelled or
+        killed, `help` continues."""
+        moved = Moved(0, 0)
+        while (portion := await self._run.change(partial(self._move_portion, parent))) is not None:
+            moved = moved.plus(portion)
+        return moved

@@ -82,7 +82,7 @@ async def _open_coordinator(request: Request, name: str) -> AsyncIterator[Coordi
 
 async def _read_view(coordinator: Coordinator) -> ClusterView:
     try:
-        return await coordinator.look()
+        return await coordinator.observe()
     except CoordinatorAwayError:
         raise
     except CoordinatorError as exc:

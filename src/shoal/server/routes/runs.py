@@ -19,7 +19,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.ports import Event, Frontier, History, LoggedItem, Run, RunState
+from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
@@ -180,7 +180,8 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
 @router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
     """Retry the failed requests of a run, with all attempts. Requests that robots.txt disallows stay failed unless you
-    name the kind `robots`. Resume the run afterwards if it is finished."""
+    name the kind `robots`. Links that were refused because the queue was full return while it has room, the others stay
+    failed: call this again later. Resume the run afterwards if it is finished."""
     frontier = await _open_frontier(server_of(request), run_id)
     count = await frontier.retry_dead(None if which is None else which.kinds)
     return json_response({"run_id": run_id, "retried": count})
@@ -282,7 +283,10 @@ async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]
 
 def _redact_history(history: History) -> dict[str, object]:
     """Redact internal addresses in the reasons."""
-    events = tuple(Event(event.at, event.what, redacted(event.detail)) for event in history.events)
+    events = [
+        {"at": event.at, "what": event.what, "detail": redacted(event.detail), "worker": event.worker}
+        for event in history.events
+    ]
     state = STATE_NAMES.get(history.state, history.state)
     return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
 

@@ -51,7 +51,7 @@ class ClusterPage(BaseModel):
 
     model_config = with_examples(
         {
-            "cluster": "books", "roles": {"crawler_1": "runner", "crawler_2": "backup"},
+            "cluster": "books", "roles": {"crawler_1": "Runner", "crawler_2": "Backup Runner"},
             "counts": {"runner": 1, "backup": 1},
             "members": [
                 {"name": "crawler_1", "age": 0.4, "fit": True, "doing": "20 in flight", "where": "a-12-9f"},
@@ -65,7 +65,7 @@ class ClusterPage(BaseModel):
     )  # fmt: skip
 
     cluster: str
-    roles: dict[str, Literal["runner", "backup", "spare"]]
+    roles: dict[str, Literal["Runner", "Backup Runner", "Spare"]]
     counts: CountsModel
     members: list[MemberModel]
     slots: list[SlotModel]

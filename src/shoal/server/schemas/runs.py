@@ -197,8 +197,9 @@ class EventModel(BaseModel):
     """An event in the life of a request."""
 
     at: Annotated[float, Field(description="Unix time, in seconds.")]
-    what: str
+    what: Annotated[str, Field(description="What happened, or the state it has now.")]
     detail: str
+    worker: Annotated[str, Field(description="The worker whose lease it was; empty if it was no worker's.")]
 
 
 class HistoryModel(BaseModel):
@@ -207,10 +208,13 @@ class HistoryModel(BaseModel):
     model_config = with_examples(
         {
             "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-            "parent": URL, "reason": "",
+            "parent": URL, "reason": "", "worker": "crawler-1",
             "events": [
-                {"at": 1771156800.0, "what": "pushed", "detail": ""},
-                {"at": 1771156801.0, "what": "done", "detail": "HTTP 200, 1 items, 0 new links"},
+                {
+                    "at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s",
+                    "worker": "crawler-2",
+                },
+                {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
             ],
         }
     )  # fmt: skip
@@ -225,6 +229,7 @@ class HistoryModel(BaseModel):
     parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
     reason: str
     events: list[EventModel]
+    worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
 
 
 class FailedPage(BaseModel):
@@ -237,6 +242,7 @@ class FailedPage(BaseModel):
                 {
                     "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
                     "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
+                    "worker": "crawler-1",
                 }
             ],
         }

@@ -8,8 +8,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from msgspec import Struct
 
 from shoal.errors import StoreError
+from shoal.stores.timeouts import timeout_seconds
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_TIMEOUT = 10.0
 _FORM = "write postgresql://user:password@host:5432/database, optionally with ?schema=name and &timeout=seconds"
 
 
@@ -49,18 +51,15 @@ class PostgresAddress(Struct, frozen=True):
         return cls(
             dsn=dsn,
             schema=schema,
-            timeout=_seconds(ours.get("timeout", "10")),
+            timeout=_timeout(ours.get("timeout")),
             place=f"PostgreSQL at {shown}{parts.path}",
             host=None if "host" in dict(query) else host,
             port=port,
         )
 
 
-def _seconds(text: str) -> float:
+def _timeout(text: str | None) -> float:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise StoreError(f"?timeout={text} is not a positive number of seconds")
-    return seconds
+        return timeout_seconds(text, _TIMEOUT)
+    except ValueError as exc:
+        raise StoreError(f"invalid PostgreSQL URL: {exc}; {_FORM}") from exc

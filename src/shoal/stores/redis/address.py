@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from shoal.config import mask
 from shoal.errors import StoreError
+from shoal.stores.timeouts import timeout_seconds
 
 _PORTS = {"server": 6379, "cluster": 6379, "sentinel": 26379}
 _TLS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
@@ -70,7 +71,7 @@ class RedisAddress(NamedTuple):
                 username=unquote(username) or None,
                 password=unquote(password) or None,
                 prefix=_prefix(query.get("prefix", "shoal")),
-                timeout=_seconds(query.get("timeout")),
+                timeout=timeout_seconds(query.get("timeout"), _TIMEOUT),
                 tls=_tls_options(query) if secure else {},
                 sentinel={name.removeprefix("sentinel_"): query[name] for name in _SENTINEL & query.keys()},
                 shown=shown,
@@ -112,14 +113,6 @@ def _prefix(name: str) -> str:
     if not re.fullmatch(r"[^{}\s]{1,100}", name):
         raise ValueError(f"invalid prefix {name!r}: use 1 to 100 characters without spaces and braces")
     return "{" + name + "}:"
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return _TIMEOUT
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text) or float(text) <= 0:
-        raise ValueError(f"the timeout {text!r} is not a positive number of seconds")
-    return float(text)
 
 
 def _tls_options(query: dict[str, str]) -> Arguments:

@@ -64,7 +64,7 @@ BEGIN
         SELECT c.runner, c.backup, m.names, m.ages, m.fit, m.doing, m.places, s.indexes, s.holders, s.epochs
         FROM cluster c
         CROSS JOIN (
-            SELECT array_agg(m.name) AS names, array_agg(greatest(_now - m.heard_at, 0)) AS ages,
+            SELECT array_agg(m.name) AS names, array_agg(greatest(_now - m.last_heartbeat, 0)) AS ages,
                 array_agg(m.fit) AS fit, array_agg(m.doing) AS doing, array_agg(m.place) AS places
             FROM member m WHERE m.cluster = _cluster
         ) m
@@ -96,7 +96,7 @@ BEGIN
     ELSIF EXISTS (SELECT FROM member m WHERE m.cluster = _cluster AND m.name = _member) THEN
         RETURN false;
     END IF;
-    INSERT INTO member (cluster, name, client, session, heard_at, until, fit, doing, place)
+    INSERT INTO member (cluster, name, client, session, last_heartbeat, until, fit, doing, place)
         VALUES (_cluster, _member, _client, _session, clock(0), clock(0) + _ttl, true, '', _place);
     PERFORM record_event(_cluster, 'joined', _member);
     RETURN true;
@@ -110,13 +110,13 @@ CREATE FUNCTION cluster_beat(
 DECLARE
     _cluster integer := enter_as_member(_name, _member, _client, _session);
 BEGIN
-    UPDATE member m SET heard_at = clock(0), until = clock(0) + _ttl, doing = _doing, fit = _fit
+    UPDATE member m SET last_heartbeat = clock(0), until = clock(0) + _ttl, doing = _doing, fit = _fit
         WHERE m.cluster = _cluster AND m.name = _member;
     RETURN QUERY SELECT * FROM view_cluster(_cluster);
 END
 $$;
 
-CREATE FUNCTION cluster_look(_name text) RETURNS SETOF cluster_view LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION cluster_observe(_name text) RETURNS SETOF cluster_view LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     RETURN QUERY SELECT * FROM view_cluster(enter_cluster(_name));
 END

@@ -28,12 +28,26 @@ BEGIN
 END
 $$;
 
+-- How many links may enter the queue; null: all. With a limit, one call at a time adds requests, until its commit. Call this
+-- before any lock but that of the role.
+CREATE FUNCTION room_for_links(_run integer, _limit bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    IF _limit IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock('stage'::regclass::oid::integer, _run);
+    RETURN (SELECT greatest(0, _limit - g.ready - g.waiting) FROM ledger g WHERE g.run = _run);
+END
+$$;
+
 -- Store new requests and make them ready. The caller updates the lanes. _owner: the index in _parents of the request that
--- each one came from; there 0 means none, -1 means that its children are ignored.
+-- each one came from; there 0 means none, -1 means that its children are ignored. With _room, only that many enter the
+-- queue, in order. The others are dead, unless their parent is one of the _redirects.
 CREATE FUNCTION enqueue(
     _run integer, _at double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
-    _host integer[], _rank double precision[], _payload bytea[],
-    OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[]
+    _host integer[], _rank double precision[], _url text[], _payload bytea[],
+    _room bigint, _limit bigint, _redirects bigint[],
+    OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[], OUT refused bigint[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _lanes integer[] := lanes_of(_run, _hosts);
@@ -41,12 +55,13 @@ DECLARE
 BEGIN
     WITH offered AS (
         SELECT DISTINCT ON (u.fingerprint) u.*
-        FROM unnest(_owner, _fingerprint, _host, _rank, _payload) WITH ORDINALITY
-            u(owner, fingerprint, host, rank, payload, nth)
+        FROM unnest(_owner, _fingerprint, _host, _rank, _url, _payload) WITH ORDINALITY
+            u(owner, fingerprint, host, rank, url, payload, nth)
         WHERE _parents[u.owner] >= 0 ORDER BY u.fingerprint, u.nth
     ), fresh AS (
-        INSERT INTO request (id, parent, rank, run, lane, fingerprint, payload)
-            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.payload
+        INSERT INTO request (id, parent, rank, run, lane, fingerprint, url, payload)
+            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.url,
+                o.payload
             FROM offered o
             LEFT JOIN LATERAL (
                 SELECT true AS known FROM request q WHERE q.run = _run AND q.fingerprint = o.fingerprint LIMIT 1
@@ -55,10 +70,27 @@ BEGIN
             ON CONFLICT (run, fingerprint) DO NOTHING
             RETURNING request.id, request.lane, request.rank, request.parent
     ), queued AS (
-        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f
+        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f WHERE _room IS NULL
     )
     SELECT array_agg(f.lane), array_agg(f.rank), array_agg(f.id), array_agg(f.parent)
         INTO lanes, ranks, ids, parents FROM fresh f;
+    IF _room IS NULL THEN
+        RETURN;
+    END IF;
+    WITH fresh AS (
+        SELECT u.*, row_number() OVER (ORDER BY u.id) <= _room OR u.parent = ANY(_redirects) AS enters
+        FROM unnest(lanes, ranks, ids, parents) u(lane, rank, id, parent)
+    ), queued AS (
+        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f WHERE f.enters
+    ), buried AS (
+        INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
+            SELECT f.id, 0, _at, _run, 0, 0, 0, 0, 0, {DEAD}, {FULL_KIND}, format({FULL_REASON}, _limit)
+            FROM fresh f WHERE NOT f.enters
+    )
+    SELECT array_agg(f.lane) FILTER (WHERE f.enters), array_agg(f.rank) FILTER (WHERE f.enters),
+        array_agg(f.id) FILTER (WHERE f.enters), array_agg(f.parent) FILTER (WHERE f.enters),
+        array_agg(f.parent) FILTER (WHERE NOT f.enters)
+        INTO lanes, ranks, ids, parents, refused FROM fresh f;
 END
 $$;
 
@@ -84,7 +116,7 @@ $$;
 CREATE FUNCTION push(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _max bigint, _role text, _token bigint, _known bytea, _cursor bytea,
-    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
+    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _url text[], _payload bytea[]
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _new record;
@@ -96,6 +128,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF _max IS NOT NULL THEN  -- check first, so that repeated refusals cost little
+        PERFORM room_for_links(_run, (SELECT r.link_limit FROM run r WHERE r.id = _run));
         SELECT g.ready + g.waiting INTO _queued FROM ledger g WHERE g.run = _run;
         SELECT count(DISTINCT u.fingerprint) INTO _added FROM unnest(_fingerprint) u(fingerprint)
             LEFT JOIN LATERAL (
@@ -108,7 +141,7 @@ BEGIN
     END IF;
     SELECT * INTO _new FROM enqueue(
         _run, real_clock(_offset), _hosts, '{0}', array_fill(1, ARRAY[cardinality(_fingerprint)]),
-        _fingerprint, _host, _rank, _payload);
+        _fingerprint, _host, _rank, _url, _payload, NULL, NULL, NULL);
     _added := coalesce(cardinality(_new.ids), 0);
     IF _added > 0 THEN
         PERFORM lock_lanes(_new.lanes);

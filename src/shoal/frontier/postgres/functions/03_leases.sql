@@ -22,13 +22,13 @@ BEGIN
                 j.attempts - j.unused::integer, j.status, j.items
             FROM judged j WHERE NOT j.dies
     ), died AS (
-        INSERT INTO outcome (id, token, at, run, status, items, attempts, state, kind, reason)
-            SELECT j.id, j.token, _at, j.run, j.status, j.items, least(j.attempts, 32767), {DEAD}, {LOST_KIND},
-                j.reason
+        INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
+            SELECT j.id, j.token, _at, j.run, j.items, j.worker, _at - j.at, j.status,
+                least(j.attempts, 32767), {DEAD}, {LOST_KIND}, j.reason
             FROM judged j WHERE j.dies
     ), noted AS (
-        INSERT INTO event (request, at, what, detail)
-            SELECT j.id, _at, {LOST_EVENT}, j.reason FROM judged j WHERE j.state = {LEASED} AND NOT j.unused
+        INSERT INTO event (request, at, worker, what, detail)
+            SELECT j.id, _at, j.worker, {LOST_EVENT}, j.reason FROM judged j WHERE j.state = {LEASED} AND NOT j.unused
     )
     SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
         array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,

@@ -114,7 +114,8 @@ $$;
 
 -- Lease up to _limit requests, best first, under tokens that follow _base. The first _used tokens are used up.
 -- _not_after: nobody waits for an answer after this time of the server, so nothing is leased.
--- _slot, _epoch: leases belong to this slot of a cluster. _begun: the attempt counts now, else when the lease is reissued.
+-- _slot, _epoch: leases belong to this worker or slot of a cluster.
+-- _begun: the attempt counts now, else when the lease is reissued.
 -- _repeat: the client may have called with this _base before; then it gets the same leases again, and no others.
 -- The last row has no token. attempt: 1 if the call was too late. learned_delay: the server's time. wait: seconds until
 -- there may be more. incoming: staged links. poll_after: seconds after which to poll again.
@@ -124,8 +125,8 @@ CREATE FUNCTION lease(
     _slot text, _epoch bigint, _begun boolean
 )
 RETURNS TABLE (
-    token bigint, fingerprint bytea, payload bytea, attempt integer, host text, learned_delay double precision,
-    wait double precision, incoming bigint, poll_after double precision
+    token bigint, fingerprint bytea, url text, payload bytea, attempt integer, host text,
+    learned_delay double precision, wait double precision, incoming bigint, poll_after double precision
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -145,6 +146,7 @@ DECLARE
     _from record;                             -- lanes to lease from
     _best record;                             -- requests to lease, in order
     _again bigint[];                          -- tokens of an earlier call with this _base
+    _worker integer := 0;                     -- the number of _slot
     _count integer := 0;
     _rows integer;
     _more_rows integer;
@@ -173,14 +175,14 @@ BEGIN
             PERFORM check_fence(_run, _slot, _epoch);
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
-        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
+        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, 0, NULL::text, real_clock(0),
             greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END),
             (SELECT g.incoming FROM ledger g WHERE g.run = _run), spread_polls(_now);
         RETURN;
     END IF;
     PERFORM lock_run(_run);
     IF _slot IS NOT NULL THEN
-        PERFORM check_fence(_run, _slot, _epoch);
+        _worker := check_fence(_run, _slot, _epoch);
     END IF;
     _now := real_clock(_offset) + _ahead;
     _late := coalesce(real_clock(0) > _not_after, false);
@@ -193,14 +195,14 @@ BEGIN
         IF cardinality(_again) > 0 THEN
             UPDATE held h SET due = _now + _ttl WHERE h.token = ANY(_again);
             RETURN QUERY
-                SELECT h.token, h.fingerprint, q.payload, h.attempts, o.name, coalesce(o.learned_delay, 0),
+                SELECT h.token, h.fingerprint, q.url, q.payload, h.attempts, o.name, coalesce(o.learned_delay, 0),
                     NULL::double precision, NULL::bigint, NULL::double precision
                 FROM unnest(_again) WITH ORDINALITY u(token, nth)
                 CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
-                CROSS JOIN LATERAL (SELECT q.payload FROM request q WHERE q.id = h.id LIMIT 1) q
+                CROSS JOIN LATERAL (SELECT q.url, q.payload FROM request q WHERE q.id = h.id LIMIT 1) q
                 CROSS JOIN LATERAL (SELECT o.name, o.learned_delay FROM host o WHERE o.id = h.host LIMIT 1) o
                 ORDER BY u.nth;
-            RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, 0, NULL::text, real_clock(0),
+            RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, 0, NULL::text, real_clock(0),
                 0::double precision, (SELECT g.incoming FROM ledger g WHERE g.run = _run), 0::double precision;
             RETURN;
         END IF;
@@ -258,6 +260,9 @@ BEGIN
     END IF;
 
     IF _count > 0 THEN
+        IF _worker IS NULL THEN
+            _worker := add_holder(_run, _slot);
+        END IF;
         RETURN QUERY
             WITH gone AS (
                 DELETE FROM ready r
@@ -271,17 +276,17 @@ BEGIN
                     ) s
                     WHERE r.ctid = s.tid RETURNING r.*, s.host
             ), given AS MATERIALIZED (
-                SELECT _base + _used + row_number() OVER (ORDER BY g.rank, g.id) AS token, g.*, q.fingerprint, q.payload
+                SELECT _base + _used + row_number() OVER (ORDER BY g.rank, g.id) AS token, g.*, q.fingerprint, q.url, q.payload
                 FROM gone g
-                CROSS JOIN LATERAL (SELECT q.fingerprint, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
+                CROSS JOIN LATERAL (SELECT q.fingerprint, q.url, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
             ), kept AS (
                 INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
-                                  slot, epoch, begun)
+                                  worker, epoch, begun)
                     SELECT g.token, g.id, g.rank, _now + _ttl, _at, _run, g.lane, g.host, g.attempts + 1, g.status,
-                        g.items, {LEASED}, g.fingerprint, _slot, _epoch, _begun
+                        g.items, {LEASED}, g.fingerprint, _worker, _epoch, _begun
                     FROM given g
             )
-            SELECT g.token, g.fingerprint, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
+            SELECT g.token, g.fingerprint, g.url, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
                 NULL::double precision, NULL::bigint, NULL::double precision
             FROM given g CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = g.host LIMIT 1) h
             ORDER BY g.rank, g.id;
@@ -337,7 +342,7 @@ BEGIN
     IF _may_lease THEN
         _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(_run, _now) END;
     END IF;
-    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::bytea, _late::integer, NULL::text, real_clock(0),
+    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, _late::integer, NULL::text, real_clock(0),
         CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END,
         (SELECT g.incoming FROM ledger g WHERE g.run = _run),
         CASE WHEN _count = 0 THEN spread_polls(_now) END;

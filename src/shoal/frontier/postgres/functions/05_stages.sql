@@ -4,7 +4,7 @@
 -- Store a chunk until its lease ends, or replace it. False if the lease was lost.
 CREATE FUNCTION upload(
     _run integer, _token bigint, _parent bytea, _number integer,
-    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _payload bytea[]
+    _hosts text[], _fingerprint bytea[], _host integer[], _rank double precision[], _url text[], _payload bytea[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM check_run(_run);
@@ -18,11 +18,11 @@ BEGIN
             AND NOT EXISTS (SELECT FROM held h WHERE h.token = c.token AND h.state = {LEASED})
             AND NOT EXISTS (SELECT FROM stage s WHERE s.token = c.token);
     END IF;
-    INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, payloads)
-        VALUES (_token, _number, _run, cardinality(_fingerprint), _hosts, _fingerprint, _host, _rank, _payload)
+    INSERT INTO chunk AS c (token, number, run, size, hosts, fingerprints, host, ranks, urls, payloads)
+        VALUES (_token, _number, _run, cardinality(_fingerprint), _hosts, _fingerprint, _host, _rank, _url, _payload)
         ON CONFLICT (token, number) DO UPDATE SET size = excluded.size, hosts = excluded.hosts,
             fingerprints = excluded.fingerprints, host = excluded.host, ranks = excluded.ranks,
-            payloads = excluded.payloads;
+            urls = excluded.urls, payloads = excluded.payloads;
     RETURN true;
 END
 $$;
@@ -56,14 +56,18 @@ END
 $$;
 
 -- Move a chunk of this token's stage into the queue, or of any stage if it is null. Skips a chunk that another client is
--- moving. Returns how many links the stage still has and how many were new so far; no row if there was nothing to move.
+-- moving. Returns how many links the stage still has, and how many were queued and refused so far; no row if there was
+-- nothing to move.
 CREATE FUNCTION move_chunk(_run integer, _offset double precision, _token bigint)
-RETURNS TABLE (remaining integer, added integer) LANGUAGE plpgsql AS $$
+RETURNS TABLE (remaining integer, added integer, refused integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    _limit bigint := (SELECT r.link_limit FROM run r WHERE r.id = _run);
+    _room bigint := room_for_links(_run, _limit);
     _chunk record;
     _new record;
     _added integer;
+    _refused integer;
 BEGIN
     SELECT c.*, s.parent INTO _chunk
         FROM stage s CROSS JOIN LATERAL (
@@ -74,23 +78,24 @@ BEGIN
     IF FOUND THEN
         SELECT * INTO _new FROM enqueue(
             _run, real_clock(_offset), _chunk.hosts, ARRAY[_chunk.parent], array_fill(1, ARRAY[_chunk.size]),
-            _chunk.fingerprints, _chunk.host, _chunk.ranks, _chunk.payloads);
+            _chunk.fingerprints, _chunk.host, _chunk.ranks, _chunk.urls, _chunk.payloads, _room, _limit, '{}');
         _added := coalesce(cardinality(_new.ids), 0);
+        _refused := coalesce(cardinality(_new.refused), 0);
         IF _added > 0 THEN
             PERFORM lock_lanes(_new.lanes);
             PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
         END IF;
         DELETE FROM chunk c WHERE c.token = _chunk.token AND c.number = _chunk.number;
-        UPDATE stage s SET remaining = s.remaining - _chunk.size, added = s.added + _added
+        UPDATE stage s SET remaining = s.remaining - _chunk.size, added = s.added + _added, refused = s.refused + _refused
             WHERE s.token = _chunk.token;
-        UPDATE ledger g SET pushed = g.pushed + _added, ready = g.ready + _added,
-            duplicates = g.duplicates + _chunk.size - _added, incoming = g.incoming - _chunk.size
+        UPDATE ledger g SET pushed = g.pushed + _added + _refused, ready = g.ready + _added, dead = g.dead + _refused,
+            duplicates = g.duplicates + _chunk.size - _added - _refused, incoming = g.incoming - _chunk.size
             WHERE g.run = _run;
         IF NOT FOUND THEN
             PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
         _token := _chunk.token;
     END IF;
-    RETURN QUERY SELECT s.remaining, s.added FROM stage s WHERE s.token = _token;
+    RETURN QUERY SELECT s.remaining, s.added, s.refused FROM stage s WHERE s.token = _token;
 END
 $$;

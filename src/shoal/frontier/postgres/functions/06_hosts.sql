@@ -87,13 +87,15 @@ $$;
 
 -- Set the options of a run. If they changed, its lanes are opened, as other options have placed them.
 CREATE FUNCTION set_options(
-    _run integer, _max_attempts integer, _delay double precision, _concurrency integer
+    _run integer, _max_attempts integer, _delay double precision, _concurrency integer, _link_limit bigint
 ) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _lanes integer[];
 BEGIN
-    UPDATE run r SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency
-        WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency) <> (_max_attempts, _delay, _concurrency);
+    UPDATE run r
+        SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency, link_limit = _link_limit
+        WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency, coalesce(r.link_limit, 0))
+            <> (_max_attempts, _delay, _concurrency, coalesce(_link_limit, 0));
     IF FOUND THEN
         _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > {EMPTY});
         PERFORM lock_lanes(_lanes);

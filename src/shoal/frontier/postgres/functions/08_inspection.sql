@@ -29,46 +29,52 @@ RETURNS TABLE (
          FROM outcome WHERE run = _run) o
 $$;
 
+-- The name of a worker or slot of a cluster; empty for number 0.
+CREATE FUNCTION holder_name(_run integer, _number integer) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT coalesce((SELECT w.name FROM holder w WHERE w.run = _run AND w.number = _number), '')
+$$;
+
 CREATE FUNCTION find(_run integer, _fingerprint bytea) RETURNS bigint LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = _fingerprint
 $$;
 
--- The first request of a run that contains these bytes. Reads all requests.
-CREATE FUNCTION search(_run integer, _bytes bytea) RETURNS bigint LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT min(q.id) FROM request q WHERE q.run = _run AND position(_bytes IN q.payload) > 0
+-- The first request of a run with this URL. Reads all requests.
+CREATE FUNCTION search(_run integer, _url text) RETURNS bigint LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT min(q.id) FROM request q WHERE q.run = _run AND q.url = _url
 $$;
 
 -- A staged link, which is not in the queue yet.
 CREATE FUNCTION find_staged(_run integer, _fingerprint bytea)
-RETURNS TABLE (payload bytea, parent bytea) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT c.payloads[array_position(c.fingerprints, _fingerprint)], q.payload
+RETURNS TABLE (url text, payload bytea, parent text) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT c.urls[n.nth], c.payloads[n.nth], q.url
     FROM stage s JOIN chunk c ON c.token = s.token LEFT JOIN request q ON q.id = s.parent
+    CROSS JOIN LATERAL (SELECT array_position(c.fingerprints, _fingerprint) AS nth) n
     WHERE s.run = _run AND s.remaining > 0 AND _fingerprint = ANY(c.fingerprints) LIMIT 1
 $$;
 
--- What became of these requests.
+-- What became of these requests. Names of holders are empty if there is none.
 CREATE FUNCTION histories(_ids bigint[])
 RETURNS TABLE (
-    state smallint, attempts integer, status integer, items integer, at double precision, reason text,
-    payload bytea, parent bytea, event_at double precision[], event_what text[], event_detail text[],
-    worker text
+    state smallint, attempts integer, status integer, items integer, at double precision, reason text, worker text,
+    url text, payload bytea, parent text,
+    event_at double precision[], event_what text[], event_detail text[], event_worker text[]
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, q.payload, p.payload, e.at, e.what, e.detail, s.slot
+    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, holder_name(q.run, s.worker), q.url, q.payload, p.url,
+        e.at, e.what, e.detail, e.worker
     FROM unnest(_ids) WITH ORDINALITY u(id, nth) JOIN request q ON q.id = u.id LEFT JOIN request p ON p.id = q.parent
     CROSS JOIN LATERAL (  -- `held` has no index for this, so it is read last
-        SELECT o.state, o.attempts::integer, o.status, o.items, o.at, coalesce(o.reason, '') AS reason, NULL AS slot
-            FROM outcome o
+        SELECT o.state, o.attempts::integer, o.status::integer, o.items, o.at, o.reason, o.worker FROM outcome o
             WHERE o.id = q.id
-        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', NULL FROM ready r
+        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', 0 FROM ready r
             WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
         UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '',
-            CASE h.state WHEN {LEASED} THEN h.slot END FROM held h
+            CASE h.state WHEN {LEASED} THEN h.worker ELSE 0 END FROM held h
             WHERE h.id = q.id
         LIMIT 1
     ) s
     CROSS JOIN LATERAL (
         SELECT array_agg(e.at ORDER BY e.id) AS at, array_agg(e.what ORDER BY e.id) AS what,
-            array_agg(e.detail ORDER BY e.id) AS detail
+            array_agg(e.detail ORDER BY e.id) AS detail, array_agg(holder_name(q.run, e.worker) ORDER BY e.id) AS worker
         FROM event e WHERE e.request = q.id
     ) e
     ORDER BY u.nth

@@ -140,7 +140,7 @@ $$;
 CREATE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     DELETE FROM role r WHERE r.run = _run;
-    DELETE FROM fence f WHERE f.run = _run;
+    DELETE FROM holder h WHERE h.run = _run;
     DELETE FROM worker w WHERE w.run = _run;
     DELETE FROM heard h WHERE h.run = _run;
     DELETE FROM stage s WHERE s.run = _run;

@@ -4,7 +4,7 @@
 -- updated. The state of a request is a small row in `ready`, then in `held`, then in `outcome`.
 --
 -- Rows are locked in this order, and within a table by the key, to avoid deadlocks: role, held, new hosts and lanes by
--- name, fingerprints, host, lane, ledger.
+-- name, fingerprints, host, lane, ledger. With a limit for links, room_for_links() takes its lock after the role.
 --
 -- Columns named `at` are seconds since 1970, for people. All other times are those of `clock()`, which never goes back.
 --
@@ -27,6 +27,7 @@ CREATE TABLE run (
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,
     concurrency integer NOT NULL DEFAULT 8,
+    link_limit bigint,                        -- how many queued requests leave no room for links; null: no limit
     deleting boolean NOT NULL DEFAULT false   -- hidden, and partly deleted
 );
 
@@ -98,7 +99,8 @@ CREATE TABLE request (
     run integer NOT NULL,
     lane integer NOT NULL,
     fingerprint bytea NOT NULL,
-    payload bytea NOT NULL                    -- the Request as msgpack
+    url text NOT NULL,
+    payload bytea NOT NULL                    -- the Request as msgpack, without its URL: see columns.py
 );
 CREATE UNIQUE INDEX request_fingerprint ON request (run, fingerprint);
 
@@ -126,26 +128,28 @@ CREATE TABLE held (
     status integer NOT NULL,
     items integer NOT NULL,
     state smallint NOT NULL,                  -- 1 waiting, 2 leased
+    worker integer NOT NULL,                  -- the number of its holder; 0: none
     begun boolean NOT NULL,                   -- else its last attempt does not count yet
     epoch bigint,
-    slot text,                                -- of a cluster, if it was leased under one
     fingerprint bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX held_due ON held (run, due);
 CREATE INDEX held_overdue ON held (due);
-CREATE INDEX held_slot ON held (run, slot) WHERE state = 2 AND slot IS NOT NULL;
 
+-- Its columns are ordered by size, and none is null: so a row has no padding and no bitmap.
 CREATE TABLE outcome (
     id bigint PRIMARY KEY,
     token bigint NOT NULL,                    -- of the lease that ended so
     at double precision NOT NULL,
     run integer NOT NULL,
-    status integer NOT NULL,
     items integer NOT NULL,
+    worker integer NOT NULL,                  -- the number of the holder of that lease; 0: none
+    seconds real NOT NULL,                    -- how long it was leased
+    status smallint NOT NULL,
     attempts smallint NOT NULL,
     state smallint NOT NULL,                  -- 3 done, 4 dead
-    kind text,                                -- why it is dead
-    reason text
+    kind text NOT NULL,                       -- why it is dead, or empty
+    reason text NOT NULL
 );
 CREATE INDEX outcome_dead ON outcome (run, id) WHERE state = 4;
 
@@ -164,6 +168,7 @@ CREATE TABLE event (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request bigint NOT NULL,
     at double precision NOT NULL,
+    worker integer NOT NULL,                  -- the number of the holder of its lease; 0: none
     what text NOT NULL,
     detail text NOT NULL
 );
@@ -181,12 +186,14 @@ CREATE TABLE role (
     PRIMARY KEY (run, role)
 ) WITH (fillfactor = 50);
 
--- Earlier epochs of these slots get nothing more.
-CREATE TABLE fence (
+-- Workers and slots of clusters that have leased something or were fenced. Rows of requests name them by number.
+CREATE TABLE holder (
     run integer NOT NULL,
-    slot text NOT NULL,
-    epoch bigint NOT NULL,
-    PRIMARY KEY (run, slot)
+    number integer NOT NULL,                  -- from 1
+    name text NOT NULL,
+    epoch bigint,                             -- of its last fence: earlier ones get nothing more
+    PRIMARY KEY (run, name),
+    UNIQUE (run, number)
 );
 
 -- The links of a very large page. They are uploaded in chunks under the token of its lease. The completion of the page
@@ -196,7 +203,8 @@ CREATE TABLE stage (
     run integer NOT NULL,
     parent bigint NOT NULL,
     remaining integer NOT NULL,               -- links that are not in the queue yet
-    added integer NOT NULL DEFAULT 0          -- new links that are in the queue
+    added integer NOT NULL DEFAULT 0,         -- new links that are in the queue
+    refused integer NOT NULL DEFAULT 0        -- new links that found it full
 );
 CREATE INDEX stage_open ON stage (run, token) WHERE remaining > 0;
 
@@ -209,6 +217,7 @@ CREATE TABLE chunk (
     fingerprints bytea[] NOT NULL,
     host integer[] NOT NULL,
     ranks double precision[] NOT NULL,
+    urls text[] NOT NULL,
     payloads bytea[] NOT NULL,
     PRIMARY KEY (token, number)
 );
@@ -231,3 +240,42 @@ CREATE TABLE note (
     value bytea NOT NULL
 );
 CREATE INDEX note_until ON note (until);
+
+-- Workers of a run that send heartbeats.
+CREATE TABLE worker (
+    run integer NOT NULL,
+    name text NOT NULL,                       -- it leases under a slot of this name
+    epoch bigint NOT NULL,
+    session double precision NOT NULL,
+    beat_at double precision NOT NULL,        -- time of its last heartbeat
+    pid integer NOT NULL,
+    machine text NOT NULL,
+    PRIMARY KEY (run, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+
+-- Heartbeats of all workers of a run together. Within a gap, the store may have been away.
+CREATE TABLE heard (
+    run integer PRIMARY KEY,
+    at double precision NOT NULL,             -- time of the last heartbeat
+    since double precision NOT NULL           -- since when they came without a long gap
+) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+
+-- The requests of all runs, for people and their tools. No row of a union can be changed, so the view is read-only. Times of
+-- claims are those of the server.
+CREATE VIEW url_work_queue AS
+    SELECT q.url, s.status, w.name AS worker_id, to_timestamp(s.claimed_at) AS claimed_at,
+        greatest(s.attempts - 1, 0) AS retry_count, r.run_id
+    FROM (
+        SELECT y.id, 'pending' AS status, 0 AS worker, NULL::double precision AS claimed_at, y.attempts FROM ready y
+        UNION ALL
+        SELECT h.id, 'pending', 0, NULL, h.attempts FROM held h WHERE h.state = 1
+        UNION ALL
+        SELECT h.id, 'claimed', h.worker, h.at, h.attempts - (NOT h.begun)::integer FROM held h WHERE h.state = 2
+        UNION ALL
+        SELECT o.id, CASE o.state WHEN 3 THEN 'completed' ELSE 'failed' END, o.worker,
+            CASE WHEN o.attempts > 0 THEN o.at - o.seconds END, o.attempts
+            FROM outcome o  -- without an attempt: a link that was refused
+    ) s
+    JOIN request q ON q.id = s.id
+    JOIN run r ON r.id = q.run AND NOT r.deleting
+    LEFT JOIN holder w ON w.run = q.run AND w.number = s.worker;

@@ -84,6 +84,7 @@ local function collect(run)
   run.touched, run.touched_list = {}, {} -- hosts whose lane may have to move
   run.notes, run.noted = {}, {} -- events by fingerprint
   run.causes, run.kinds = {}, {} -- dead requests: fingerprint, cause, ...; changes of the counts by kind
+  run.refused = {} -- links that found the queue full, as rank, member, ...
 end
 
 -- A run by its number, as before this script; nil if it was deleted.
@@ -94,10 +95,10 @@ local function run_of(number)
     local key = PREFIX .. 'run:' .. number
     local ledger = call('HMGET', key, unpack(LEDGER))
     if ledger[1] then
-      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}}
+      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}, holders = {}}
       collect(run)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
-      run.delay, run.concurrency, run.max_attempts = read(RUN_OPTIONS, run.options or OPTIONS)
+      run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
     runs[number] = run
   end
@@ -106,13 +107,21 @@ end
 
 -- -- events
 
--- Add an event to the history of a request.
-local function note(run, fingerprint, what, detail)
+-- The name of a worker or a slot of a cluster by its number in records; '' for 0.
+local function holder_name(run, number)
+  if number == 0 then return '' end
+  run.holders[number] = run.holders[number] or call('HGET', run.key .. ':holder', '#' .. number) or ''
+  return run.holders[number]
+end
+
+-- Add an event to the history of a request. `worker`: the number of the holder of the lease that it is about, or 0.
+local function note(run, fingerprint, what, detail, worker)
+  local name = holder_name(run, worker)
   if not run.notes[fingerprint] then
     run.notes[fingerprint] = ''
     run.noted[#run.noted + 1] = fingerprint
   end
-  run.notes[fingerprint] = run.notes[fingerprint] .. pack(EVENT, real, #what, what, #detail, detail)
+  run.notes[fingerprint] = run.notes[fingerprint] .. pack(EVENT, real, #what, what, #detail, detail, #name, name)
 end
 
 local function save_notes(run)
@@ -128,6 +137,7 @@ end
 
 local function save_deaths(run)
   many('HSET', run.key .. ':dead', run.causes)
+  many('ZADD', run.key .. ':refused', run.refused)
   for kind, more in pairs(run.kinds) do
     if call('HINCRBY', run.key .. ':kinds', kind, more) <= 0 then call('HDEL', run.key .. ':kinds', kind) end
   end

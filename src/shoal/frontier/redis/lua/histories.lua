@@ -1,22 +1,18 @@
 -- Histories of requests. ARGV: fingerprints. Returns for each: record, parent's record, events, cause of death, 1 if it is
--- leased and not begun, else 0, and the slot that has leased it or ''; an empty list for an unknown request.
+-- leased and not begun, else 0, and the worker or slot of its lease or ''; an empty list for an unknown request.
 
 local fingerprints, answer = arguments_from(5), {}
 local records = fetch(own.key .. ':req', fingerprints)
 local events = fetch(own.key .. ':event', fingerprints)
 local causes = fetch(own.key .. ':dead', fingerprints)
 local sent = fetch(own.key .. ':sent', fingerprints)
-local held = fetch(own.key .. ':slot', fingerprints)
 for i in ipairs(fingerprints) do
   local record = records[i]
   if record then
     local parent = #record >= MIN_SIZE and call('HGET', own.key .. ':req', record_parent(record))
-    local request, slot = read_record(record), ''
+    local request = read_record(record)
     local unbegun = is_unbegun(request, sent[i]) and 1 or 0
-    if held[i] and request and request.state == LEASED then
-      local token, _, at = read(SLOT, held[i])
-      if token == request.token then slot = sub(held[i], at) end
-    end
+    local slot = request and CLAIMED[request.state] and holder_name(own, request.worker) or ''
     answer[i] = {record, parent or '', events[i] or '', causes[i] or '', unbegun, slot}
   else
     answer[i] = {}

@@ -20,11 +20,12 @@ local function bury(run, fingerprint, state, sequence, host, rank)
   local reason = 'its record in Redis is missing or incomplete: another program changed it'
   local rest = pack(FIXED, rank, string.rep('\0', FINGERPRINT_SIZE))
   local request = {
-    state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, rest = rest
+    state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, worker = 0,
+    rest = rest,
   }
   move(run, fingerprint, request, DEAD)
   die(run, fingerprint, UNREADABLE, reason)
-  note(run, fingerprint, UNREADABLE, reason)
+  note(run, fingerprint, UNREADABLE, reason, 0)
   save_record(run, fingerprint, request)
 end
 
@@ -286,6 +287,7 @@ local function take(fingerprints, numbers, sequences, ranks)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
   local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
   local until_when = string.format('%.17g', now + ttl)
+  local worker = #fingerprints > 0 and slot and holder_number(slot) or 0
   for number, count in pairs(own.taken) do
     touch(own, number)
     hosts[number].in_flight = hosts[number].in_flight + count
@@ -302,7 +304,8 @@ local function take(fingerprints, numbers, sequences, ranks)
       local _, attempts, status, items = read(PROGRESS, record)
       n = n + 1
       attempts = math.min(attempts + 1, MAX_ATTEMPTS)
-      record = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n)) .. sub(record, HEAD_SIZE + 1)
+      local head = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n), worker)
+      record = head .. sub(record, HEAD_SIZE + 1)
       leased[n], answer[n] = fingerprint, record
       members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
     end

@@ -9,10 +9,10 @@ local LEASE_MEMBER = LEASE_OF .. 'c16'
 -- The values of a record, or nil if another program wrote it.
 local function read_record(record)
   if not record or #record < MIN_SIZE then return nil end
-  local state, attempts, status, items, at, sequence, host, token, rank = read(HEAD_AND_RANK, record)
+  local state, attempts, status, items, at, sequence, host, token, worker, rank = read(HEAD_AND_RANK, record)
   return {
     state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
-    token = token, rank = rank, rest = sub(record, HEAD_SIZE + 1),
+    token = token, worker = worker, rank = rank, rest = sub(record, HEAD_SIZE + 1),
   }
 end
 
@@ -21,7 +21,7 @@ local function save_record(run, fingerprint, request)
   records[n + 1] = fingerprint
   records[n + 2] = pack(
     HEAD, request.state, request.attempts, request.status, request.items, request.at, request.sequence,
-    request.host, request.token
+    request.host, request.token, request.worker
   ) .. request.rest
 end
 
@@ -58,7 +58,7 @@ local function lose(run, fingerprint, request, unbegun)
   end
   local reason = string.format(LOST_REASON, request.attempts)
   if request.state == DEAD then die(run, fingerprint, LOST_KIND, reason) end
-  note(run, fingerprint, LOST_EVENT, reason)
+  note(run, fingerprint, LOST_EVENT, reason, request.worker)
   request.at = real
   save_record(run, fingerprint, request)
   return true
@@ -131,8 +131,22 @@ local function number_hosts(names)
   return numbers
 end
 
--- Add new requests of the offers, each only once. `names`: of hosts.
-local function add(offers, blob, names)
+-- How many links may enter the queue; nil if there is no limit.
+local function room_for_links()
+  if own.link_limit > 0 then return math.max(0, own.link_limit - own.ready - own.waiting) end
+end
+
+-- Record a link that found the queue full.
+local function refuse(offer, sequence)
+  die(own, offer.fingerprint, FULL_KIND, string.format(FULL_REASON, own.link_limit))
+  own.refused[#own.refused + 1] = offer.rank
+  own.refused[#own.refused + 1] = pack(QUEUED, sequence, offer.fingerprint)
+  offer.parent.refused = offer.parent.refused + 1
+end
+
+-- Add new requests of the offers, each only once. `names`: of hosts. `room`: how many links may enter the queue, unless
+-- their parent is a redirect; nil: all.
+local function add(offers, blob, names, room)
   local new, wanted, indexes = {}, {}, {}
   for _, offer in ipairs(offers) do
     if offered[offer.fingerprint] then
@@ -145,18 +159,25 @@ local function add(offers, blob, names)
     end
   end
   if #new > 0 then
-    local numbers, records, sequence = number_hosts(wanted), own.records, own.sequence
-    for _, offer in ipairs(new) do
+    local numbers, records, sequence, refused = number_hosts(wanted), own.records, own.sequence, 0
+    for i, offer in ipairs(new) do
       sequence = sequence + 1
-      local host = numbers[indexes[offer.name]]
+      local host, state = numbers[indexes[offer.name]], READY
+      if room and i > room and not offer.parent.is_redirect then
+        refused, state = refused + 1, DEAD
+        refuse(offer, sequence)
+      else
+        enqueue(own, host, offer.rank, sequence, offer.fingerprint)
+        if offer.parent then offer.parent.added = offer.parent.added + 1 end
+      end
       records[#records + 1] = offer.fingerprint
-      records[#records + 1] = pack(HEAD, READY, 0, 0, 0, real, sequence, host, NO_TOKEN) .. sub(blob, offer.from, offer.to)
-      enqueue(own, host, offer.rank, sequence, offer.fingerprint)
-      if offer.parent then offer.parent.added = offer.parent.added + 1 end
+      local head = pack(HEAD, state, 0, 0, 0, real, sequence, host, NO_TOKEN, 0)
+      records[#records + 1] = head .. sub(blob, offer.from, offer.to)
     end
     own.sequence = sequence
     own.pushed = own.pushed + #new
-    own.ready = own.ready + #new
+    own.ready = own.ready + #new - refused
+    own.dead = own.dead + refused
   end
   own.duplicates = own.duplicates + #offers - #new
   own.is_changed = true

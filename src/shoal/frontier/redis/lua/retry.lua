@@ -1,18 +1,36 @@
--- Make dead requests ready again. ARGV: cursor, how many to read, 1 for these kinds or 0 for all others, the kinds.
+-- Make dead requests ready again. ARGV: cursor, or 'refused'; how many to read; 1 for these kinds or 0 for all others; the
+-- kinds. With 'refused': links that were refused because the queue was full, best first, while there is room.
 -- Returns the next cursor ('0' at the end), and how many were retried.
 
-local meant, key = ARGV[7] == '1', own.key .. ':dead'
-local kinds, chosen, kind_of, numbers, requests = {}, {}, {}, {}, {}
-for _, kind in ipairs(arguments_from(8)) do kinds[kind] = true end
-local cursor = scan(key, ARGV[5], ARGV[6], function(fingerprint, cause)
-  local kind = read(TEXT, cause)
-  if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
-    kind_of[fingerprint] = kind
-    chosen[#chosen + 1] = fingerprint
-  end
-end)
+local cursor, count, key, refused = ARGV[5], tonumber(ARGV[6]), own.key .. ':dead', own.key .. ':refused'
+local chosen, kind_of, members, detail = {}, {}, {}, RETRIED_DETAIL
 
-local records = fetch(own.key .. ':req', chosen)
+local function choose_dead()
+  local meant, kinds = ARGV[7] == '1', {}
+  for _, kind in ipairs(arguments_from(8)) do kinds[kind] = true end
+  cursor = scan(key, cursor, count, function(fingerprint, cause)
+    local kind = read(TEXT, cause)
+    if (kinds[kind] or false) == meant and not kind_of[fingerprint] then
+      kind_of[fingerprint] = kind
+      chosen[#chosen + 1] = fingerprint
+    end
+  end)
+end
+
+local function choose_refused()
+  local most = math.min(count, room_for_links() or count)
+  if most > 0 then members = call('ZRANGE', refused, 0, most - 1) end
+  for i, member in ipairs(members) do
+    chosen[i] = select(2, read(QUEUED, member))
+    kind_of[chosen[i]] = FULL_KIND
+  end
+  detail = ADMITTED_DETAIL
+  if #members < count then cursor = '0' end
+end
+
+if cursor == 'refused' then choose_refused() else choose_dead() end
+
+local records, requests, numbers = fetch(own.key .. ':req', chosen), {}, {}
 for i in ipairs(chosen) do
   requests[i] = read_record(records[i])
   if requests[i] then numbers[#numbers + 1] = requests[i].host end
@@ -24,7 +42,7 @@ for i, fingerprint in ipairs(chosen) do
   if request and request.state == DEAD and request.host > 0 then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
-    note(own, fingerprint, RETRIED_EVENT, RETRIED_DETAIL)
+    note(own, fingerprint, RETRIED_EVENT, detail, 0)
     move(own, fingerprint, request, READY)
     request.attempts, request.at = 0, real
     save_record(own, fingerprint, request)
@@ -32,4 +50,5 @@ for i, fingerprint in ipairs(chosen) do
 end
 finish()
 many('HDEL', key, retried)
+many('ZREM', refused, members)
 return {cursor, #retried}

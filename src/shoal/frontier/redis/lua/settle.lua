@@ -1,7 +1,7 @@
 -- End leases: done, failed, or released. ARGV: the endings, then the names of the children's hosts. The children of an
 -- ending follow it, or are in a stage.
--- Returns for each ending the new state (-1 if the lease was lost), how many children were new and known, and the number of
--- the completion. A repeated completion is acknowledged again, without its children. Returns nothing, and changes nothing,
+-- Returns for each ending the new state (-1 if the lease was lost), how many children were added, known and refused, and the
+-- number of the completion. A repeated completion is acknowledged again, without its children. Returns nothing, and changes nothing,
 -- if a stage has expired.
 
 local blob, names = ARGV[5], arguments_from(6)
@@ -12,8 +12,8 @@ local endings, fingerprints, offers, at = {}, {}, {}, 1
 local NOTHING = {}
 
 local function read_ending()
-  local fingerprint, token, outcome, contacted, status, duplicates, retry_in, items, children, chunks, links, kind, text,
-    after =
+  local fingerprint, token, outcome, contacted, redirected, status, duplicates, retry_in, items, children, chunks, links,
+    kind, text, after =
     read(ENDING, blob, at)
   local logged = NOTHING
   if items > 0 then
@@ -25,8 +25,8 @@ local function read_ending()
   return {
     fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
     duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
-    kind = kind, text = text, chunks = chunks, links = links, added = 0, request = false, state = -1, order = 0,
-    is_again = false,
+    kind = kind, text = text, chunks = chunks, links = links, added = 0, refused = 0, request = false, state = -1,
+    order = 0, is_again = false, is_redirect = redirected == 1,
   }
 end
 
@@ -93,11 +93,12 @@ end
 local function add_event(ending)
   local text = ending.text
   if ending.state == DONE then
-    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text) end
+    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text, ending.request.worker) end
   elseif ending.state ~= READY then
     local is_dead = ending.state == DEAD
     local after = is_dead and '' or string.format(WAITS_DETAIL, ending.retry_in)
-    note(own, ending.fingerprint, string.format(FAILED_EVENT, ending.request.attempts), text .. after)
+    local what = string.format(FAILED_EVENT, ending.request.attempts)
+    note(own, ending.fingerprint, what, text .. after, ending.request.worker)
     if is_dead then die(own, ending.fingerprint, ending.kind, text) end
   end
 end
@@ -107,7 +108,7 @@ for _, ending in ipairs(endings) do
   local is_over = ending.request and (ending.state == DONE or ending.state == DEAD)
   if is_over and ending.items ~= NOTHING then log_items(ending) end
 end
-add(offers, blob, names)
+add(offers, blob, names, room_for_links())
 for i, ending in ipairs(endings) do
   local request, fingerprint = ending.request, ending.fingerprint
   if request then
@@ -133,8 +134,9 @@ for i, ending in ipairs(endings) do
     save_record(own, fingerprint, request)
     own.duplicates = own.duplicates + ending.duplicates
   end
-  local known = ending.is_again and 0 or ending.children - ending.added + ending.duplicates
-  answer[4 * i - 3], answer[4 * i - 2], answer[4 * i - 1], answer[4 * i] = ending.state, ending.added, known, ending.order
+  local known = ending.is_again and 0 or ending.children - ending.added - ending.refused + ending.duplicates
+  answer[5 * i - 4], answer[5 * i - 3], answer[5 * i - 2] = ending.state, ending.added, known
+  answer[5 * i - 1], answer[5 * i] = ending.refused, ending.order
 end
 for _, ending in ipairs(staged) do
   if ending.state == DONE or ending.state == DEAD then

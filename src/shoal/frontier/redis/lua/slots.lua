@@ -1,7 +1,8 @@
 -- Slots of clusters, workers, leases that are not begun, and checks of cursors and items.
 --
 -- `slot` has the leases under a slot, by fingerprint; `role_slot` has the slot of each role. An entry is valid while its
--- token is the current one. `fence` has the first valid epoch of each slot.
+-- token is the current one. `fence` has the first valid epoch of each slot. `holder` has the numbers of slots in records,
+-- by `=` and name, and their names, by `#` and number.
 --
 -- `worker` has the workers that send heartbeats, `beat` when each one is dead if it stays silent. `heard` of a run is the time
 -- of the last heartbeat of any worker, `heard_since` the time since which they came without a long gap.
@@ -18,6 +19,18 @@ local function fenced(slot, epoch)
   if latest and latest > epoch then
     return redis.error_reply(string.format('%s slot %s is now held under epoch %.0f', FENCED, slot, latest))
   end
+end
+
+-- The number of a slot in records. A new slot gets one, which writes to the store; 0 if there are too many.
+local function holder_number(slot)
+  local key = own.key .. ':holder'
+  local number = tonumber(call('HGET', key, '=' .. slot))
+  if not number then
+    number = call('HINCRBY', key, 'last', 1)
+    if number > MAX_WORKERS then return 0 end
+    call('HSET', key, '=' .. slot, number, '#' .. number, slot)
+  end
+  return number
 end
 
 local function heard_times()

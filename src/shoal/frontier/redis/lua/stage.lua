@@ -1,6 +1,6 @@
 -- A stage of links. ARGV: what to do, then for
 --   put: fingerprint and token of the lease, number of the chunk, the chunk -> 1, or 0 if the lease was lost
---   move: token -> how many of its chunks are left, how many links were added and known so far
+--   move: token -> how many of its chunks are left, how many links were added, known and refused so far
 --   find: fingerprint, stage and chunk to start with -> stage and chunk to continue with (-1 at the end), record, parent
 
 local act = ARGV[5]
@@ -17,12 +17,12 @@ end
 if act == 'move' then
   move_staged()
   local key, left = stage_key(ARGV[6]), 0
-  local outcome = call('HMGET', key, 'next', 'added', 'known')
+  local outcome = call('HMGET', key, 'next', 'added', 'known', 'refused')
   for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do
     local token, chunks = read(STAGE, entry)
     if token == ARGV[6] then left = chunks - (tonumber(outcome[1]) or 0) end
   end
-  return {left, tonumber(outcome[2]) or 0, tonumber(outcome[3]) or 0}
+  return {left, tonumber(outcome[2]) or 0, tonumber(outcome[3]) or 0, tonumber(outcome[4]) or 0}
 end
 
 local fingerprint, number, place, at_once = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), 20
@@ -37,7 +37,7 @@ for each = place, math.min(place + at_once, chunks) - 1 do
       local offer
       offer, at = read_offer(chunk, at)
       if offer.fingerprint == fingerprint then
-        local record = pack(HEAD, READY, 0, 0, 0, real, 0, 0, NO_TOKEN) .. sub(chunk, offer.from, offer.to)
+        local record = pack(HEAD, READY, 0, 0, 0, real, 0, 0, NO_TOKEN, 0) .. sub(chunk, offer.from, offer.to)
         return {-1, 0, record, call('HGET', own.key .. ':req', record_parent(record)) or ''}
       end
     end

@@ -5,7 +5,7 @@
 -- queue. `incoming` counts the links of stages in the list.
 --
 -- A chunk has the number of its links, the names of their hosts, and the offers. A stage also has the number of the `next`
--- chunk to move, and how many links were `added` and `known`.
+-- chunk to move, and how many links were `added`, `known` and `refused`.
 
 local STAGE = '<c8I4I4' -- token, chunks, links that are left
 local STAGES = own and own.key .. ':stages'
@@ -40,20 +40,21 @@ local function move_staged()
   if not chunk then return close_stage(key, links) end
 
   local count, names, at = read_chunk(chunk)
-  local offers, moved = {}, {added = 0}
+  local offers, moved = {}, {added = 0, refused = 0}
   for i = 1, count do
     offers[i], at = read_offer(chunk, at)
     offers[i].parent = moved
   end
   find_new()
-  add(offers, chunk, names)
+  add(offers, chunk, names, room_for_links())
   offered, offered_list = {}, {}
   own.incoming = own.incoming - count
   finish()
   call('HDEL', key, place)
   call('HSET', key, 'next', place + 1)
   call('HINCRBY', key, 'added', moved.added)
-  call('HINCRBY', key, 'known', count - moved.added)
+  call('HINCRBY', key, 'known', count - moved.added - moved.refused)
+  if moved.refused > 0 then call('HINCRBY', key, 'refused', moved.refused) end
   if place + 1 < chunks then
     call('LSET', STAGES, 0, pack(STAGE, token, chunks, links - count))
   else

@@ -1,0 +1,64 @@
+"""An event loop in its own thread, for programs without one, and for work that continues beside a program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+from shoal.errors import RunError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines on one event loop. Any thread may start them. The thread ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()  # the runner then cancels what is left
+
+    @property
+    def is_running(self) -> bool:
+        """False in a process that was forked since: it has no such thread."""
+        return self._pid == os.getpid() and not self._loop.is_closed()
+
+    def _submit(self, work: Coroutine[object, object, T]) -> Future[T]:
+        if not self.is_running:
+            work.close()
+            raise RunError("its thread has ended, or belongs to the process that this one was forked from")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def start(self, work: Coroutine[object, object, object]) -> None:
+        """Start a coroutine, and do not wait for it."""
+        self._submit(work)
+
+    def wait(self, work: Coroutine[object, object, T]) -> T:
+        """Run a coroutine and return its result. An interrupt cancels it."""
+        future = self._submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call(self, work: Coroutine[object, object, T]) -> T:
+        """The same for a caller with an event loop of its own. If the caller is cancelled, so is the coroutine."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread, and wait for its end."""
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)

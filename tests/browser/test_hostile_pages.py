@@ -1,0 +1,138 @@
+"""Each hostile page costs only itself, within its deadline, and reaches no private address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from shoal.browser.fetcher import BrowserFetcher
+from shoal.config import BrowserSettings
+from shoal.errors import FetchError
+from shoal.fetch.guard import AddressGuard
+from shoal.http import Render, Request, Response
+from shoal.middleware import Postponed
+from tests.browser.hostile_site import SCRIPTS, serve
+from tests.browser.processes import tokens, wait_until_gone
+
+TIMEOUT = 8.0
+SETTINGS = BrowserSettings(sandbox=False, page_timeout=TIMEOUT, settle=2.0, max_bytes=8_000_000, max_memory=900_000_000)
+PATIENT = msgspec.structs.replace(SETTINGS, page_timeout=60.0)
+NUISANCES = ["alerts", "beforeunload", "history", "console", "windows", "storage", "/no-load"]
+OTHERS = ["/never", "/no-load", "/to-trap", "/script-redirected", "/file", "/huge"]
+PATHS = {**{name: f"/hostile?name={name}" for name in SCRIPTS}, **{path: path for path in OTHERS}}
+
+
+@dataclass
+class Outcome:
+    """What became of a hostile page."""
+
+    response: Response | None
+    error: str
+    seconds: float
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def outcomes() -> AsyncIterator[dict[str, Outcome]]:
+    """Render all hostile pages, four at a time, while healthy pages are rendered beside them."""
+    async with serve() as (url, _, trapped):
+        fetcher = BrowserFetcher(SETTINGS, "shoal-test", AddressGuard(["127.0.0.1/32"]))
+        found: dict[str, Outcome] = {}
+        slots = asyncio.Semaphore(3)
+        marks: set[str] = set()
+
+        async def visit(name: str) -> None:
+            async with slots:
+                found[name] = await render(fetcher, f"{url}{PATHS[name]}")
+                marks.update(tokens(os.getpid()))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(visit(name)) for name in PATHS]
+                healthy = group.create_task(beside(fetcher, f"{url}/leaf", tasks))
+            found["healthy"] = healthy.result()
+            found["trapped"] = Outcome(None, ", ".join(trapped), 0.0)
+        finally:
+            await fetcher.close()
+        found["left"] = Outcome(None, str(wait_until_gone(marks)), len(marks))
+        yield found
+
+
+async def render(fetcher: BrowserFetcher, url: str) -> Outcome:
+    started = time.monotonic()
+    for _ in range(6):  # a page that is released is rendered again, as the engine would
+        try:
+            return Outcome(await fetcher.fetch(Request(url), Render()), "", time.monotonic() - started)
+        except FetchError as error:
+            return Outcome(None, f"{error.kind}: {error}", time.monotonic() - started)
+        except Postponed:
+            continue
+    return Outcome(None, "released again and again", time.monotonic() - started)
+
+
+async def beside(fetcher: BrowserFetcher, url: str, tasks: list[asyncio.Task[None]]) -> Outcome:
+    """Render a healthy page again and again. The first failure, if there is one."""
+    number = 0
+    while not all(task.done() for task in tasks):
+        number += 1
+        for _ in range(3):  # as the engine would: endless loops take their share of the machine
+            outcome = await render(fetcher, f"{url}?beside={number}")
+            if outcome.response is not None:
+                break
+        else:
+            return outcome
+    return Outcome(None, "", number)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", PATHS)
+async def test_a_hostile_page_costs_only_itself(outcomes: dict[str, Outcome], name: str) -> None:
+    outcome = outcomes[name]
+    assert outcome.response is not None or outcome.error.partition(":")[0] in {
+        "timeout", "browser crashed", "too many requests", "too large", "download", "connect", "address",
+    }, outcome  # fmt: skip
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_page_reaches_a_private_address(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["trapped"].error == ""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_healthy_pages_are_rendered_beside_hostile_ones(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["healthy"].error == ""
+    assert outcomes["healthy"].seconds > 3  # how many there were
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_process_is_left(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["left"].error == "[]"
+    assert outcomes["left"].seconds > 1  # how many browsers there were
+
+
+async def test_a_nuisance_is_no_obstacle() -> None:
+    async with serve() as (url, _, _):
+        fetcher = BrowserFetcher(PATIENT, "shoal-test", AddressGuard(["127.0.0.1/32"]))
+        try:
+            for name in NUISANCES:
+                response = (await render(fetcher, f"{url}{PATHS[name]}")).response
+                assert response is not None, name
+                assert response.css("h1::text").get() in ("hostile", "no load")
+                assert name != "console" or len(response.console) == 100
+        finally:
+            await fetcher.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["/to-trap", "script goes to the trap", "form to the trap"])
+async def test_a_navigation_elsewhere_is_a_redirect(outcomes: dict[str, Outcome], name: str) -> None:
+    response = outcomes[name].response
+    assert response is not None, outcomes[name]
+    assert response.status == 302
+    assert "127.0.0.2" in response.headers["Location"]
