@@ -90,10 +90,10 @@ class IdentityFacts:
         return await self._recall("identity names", list[str]) or []
 
     async def add_names(self, names: list[str]) -> None:
-        """Add the identities of a worker. Two workers that start together may miss each other's: repeat it."""
-        known = await self.names()
-        if missing := [name for name in names if name not in known]:
-            await self._remember("identity names", [*known, *missing][-_MAX_NAMES:], DAY)
+        """Add the identities of a worker for a day. Two workers that start together may miss each other's: repeat
+        it."""
+        merged = dict.fromkeys([*await self.names(), *names])
+        await self._remember("identity names", list(merged)[-_MAX_NAMES:], DAY)
 
     async def _recall(self, key: str, kind: type[T]) -> T | None:
         value = await self._hosts.recall(key)

@@ -25,6 +25,7 @@ from shoal.urls.normalize import host_of, origin_of
 log = logging.getLogger("shoal.identities")
 
 _CACHE_SECONDS = 1.0  # how long assignments and removals are cached; neither sends a request to a resting identity
+_ANNOUNCE_SECONDS = 3600.0
 _SUSPECT = 2  # blocks after which a page is compared with another one
 _FAILURE_REST = 5.0  # seconds that an identity does not use a host on which it failed
 _WAIT = (0.2, 10.0)  # seconds, shortest and longest, until a host without an identity is tried again
@@ -62,7 +63,8 @@ class Identities:
         """Identities whose proxy refuses this process's own user and password."""
         self._checked: dict[str, float] = {}
         """When it was last checked whether an identity is removed."""
-        self._opened = False
+        self._announce_at: float | None = None
+        """When to store the names of the identities again."""
         self._counts = IdentityCounts(known=len(self._roster))
         self.on_exhausted: Callable[[ConfigError], None] = lambda error: None
         """Called when all identities are removed."""
@@ -129,8 +131,8 @@ class Identities:
 
     async def _choose(self, host: str) -> Identity:
         """The identity for a host. Postponed if the host must wait, FetchError if no identity is left for it."""
-        if not self._opened:
-            await self._open()
+        if self._announce_at is None or self._announce_at <= time.monotonic():
+            await self._announce()
         name = self._memory.assigned(host) or await self._facts.assigned(host)
         if name in self._roster and await self._is_available(name, host):
             if self._memory.assigned(host) is None:
@@ -152,11 +154,12 @@ class Identities:
         self._memory.assign(host, name, min(_CACHE_SECONDS, hold) if is_ours else hold)
         log.debug("host=%s has the identity %s", host, name)
 
-    async def _open(self) -> None:
-        """Try removed identities again in a new process: their passwords may have been corrected."""
-        self._opened = True
+    async def _announce(self) -> None:
+        """Store the names of the identities. A new process tries removed ones again: they may have been corrected."""
+        is_new = self._announce_at is None
+        self._announce_at = time.monotonic() + _ANNOUNCE_SECONDS
         await self._facts.add_names(list(self._roster))
-        for name in self._roster:
+        for name in self._roster if is_new else ():
             await self._facts.restore(name)
 
     async def _is_available(self, name: str, host: str) -> bool:
