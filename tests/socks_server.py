@@ -33,7 +33,7 @@ class SocksServer(StreamServer):
     def address(self, user: str = "", scheme: str = "socks5", password: str | None = None) -> str:
         """The URL of this proxy."""
         password = self._users.get(user, "") if password is None else password
-        login = f"{quote(user)}:{quote(password)}@" if user else ""
+        login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
         return self.url.replace("http://", f"{scheme}://{login}")
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import uvloop
 
+from shoal.browser.gateway import Gateway, GatewayLimits
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch.guard import AddressGuard
@@ -59,10 +60,16 @@ class Outcome(NamedTuple):
 
 
 def fetch_while_rebinding(
-    answers: Sequence[Sequence[str]], *, fetches: int, allowed: Sequence[str] = (), down: Sequence[str] = ()
+    answers: Sequence[Sequence[str]],
+    *,
+    fetches: int,
+    allowed: Sequence[str] = (),
+    down: Sequence[str] = (),
+    via: str = "fetcher",
 ) -> Outcome:
-    """Fetch while each look-up of the name gets the next of these answers, in a cycle."""
-    task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down})
+    """Fetch while each look-up of the name gets the next of these answers, in a cycle. ``via`` says what has the
+    guard: the ``fetcher``, or the ``gateway`` of the browser, which the fetcher uses as its proxy."""
+    task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down, "via": via})
     return Outcome(*json.loads(said_apart("-m", "tests.acceptance.rebinding", task)))
 
 
@@ -102,7 +109,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport.sendto(head + data[12:end] + body, addr)
 
 
-async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: list[str]) -> Outcome:
+async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: list[str], via: str) -> Outcome:
     loop = asyncio.get_running_loop()
     connections: Counter[str] = Counter()
 
@@ -117,14 +124,23 @@ async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: 
         await asyncio.start_server(converse, address, 80)
     await loop.create_datagram_endpoint(lambda: NameServer(answers), ("127.0.0.1", 53))
     looked_up = await loop.getaddrinfo(NAME, 80, type=socket.SOCK_STREAM)
-    fetcher = HttpFetcher(HttpSettings(dns_cache_seconds=0), "test", AddressGuard(allowed))
+    guard = AddressGuard(allowed)
+    gateway = Gateway(guard, GatewayLimits(dns_cache_seconds=0))
+    listener = await gateway.open(None)
+    if via == "gateway":
+        fetcher = HttpFetcher(HttpSettings(proxy=listener.url), "test")
+    else:
+        fetcher = HttpFetcher(HttpSettings(dns_cache_seconds=0), "test", guard)
     fetched = []
     for _ in range(fetches):
         try:
-            fetched.append((await fetcher.fetch(Request(f"http://{NAME}/"))).body.decode())
+            response = await fetcher.fetch(Request(f"http://{NAME}/"))
+            failure = listener.failure(NAME, 80)
+            fetched.append(response.body.decode() if failure is None else failure.kind)
         except FetchError as error:
             fetched.append(error.kind)
     await fetcher.close()
+    await gateway.close()
     return Outcome([str(address[0]) for *_, address in looked_up], fetched, connections)
 
 

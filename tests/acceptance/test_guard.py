@@ -156,17 +156,22 @@ async def test_what_can_not_be_connected_to_is_another_matter() -> None:
 # -- names
 
 
-def test_a_name_that_changes_is_judged_by_the_address_that_is_connected_to() -> None:
+@pytest.fixture(params=["fetcher", "gateway"])
+def via(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_name_that_changes_is_judged_by_the_address_that_is_connected_to(via: str) -> None:
     """Public when it is looked up, and the loopback at the next look-up, again and again."""
-    outcome = fetch_while_rebinding([[PUBLIC], ["127.0.0.1"]], fetches=6)
+    outcome = fetch_while_rebinding([[PUBLIC], ["127.0.0.1"]], fetches=6, via=via)
     assert outcome.first == [PUBLIC]
     assert outcome.fetched == ["address", PUBLIC] * 3
     assert outcome.connections == {PUBLIC: 3}
 
 
-def test_a_name_that_changes_reaches_what_is_listed() -> None:
+def test_a_name_that_changes_reaches_what_is_listed(via: str) -> None:
     """That the test above could fail: the same, and the loopback is allowed."""
-    outcome = fetch_while_rebinding([[PUBLIC], ["127.0.0.1"]], fetches=6, allowed=["127.0.0.0/8"])
+    outcome = fetch_while_rebinding([[PUBLIC], ["127.0.0.1"]], fetches=6, allowed=["127.0.0.0/8"], via=via)
     assert outcome.fetched == ["127.0.0.1", PUBLIC] * 3
     assert outcome.connections == {PUBLIC: 3, "127.0.0.1": 3}
 
@@ -174,8 +179,8 @@ def test_a_name_that_changes_reaches_what_is_listed() -> None:
 @pytest.mark.parametrize(
     "answer", [["::1"], ["127.0.0.1", "::1"], ["10.0.0.1", "127.0.0.1", "::1", "::ffff:127.0.0.1", "fd00:ec2::254"]]
 )
-def test_a_name_with_refused_addresses_only_is_refused(answer: list[str]) -> None:
-    outcome = fetch_while_rebinding([answer], fetches=3)
+def test_a_name_with_refused_addresses_only_is_refused(via: str, answer: list[str]) -> None:
+    outcome = fetch_while_rebinding([answer], fetches=3, via=via)
     assert sorted(outcome.first) == sorted(answer)
     assert outcome.fetched == ["address"] * 3
     assert outcome.connections == {}
@@ -183,16 +188,16 @@ def test_a_name_with_refused_addresses_only_is_refused(answer: list[str]) -> Non
 
 @pytest.mark.parametrize("public", [PUBLIC, PUBLIC_6])
 @pytest.mark.parametrize("others", [["127.0.0.1"], ["::1"], ["127.0.0.1", "10.0.0.1", "::1", "fd00:ec2::254"]])
-def test_of_a_name_with_a_public_address_that_one_is_used(public: str, others: list[str]) -> None:
-    outcome = fetch_while_rebinding([[*others, public]], fetches=3)
+def test_of_a_name_with_a_public_address_that_one_is_used(via: str, public: str, others: list[str]) -> None:
+    outcome = fetch_while_rebinding([[*others, public]], fetches=3, via=via)
     assert sorted(outcome.first) == sorted([*others, public])
     assert outcome.fetched == [public] * 3
     assert outcome.connections == {public: 3}
 
 
 @pytest.mark.parametrize("others", [["127.0.0.1", "::1"], ["10.0.0.1"]])
-def test_when_the_public_address_is_down_the_others_are_not_tried(others: list[str]) -> None:
-    outcome = fetch_while_rebinding([[PUBLIC, *others]], fetches=3, down=[PUBLIC])
+def test_when_the_public_address_is_down_the_others_are_not_tried(via: str, others: list[str]) -> None:
+    outcome = fetch_while_rebinding([[PUBLIC, *others]], fetches=3, down=[PUBLIC], via=via)
     assert outcome.fetched == ["connect"] * 3
     assert outcome.connections == {}
 

@@ -202,3 +202,43 @@ def test_an_ipv4_address_is_judged_alike_in_ipv6(address: IPv4Address) -> None:
     reason = NOTHING_LISTED.refuses(str(address))
     assert NOTHING_LISTED.refuses(f"::ffff:{address}") == reason
     assert NOTHING_LISTED.refuses(f"64:ff9b::{address}") == reason
+
+
+# -- names, for proxies that resolve them
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("127.0.0.1", LOOPBACK),
+        ("10.0.0.1", PRIVATE),
+        ("::ffff:127.0.0.1", LOOPBACK),
+        ("64:ff9b::a00:1", PRIVATE),
+        *((host, "not a host name") for host in (
+            "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7F.1", "0x", "0177.0.0.1", "017700000001", "127.0.0.1.",
+            "127.0.0.1..", "1.2.3.4.5", "8.8.8.08", "999999999999", "a.1", "", ".", "..", "a..example", ".example",
+            "a b.example", "a%2eexample", "[::1]", "①②⑦.⓪.⓪.①", "b\u00fccher.example", "user@a.example", "a.example:80",
+            "xn--orhcp.example", "xn--\u00fc.example",
+        )),
+        *((host, "a name of a local network") for host in (
+            "localhost", "LOCALHOST.", "a.localhost", "printer", "nas.local", "metadata.google.internal", "x.home.arpa",
+            "wiki.corp", "ip6-localhost", "localhost.localdomain",
+        )),
+    ],
+)  # fmt: skip
+def test_what_no_proxy_is_asked_for(host: str, reason: str) -> None:
+    assert NOTHING_LISTED.refuses_host(host) == reason
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["8.8.8.8", "2606:4700::1111", "shop.example", "SHOP.example.", "a-b_c.example", "xn--bcher-kva.example",
+     "1.example", "2gyzjbc7fufpcf.onion", "0x.example", "127.0.0.1.example", "local.example"],
+)  # fmt: skip
+def test_what_a_proxy_may_be_asked_for(host: str) -> None:
+    assert NOTHING_LISTED.refuses_host(host) is None
+
+
+def test_listed_addresses_may_be_asked_for() -> None:
+    assert AddressGuard(["127.0.0.0/8"]).refuses_host("127.0.0.1") is None
+    assert AddressGuard(["127.0.0.0/8"]).refuses_host("127.1") == "not a host name"

@@ -57,6 +57,8 @@ class Watch:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._frame = ""
+        self.number = 0
+        """How many pages it has watched."""
         self._reset(Request("http://reset.invalid/"))
 
     def _reset(self, request: Request) -> None:
@@ -107,6 +109,7 @@ class Watch:
     def begin(self, request: Request, capture: tuple[str, ...]) -> None:
         """Watch for the next page. Its first navigation is for this request."""
         self._reset(request)
+        self.number += 1
         self._capture = capture
 
     def crash(self) -> None:

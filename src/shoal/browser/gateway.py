@@ -62,6 +62,9 @@ class Gateway:
             way = Proxied(upstream, self._to_proxies, meter, self._guard, self._tls)
         listener = Listener(way, meter, self.limits)
         await listener._start()
+        if self._closed:
+            await listener.close()
+            raise RuntimeError("the gateway is closed")
         self._listeners.add(listener)
         if self._timer is None:
             self._check()
@@ -87,7 +90,8 @@ class Gateway:
 class Listener:
     """The way out of one browser context. Use it as the context's proxy, also for loopback addresses.
 
-    It serves only processes of this user, as far as the system tells (`gateway_peer`).
+    It serves only processes of this user, as far as the system tells (`gateway_peer`). What it can't serve it answers
+    with the status 400, 403, 502 or 504 and a header ``Proxy-Status``, which no site can send through it.
     """
 
     def __init__(self, upstream: Upstream, meter: Meter, limits: GatewayLimits) -> None:
@@ -132,7 +136,10 @@ class Listener:
         return self.meter.exceeded
 
     def failure(self, host: str, port: int) -> FetchError | None:
-        """Why the gateway did not serve the last request for this site; None if it did."""
+        """Why the gateway did not serve the last request for this site; None if it did.
+
+        The host is as in the URL, without brackets.
+        """
         return self._failures.get(Site(host, port))
 
     async def _start(self) -> None:
@@ -183,8 +190,11 @@ class Listener:
                     del self._failures[next(iter(self._failures))]
 
     def take(self, site: Site) -> Pipe | None:
-        for pipe, (kept, _) in reversed(self._kept.items()):
+        for pipe, (kept, _) in [*reversed(self._kept.items())]:
             if kept == site:
+                if pipe.pending:  # an answer that nobody asked for
+                    self._drop(pipe)
+                    continue
                 del self._kept[pipe]
                 pipe.on_end = None
                 return pipe

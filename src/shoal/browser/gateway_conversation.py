@@ -29,6 +29,7 @@ from shoal.errors import FetchError, ProxyError
 _log = logging.getLogger(__name__)
 
 _MAX_INTERIM = 16  # responses with a status below 200 before the real one
+_MAX_STEP = 65536  # bytes in chunks that are read at once; they may be thousands of chunks
 _LINGER_SECONDS = 1.0
 _MAX_LINGER_BYTES = 1024 * 1024
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
@@ -93,6 +94,7 @@ class Conversation:
         self._answered = False
         """Whether a part of the response was sent."""
         self.task = asyncio.create_task(self._run())
+        self.task.add_done_callback(self._end)
         client.on_end = self._cancel
 
     def _cancel(self) -> None:
@@ -111,7 +113,7 @@ class Conversation:
             if self._upstream is None or self._answered:
                 self.task.cancel()
             else:
-                self._upstream.fail(_timeout(f"no answer for {self._limits.idle_timeout:g} s"))
+                self._upstream.fail(_timeout(f"no answer within {self._limits.idle_timeout:g} s"))
 
     async def _run(self) -> None:
         try:
@@ -122,14 +124,17 @@ class Conversation:
             self._client.reset()  # one side is gone, and the other must see it
         except Exception:
             _log.exception("the gateway of the browser failed")
-        finally:
-            self._client.on_end = None
-            self._client.abort()
-            if self._upstream is not None:
-                self._upstream.abort()
+
+    def _end(self, _: object) -> None:
+        """Whatever ended the task, even before its first step."""
+        self._client.on_end = None
+        self._client.abort()
+        if self._upstream is not None:
+            self._upstream.abort()
 
     async def _linger(self) -> None:
         """Read what the browser still sends: closing a connection with unread bytes destroys the answer on its way."""
+        await self._client.flush()
         self._client.on_end = None
         self._client.finish()
         most = _MAX_LINGER_BYTES
@@ -305,7 +310,7 @@ async def _pass_body(source: Pipe, target: Pipe, length: int) -> bool:
         return True
     chunks = Chunks() if length == CHUNKED else None
     while not chunks.done if chunks is not None else length:
-        data = await source.read(None if chunks is not None else length)
+        data = await source.read(_MAX_STEP if chunks is not None else length)
         if not data:
             return False
         if chunks is not None:

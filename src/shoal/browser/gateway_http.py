@@ -26,6 +26,7 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{0,5}))
 _HTTP_URL = re.compile(r"http://([^/?#]*)", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\r\n\x00]*)?[ \t]*")
+_PLAIN_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _MAX_CHUNK_LINE = 4096
 _MAX_TRAILER = 16384
 # They belong to one connection, or to the dialogue with a proxy.
@@ -206,6 +207,8 @@ class Chunks:
                 self._left -= len(part)
                 at += len(part)
                 continue
+            if not self._line and self._trailer is None:
+                at = _after_whole_chunks(data, at)
             end = data.find(b"\n", at)
             line = self._line + data[at : end if end >= 0 else size]
             if len(line) > _MAX_CHUNK_LINE:
@@ -236,3 +239,14 @@ class Chunks:
             self._left = size + 2
         else:
             self._trailer = 0
+
+
+def _after_whole_chunks(data: bytes, at: int) -> int:
+    """The position after all chunks that are complete and have no extension: a site may send thousands of tiny ones."""
+    while (found := _PLAIN_CHUNK_LINE.match(data, at)) is not None:
+        size = int(found[1], 16)
+        end = found.end() + size + 2
+        if not size or data[end - 2 : end] != b"\r\n":
+            break
+        at = end
+    return at

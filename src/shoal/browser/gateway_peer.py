@@ -57,6 +57,8 @@ def _ask_kernel(peer: Address, local: Address) -> int | None:
         if code == errno.ENOENT:
             return None
         raise OSError(code, os.strerror(code))
+    if answer[20 : 20 + len(addresses)] != addresses:
+        return None  # a server that listens at the other port
     user, inode = struct.unpack_from("=II", answer, 16 + 64)
     return int(user) if inode else None  # a socket that its process has closed belongs to nobody
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from shoal.errors import FetchError
@@ -219,15 +220,25 @@ class Pipe(asyncio.Protocol):
     async def write(self, data: bytes | bytearray) -> None:
         """Write, and wait while the receiver is slower. ConnectionError if the connection is lost."""
         self.send(data)
-        if self._blocked and not self._lost:
+        if self._blocked:
+            await self._wait_for_receiver()
+        self._check()
+        if self._lost:
+            raise ConnectionResetError("the connection was lost")
+
+    async def flush(self) -> None:
+        """Wait until everything is sent, or the connection is lost."""
+        if self.transport is not None and not self._lost:
+            self.transport.set_write_buffer_limits(0)
+            await self._wait_for_receiver()
+
+    async def _wait_for_receiver(self) -> None:
+        while self._blocked and not self._lost:
             self._writing = asyncio.get_running_loop().create_future()
             try:
                 await self._writing
             finally:
                 self._writing = None
-        self._check()
-        if self._lost:
-            raise ConnectionResetError("the connection was lost")
 
     # -- both
 
@@ -260,7 +271,8 @@ class Pipe(asyncio.Protocol):
     def reset(self) -> None:
         """End the connection at once, so that the other side sees that something is missing."""
         if self.transport is not None and not self._lost:
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            with suppress(OSError, AttributeError):  # it is closed already
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
 
     def finish(self) -> None:

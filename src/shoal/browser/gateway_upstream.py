@@ -72,12 +72,13 @@ class Proxied:
     def __init__(
         self, url: str, connector: Connector, meter: Meter, guard: AddressGuard | None, tls: ssl.SSLContext | None
     ) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+            valid = bool(self._host) and parts.scheme in _DEFAULT_PORTS
         except (ValueError, KeyError):
-            self._host = ""
-        if not self._host:
+            valid = False
+        if not valid:
             raise ConfigError("a proxy must be a URL such as socks5://user:password@host:1080; http and https work too")
         self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
         self._scheme = parts.scheme
@@ -141,14 +142,15 @@ class Proxied:
     async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
         """RFC 1928 and RFC 1929."""
         named = bool(self._user or self._password)
-        method = 2 if named else 0
-        await pipe.write(bytes([5, 1, method]))
+        await pipe.write(b"\x05\x02\x02\x00" if named else b"\x05\x01\x00")
         version, chosen = await pipe.read_exactly(2)
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
-        if chosen != method:
-            raise ValueError("it wants a password" if not named else "it does not take a password")
-        if named:
+        if chosen != 0 and not (named and chosen == 2):
+            raise ValueError(
+                "it accepts neither no password nor this way to send one" if named else "it wants a password"
+            )
+        if chosen:
             user, password = self._user.encode(), self._password.encode()
             await pipe.write(bytes([1, len(user), *user, len(password), *password]))
             if (await pipe.read_exactly(2))[1] != 0:

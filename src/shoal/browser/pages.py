@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +28,8 @@ _MAX_CONTEXTS = 32
 _OPEN_TIMEOUT = 15.0
 _CLOSE_TIMEOUT = 3.0
 _MAX_CONSOLE = (100, 1000)  # lines of a page, and characters of a line
+_IDLE = 0.3
+"""Seconds after which the scripts of a page in an idle tab are ended."""
 _NOTHING = "data:,"
 
 
@@ -70,7 +72,7 @@ class Pages:
         self._user_agent = user_agent
         self._contexts: dict[ContextKey, asyncio.Task[Context]] = {}
         """In order of use, the one used last is the last."""
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def take(self, key: ContextKey) -> Tab:
         """A tab in the context of this key. TimeoutError if the browser does not open one in time."""
@@ -80,7 +82,7 @@ class Pages:
             try:
                 while context.idle:
                     tab = context.idle.pop()
-                    if not tab.page.is_closed():
+                    if await self._responds(tab):
                         tab.console.clear()
                         return tab
                 return await self._open_tab(context)
@@ -93,18 +95,54 @@ class Pages:
         context = tab.context
         context.in_use -= 1
         if reusable and not tab.page.is_closed():
-            with suppress(Exception):  # a page that cannot be left is closed
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await tab.page.goto(_NOTHING, wait_until="commit")
-                context.idle.append(tab)
-                return
-        if not tab.page.is_closed() and not self._process.ended:
+            context.idle.append(tab)
+            asyncio.get_running_loop().call_later(_IDLE, self._leave_if_idle, tab, tab.watch.number)
+        elif not tab.page.is_closed() and not self._process.ended:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await tab.page.close()
 
+    def _leave_if_idle(self, tab: Tab, number: int) -> None:
+        """End the scripts of a page if its tab has not been used since. Most tabs are used again at once."""
+        if tab.watch.number == number and tab in tab.context.idle and not self._process.ended:
+            tab.context.idle.remove(tab)
+            self._do(self._leave(tab))
+
+    async def _leave(self, tab: Tab) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await tab.page.goto(_NOTHING, wait_until="commit")
+        except Exception:  # it cannot be left, so it is not used again
+            await self._close_tab(tab)
+        else:
+            tab.context.idle.append(tab)
+
+    async def _responds(self, tab: Tab) -> bool:
+        """Whether the page in an idle tab lets go of it. If not, it is closed, or ends with its browser."""
+        if tab.page.is_closed():
+            return False
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await tab.page.evaluate("0")
+        except Exception:  # it hangs, or has crashed
+            self._do(self._close_tab(tab))
+            return False
+        return True
+
+    async def _close_tab(self, tab: Tab) -> None:
+        with suppress(Exception):  # the browser ends some day, and the tab with it
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await tab.page.close()
+
+    def _do(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     async def close(self) -> None:
-        for task in (*self._contexts.values(), *self._closing):
-            task.cancel()
+        for opening in self._contexts.values():
+            opening.cancel()
+        for work in self._closing:
+            work.cancel()
         results = await asyncio.gather(*self._contexts.values(), return_exceptions=True)
         for context in results:
             if isinstance(context, Context):
@@ -143,9 +181,7 @@ class Pages:
         for key, task in self._contexts.items():
             if task.done() and not task.cancelled() and task.exception() is None and not task.result().in_use:
                 del self._contexts[key]
-                closing = asyncio.create_task(self._close_context(task.result()))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+                self._do(self._close_context(task.result()))
                 return
 
     async def _close_context(self, context: Context) -> None:

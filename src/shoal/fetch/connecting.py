@@ -62,7 +62,8 @@ class Connector:
     """
 
     def __init__(self, guard: AddressGuard | None, dns_cache_seconds: float) -> None:
-        self._resolver = aiohttp.ThreadedResolver() if guard is None else GuardedResolver(guard)
+        self._guard = guard
+        self._resolver: aiohttp.ThreadedResolver | None = None  # it needs a running event loop
         self._sockets = None if guard is None else guarded_sockets(guard)
         self._seconds = dns_cache_seconds
         self._names: dict[str, tuple[float, Task[list[ResolveResult]]]] = {}
@@ -84,6 +85,8 @@ class Connector:
         now = time.monotonic()
         until, lookup = self._names.get(host, (0.0, None))
         if lookup is None or (now >= until and lookup.done()):
+            if self._resolver is None:
+                self._resolver = aiohttp.ThreadedResolver() if self._guard is None else GuardedResolver(self._guard)
             lookup = create_task(self._resolver.resolve(host, 0, socket.AF_UNSPEC))
             lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
             self._names.pop(host, None)

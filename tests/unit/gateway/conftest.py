@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,4 +48,12 @@ async def no_socket_is_left() -> AsyncIterator[None]:
 
     before = sockets()
     yield
-    await until(lambda: sockets() <= before)
+    await until(lambda: sockets() <= before, seconds=3)
+
+
+@pytest.fixture(autouse=True)
+def no_error_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Event loops log what their callbacks raise. The servers of the tests may fail: they get hostile bytes too."""
+    yield
+    errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert [each for each in errors if "StreamServer" not in each] == []

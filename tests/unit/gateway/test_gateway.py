@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -84,6 +85,24 @@ async def test_a_response_that_ends_with_its_connection(client: Client) -> None:
         assert await client.ended()
 
 
+async def test_a_browser_that_is_slow_to_read_the_end_of_a_response(listener: Listener) -> None:
+    """The whole response is in the buffers of the gateway when the site has gone."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect(("127.0.0.1", int(listener.url.rpartition(":")[2])))
+    client = Client(await asyncio.open_connection(sock=made, limit=4096))
+    await until(lambda: len(listener._conversations) == 1)
+    (conversation,) = listener._conversations
+    assert conversation._client.transport is not None
+    conversation._client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    async with Scripted(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000) as site:
+        client.writer.write(f"GET {site.url}/ HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await client.reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(1.5)  # longer than the gateway waits for what a browser still sends
+        assert len(await client.reader.read()) == 200_000
+    client.close()
+
+
 async def test_head(site: MisbehavingServer, client: Client) -> None:
     reply = await client.get(f"{site.url}/leaf/1", method="HEAD")
     assert reply.headers["content-length"] == "15"
@@ -103,6 +122,21 @@ async def test_a_kept_connection_with_more_bytes_than_asked_for(client: Client) 
         assert (await client.get(f"{site.url}/a")).body == b"one"
         assert (await client.get(f"{site.url}/b")).body == b"one"
         assert site.connections == 2
+
+
+async def test_a_kept_connection_that_gets_an_answer_too_early(client: Client, listener: Listener) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(answer(b"one"))
+        await asyncio.sleep(0.05)
+        writer.write(answer(b"forged"))
+        await reader.read()
+
+    async with Conversing(converse) as site:
+        assert (await client.get(f"{site.url}/a")).body == b"one"
+        (kept,) = listener._kept
+        await until(lambda: kept.pending)
+        assert (await client.get(f"{site.url}/b")).body == b"one"
 
 
 async def test_a_site_that_answers_before_it_reads(client: Client) -> None:
@@ -345,6 +379,26 @@ async def test_close_ends_everything_at_once(site: MisbehavingServer) -> None:
     with pytest.raises(RuntimeError):
         await gateway.open(None)
     await until(lambda: all(each.end is not None for each in site.requests))
+
+
+async def test_close_right_after_a_connection() -> None:
+    """Before its task has begun."""
+    for _ in range(20):
+        gateway = Gateway(None)
+        listener = await gateway.open(None)
+        client = await Client.to(listener)
+        await gateway.close()
+        assert await client.ended()
+
+
+async def test_close_while_a_listener_opens() -> None:
+    gateway = Gateway(None)
+    opening = asyncio.create_task(gateway.open(None))
+    await asyncio.sleep(0)
+    await gateway.close()
+    await asyncio.gather(opening, return_exceptions=True)
+    with pytest.raises(RuntimeError):
+        await opening
 
 
 async def test_a_closed_listener_leaves_the_others_alone(site: MisbehavingServer) -> None:

@@ -192,11 +192,12 @@ def test_the_parts_of_a_target(target: str, found: tuple[str, str]) -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.binary(max_size=20), st.data())
 def test_the_end_of_a_body_in_chunks_is_found(parts: list[bytes], after: bytes, data: st.DataObject) -> None:
-    body = b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in parts) + b"0\r\nX: y\r\n\r\n"
+    extension = data.draw(st.sampled_from([b"", b";a=b", b" ; a"]))
+    body = b"".join(b"%x%b\r\n%b\r\n" % (len(each), extension, each) for each in parts) + b"0\r\nX: y\r\n\r\n"
     stream = body + after
     chunks, used = Chunks(), 0
     while not chunks.done:
-        piece = stream[used : used + data.draw(st.integers(1, 12))]
+        piece = stream[used : used + data.draw(st.integers(1, 60))]
         used += chunks.feed(piece)
     assert used == len(body)
 
