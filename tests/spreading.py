@@ -15,6 +15,7 @@ TOGETHER = (
     "acceptance/test_api.py",
     "acceptance/test_celery.py",
     "acceptance/test_packages.py",
+    "acceptance/test_rendering_api.py",
 )
 """Files whose tests share servers that take long to start or packages that take long to download, or of which many at
 once would starve each other: five nodes with short sessions."""

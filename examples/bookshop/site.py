@@ -16,7 +16,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Self
 
-from examples.bookshop import account
+from examples.bookshop import account, javascript
 
 PER_PAGE = 10
 
@@ -329,6 +329,8 @@ class Bookshop:
             return Answer(document("New books", account.endless_list(BOOKS)))
         if path == "/api/books":
             return Answer(account.api(BOOKS, query), headers=account.JSON_HEADERS)
+        if path == "/app":
+            return Answer(javascript.PAGE)
         if path == "/feed.xml":
             return Answer(account.feed(BOOKS, self.url), headers=account.FEED_HEADERS)
         return None

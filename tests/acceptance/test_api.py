@@ -360,8 +360,7 @@ def test_charsets(api: Api, odd: MisbehavingServer, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"render": True}, "no browser"),
-        ({"screenshot": True}, "no browser"),
+        ({"screenshot": True}, "not permitted"),
         ({"headers": {"Host": "x"}}, "cannot be set"),
         ({"headers": {"content-LENGTH": "1"}}, "cannot be set"),
         ({"headers": {"Transfer-Encoding": "chunked"}}, "cannot be set"),

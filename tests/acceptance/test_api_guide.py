@@ -34,7 +34,7 @@ def test_the_examples_of_the_guide(tmp_path: Path, shop: str) -> None:
                 (part.partition("\n")[0], part.partition("\n")[2]) for part in text.split("$ ", 1)[1].split("\n$ ")
             ]
     assert len(examples) > 12
-    with celery(tmp_path, 1, SHOAL_FRONTIER="memory:") as fleet:
+    with celery(tmp_path, 1, SHOAL_FRONTIER="memory:", SHOAL_BROWSER__SANDBOX="false") as fleet:
         commands = [command.replace("localhost:8000", fleet.api.url) for command, _ in examples]
         script = f"\necho '{MARK}'\n".join(commands)
         done = subprocess.run(

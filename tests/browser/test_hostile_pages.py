@@ -121,8 +121,9 @@ async def test_a_nuisance_is_no_obstacle() -> None:
         fetcher = BrowserFetcher(PATIENT, "shoal-test", AddressGuard(["127.0.0.1/32"]))
         try:
             for name in NUISANCES:
-                response = (await render(fetcher, f"{url}{PATHS[name]}")).response
-                assert response is not None, name
+                outcome = await render(fetcher, f"{url}{PATHS[name]}")
+                response = outcome.response
+                assert response is not None, f"{name}: {outcome.error}"
                 assert response.css("h1::text").get() in ("hostile", "no load")
                 assert name != "console" or len(response.console) == 100
         finally:

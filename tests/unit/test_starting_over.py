@@ -13,8 +13,8 @@ from shoal.batch.local import LocalWork
 from shoal.batch.options import BatchOptions
 from shoal.batch.session import Session
 from shoal.config import Config
+from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.errors import StoreAwayError, StoreRewoundError
-from shoal.fetch.http import HttpFetcher
 from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
@@ -140,7 +140,7 @@ async def test_a_local_batch_goes_on_when_its_store_went_back_at_the_end() -> No
     session = await session_of(store, ending, CLOSED + "again")
     await session.seed()
     async with asyncio.timeout(30):
-        fetcher = HttpFetcher(CONFIG.http, "test")
+        fetcher = SharedFetcher(CONFIG, ["127.0.0.0/8"])
         await LocalWork(CONFIG, fetcher, "me", 4).run(session)
         await fetcher.close()
     assert store.states == ["finished", "running", "finished"]

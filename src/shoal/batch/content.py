@@ -7,6 +7,7 @@ import re
 from shoal.batch.fields import fields_of
 from shoal.batch.options import BatchOptions
 from shoal.http import Response
+from shoal.http.rendered import RenderedResponse
 
 _TEXT = re.compile(
     r"text/.* | .*[/+](?:x-)?(?:json|ndjson|xml|html|javascript|yaml|csv|www-form-urlencoded)", re.VERBOSE
@@ -40,6 +41,26 @@ def content_of(response: Response, options: BatchOptions) -> object:
         case "markdown" if _is_html(response):
             return response.to_markdown()
     return response.text
+
+
+def browser_content(response: Response) -> dict[str, object]:
+    """What the browser returned besides the page. Bytes become Base64 in JSON."""
+    return {
+        "rendered": isinstance(response, RenderedResponse),
+        "screenshot": response.screenshot,
+        "pdf": response.pdf,
+        "captured": [
+            {"url": each.url, "status": each.status, "content_type": each.content_type, "body": _text_of(each.body)}
+            for each in response.captured
+        ],
+    }
+
+
+def _text_of(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _is_html(response: Response) -> bool:

@@ -9,8 +9,8 @@ from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_
 from shoal.batch.session import Session
 from shoal.config import Config
 from shoal.crawling.scheduler import Scheduler, frontier_options
+from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Counters
-from shoal.fetch.http import HttpFetcher
 from shoal.ports import Frontier
 from shoal.runs.lifecycle import Output, Plan, RunLifecycle
 from shoal.urls.scope import Scope
@@ -38,13 +38,15 @@ class _Notifier:
 class LocalWork:
     """Works on sessions in this process. They share its connections; the store keeps their hosts polite."""
 
-    def __init__(self, config: Config, fetcher: HttpFetcher, worker_id: str, places: int) -> None:
+    def __init__(self, config: Config, fetcher: SharedFetcher, worker_id: str, places: int) -> None:
         """``places``: pages in flight, of all sessions together."""
         self._config = config
         self._fetcher = fetcher
         self._worker_id = worker_id
         self._places = places
         self._lives: dict[str, RunLifecycle] = {}
+        self._rendering: set[str] = set()
+        """Sessions whose pages are rendered."""
         self._ended = Counters()
         """Counters of sessions that have ended."""
         self._callers: dict[str, str] = {}
@@ -55,11 +57,15 @@ class LocalWork:
         participant = Participant(session.settings.owner, session.id, lambda: self._poll(session.id))
         life = RunLifecycle(session.store, session.run, self._plan(session, participant))
         self._lives[session.id], self._callers[session.id] = life, session.settings.owner
+        if session.options.render is not None and session.options.render.mode == "always":
+            self._rendering.add(session.id)
         try:
             await life.work()
         finally:
             self._round_robin.leave(participant)
             del self._lives[session.id], self._callers[session.id]
+            self._rendering.discard(session.id)
+            self._fetcher.forget(session.id)
             if life.engine is not None:
                 self._ended.add(life.engine.counters)
             self._share_out()
@@ -87,7 +93,7 @@ class LocalWork:
             frontier=session.frontier,
             open_outputs=open_outputs,
             make_scheduler=make_scheduler,
-            fetcher=self._fetcher.limited_to(config.http.max_body_bytes),
+            fetcher=session.fetcher(self._fetcher, config),
             shared=session.shared,
             watches=True,
             grace=0.0,
@@ -122,5 +128,6 @@ class LocalWork:
     def _share_out(self) -> None:
         for session_id, places in divide_slots(self._callers, self._places).items():
             engine = self._lives[session_id].engine
-            if engine is not None:
-                engine.concurrency = places
+            if engine is not None:  # pages that would wait for a tab of the browser wait in the frontier
+                most = self._config.browser.max_pages if session_id in self._rendering else places
+                engine.concurrency = min(places, most)

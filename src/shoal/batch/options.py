@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shoal.batch.limits import StrictModel, at_most
 from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath
+from shoal.batch.rendering import RenderField
 from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector
@@ -71,8 +72,7 @@ class BatchOptions(StrictModel):
     max_pages: Annotated[
         int, Field(ge=1, le=100_000, description="With `depth`: maximum number of pages of the whole batch.")
     ] = 1000
-    render: Annotated[bool, Field(description="Not supported: this server has no browser.")] = False
-    screenshot: Annotated[bool, Field(description="Not supported: this server has no browser.")] = False
+    render: RenderField = None
 
     @field_validator("fields")
     @classmethod
@@ -83,13 +83,6 @@ class BatchOptions(StrictModel):
                     f"a field's name must have 1 to {_MAX_NAME_LENGTH} printable characters, not {name!r:.80}"
                 )
         return fields
-
-    @field_validator("render", "screenshot")
-    @classmethod
-    def _refuse_browser(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("not supported: this server has no browser and does not render pages")
-        return value
 
     @model_validator(mode="after")
     def _check_together(self) -> BatchOptions:

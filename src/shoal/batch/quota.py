@@ -113,7 +113,9 @@ def size_of(value: object) -> int:
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
     if isinstance(value, dict):
         return sum(size_of(key) + size_of(each) + 2 for key, each in value.items())
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, Sequence):
         return sum(size_of(each) + 2 for each in value)
     return 8
 

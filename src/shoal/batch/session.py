@@ -17,8 +17,9 @@ from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, shortened, start_requests
 from shoal.batch.urls import UrlList
 from shoal.config import Config
+from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.errors import RequestError, RunError
-from shoal.ports import Frontier, FrontierOptions, Run, Stats, Store
+from shoal.ports import Fetcher, Frontier, FrontierOptions, Run, Stats, Store
 
 OVER = ("finished", "cancelled")
 """The final states of a session: no more results follow."""
@@ -118,6 +119,12 @@ class Session:
                 "scope.max_pages": options.max_pages if options.depth else None,
             }
         )
+
+    def fetcher(self, shared: SharedFetcher, config: Config) -> Fetcher:
+        """A fetcher of its own: no other session sees the cookies and the storage of its pages. ``config``: of the
+        session."""
+        render = self.options.render
+        return shared.scoped(self.id, config, None if render is None else render.as_render(), self.frontier)
 
     def spider(self, worker_id: str) -> BatchSpider:
         return BatchSpider(self.options, worker_id, self.urls.positions if self.options.depth else (), self.quota)

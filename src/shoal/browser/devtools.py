@@ -223,7 +223,7 @@ class Watch:
         if self._navigations == 1:
             self.status, self.headers = status, headers
             self.latency = time.monotonic() - self._sent
-        if found.get("proxy-status", "").startswith("shoal; error="):
+        if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
             self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
             return

@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from shoal.browser.gateway import Gateway
+from shoal.browser.gateway_conversation import GatewayLimits
 from shoal.browser.pages import ContextKey, Pages, Tab
 from shoal.browser.process import BrowserProcess
 from shoal.browser.rendering import Rendering
-from shoal.config import BrowserSettings
+from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.http import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed
@@ -32,11 +34,12 @@ _CHECK_EVERY = 1.0
 _MAX_SUSPECTS = 10_000
 
 
-class _Use(Struct):
-    """A tab while it renders a page."""
+class _Use(Struct, eq=False):
+    """A page that is rendered now."""
 
-    tab: Tab
-    received_before: int
+    url: str
+    tab: Tab | None = None
+    received_before: int = 0
     """Bytes that the listener of its context had received."""
     reusable: bool = False
 
@@ -47,23 +50,30 @@ class _Session:
     def __init__(self, process: BrowserProcess, pages: Pages) -> None:
         self.process = process
         self.pages = pages
-        self.users: set[str] = set()
-        """The URLs of the pages that are rendered now."""
-        self.uses: dict[str, _Use] = {}
-        """The tabs in use, by URL."""
+        self.uses: set[_Use] = set()
         self.retired = False
         """It gets no further pages, and ends when its last page has ended."""
-        self.guilty: str | None = None
+        self.guilty: _Use | None = None
         """The page because of which it was killed."""
+        self.crashed_with: int | None = None
+        """How many pages it had when it crashed."""
 
 
 class BrowserFetcher:
     """Renders requests, at most `browser.max_pages` at the same time."""
 
-    def __init__(self, settings: BrowserSettings, user_agent: str, guard: AddressGuard | None = None) -> None:
+    def __init__(
+        self,
+        settings: BrowserSettings,
+        user_agent: str,
+        guard: AddressGuard | None = None,
+        http: HttpSettings = HttpSettings(),
+    ) -> None:
         self._settings = settings
         self._user_agent = user_agent
-        self._gateway = Gateway(guard)
+        self._verify_tls = http.verify_tls
+        limits = GatewayLimits(connect_timeout=http.connect_timeout, dns_cache_seconds=http.dns_cache_seconds)
+        self._gateway = Gateway(guard, limits, None if http.verify_tls else without_verification())
         self._slots = asyncio.Semaphore(settings.max_pages)
         self._session: _Session | None = None
         self._launching = asyncio.Lock()
@@ -88,38 +98,45 @@ class BrowserFetcher:
                 session = await self._current()
             except BrowserError as exc:
                 raise FetchError(str(exc), kind="browser", retryable=True, contacted=False) from exc
-            stack.callback(self._leave, session, request.url)
-            session.users.add(request.url)
+            use = _Use(request.url)
+            session.uses.add(use)
+            stack.callback(self._leave, session, use)
             try:
-                response = await self._render(stack, session, key, request, options)
+                response = await self._render(stack, session, use, key, request, options)
             except (FetchError, Postponed):
                 raise
             except Exception as exc:  # the page, the browser or its driver ended: the library raises many kinds
                 if not isinstance(exc, ConnectionError) or not session.process.is_connected:
                     self._kill(session, None)
-                raise self._blame(session, request, exc) from exc
+                raise self._blame(session, use, exc) from exc
             if options.page and isinstance(response, RenderedResponse):
-                self._lend(response, session, request, stack.pop_all())
+                self._lend(response, use, stack.pop_all())
             return response
 
-    def _leave(self, session: _Session, url: str) -> None:
-        session.users.discard(url)
+    def _leave(self, session: _Session, use: _Use) -> None:
+        session.uses.discard(use)
         self._end_if_unused(session)
 
-    def _lend(self, response: RenderedResponse, session: _Session, request: Request, stack: AsyncExitStack) -> None:
+    def _lend(self, response: RenderedResponse, use: _Use, stack: AsyncExitStack) -> None:
         """Leave the page to the callback, until it returns or its time is over."""
-        response.page = session.uses[request.url].tab.page
+        assert use.tab is not None
+        response.page = use.tab.page
 
         async def end() -> None:
             late.cancel()
             await stack.aclose()
 
         def expire() -> None:
-            log.warning("the callback keeps its page for too long (browser.page_timeout) url=%s", request.url)
+            log.warning("the callback keeps its page for too long (browser.page_timeout) url=%s", use.url)
             self._do(response.release())
 
         late = asyncio.get_running_loop().call_later(self._settings.page_timeout, expire)
         response.on_release = end
+
+    def forget(self, scope: str) -> None:
+        """Remove the cookies and the storage of a scope, which has ended."""
+        if self._session is not None:
+            self._session.pages.forget(scope)
 
     async def close(self) -> None:
         if self._watchdog is not None:
@@ -135,7 +152,7 @@ class BrowserFetcher:
     # -- one page
 
     async def _render(
-        self, stack: AsyncExitStack, session: _Session, key: ContextKey, request: Request, options: Render
+        self, stack: AsyncExitStack, session: _Session, use: _Use, key: ContextKey, request: Request, options: Render
     ) -> Response:
         """Render a page. The tab is released when the stack is closed."""
         from playwright.async_api import Error
@@ -143,42 +160,41 @@ class BrowserFetcher:
         try:
             tab = await session.pages.take(key)
         except TimeoutError:
-            self._kill(session, request)
+            self._kill(session, use)
             raise ConnectionError("the browser opened no page in time") from None
         except Error as exc:
             raise ConnectionError(str(exc).partition("\n")[0]) from exc
-        use = _Use(tab, tab.context.listener.received)
-        session.uses[request.url] = use
-        stack.push_async_callback(self._release, session, use, request)
+        use.tab, use.received_before = tab, tab.context.listener.received
+        stack.push_async_callback(self._release, session, use, tab)
         try:
             response = await Rendering(tab, request, options, self._settings).run()
             use.reusable = True
-            return response
         except FetchError as error:
             use.reusable = error.kind not in ("timeout", "browser")
             raise _reason(tab, request, error) from error
+        return response
 
-    async def _release(self, session: _Session, use: _Use, request: Request) -> None:
-        session.uses.pop(request.url, None)
+    async def _release(self, session: _Session, use: _Use, tab: Tab) -> None:
         session.process.pages += 1
         try:
-            await session.pages.release(use.tab, reusable=use.reusable)
+            await session.pages.release(tab, reusable=use.reusable)
         except Exception as exc:  # it can be neither left nor closed
-            log.warning("killing the browser: a page cannot be closed url=%s %s", request.url, exc)
-            self._kill(session, request)
+            log.warning("killing the browser: a page cannot be closed url=%s %s", use.url, exc)
+            self._kill(session, use)
 
-    def _blame(self, session: _Session, request: Request, exc: Exception) -> Exception:
+    def _blame(self, session: _Session, use: _Use, exc: Exception) -> Exception:
         """A page that crashes its browser loses an attempt. Its neighbours are released without losing one."""
         crashed = session.process.ended
-        if crashed and session.guilty not in (None, request.url):
+        if crashed and session.guilty not in (None, use):
             return Postponed("the browser was killed because of another page", contacted=True)
-        alone = len(session.users) == 1
-        if crashed and session.guilty is None and not alone:
-            self._suspects[request.url] = None
+        if crashed and session.crashed_with is None:
+            session.crashed_with = len(session.uses)
+        if crashed and session.guilty is None and session.crashed_with != 1:
+            self._suspects[use.url] = None
             if len(self._suspects) > _MAX_SUSPECTS:
                 del self._suspects[next(iter(self._suspects))]
             return Postponed("the browser crashed with several pages", contacted=True)
-        self._suspects.pop(request.url, None)
+        self._suspects.pop(use.url, None)
         what = "the browser" if crashed else "the page"
         reason = str(exc).partition("\n")[0][:200] or type(exc).__name__
         return FetchError(f"{what} crashed while it was rendered: {reason}", kind="browser crashed", retryable=True)
@@ -195,23 +211,26 @@ class BrowserFetcher:
             if session is None:
                 process = BrowserProcess(self._settings)
                 await process.launch()
-                session = _Session(process, Pages(process, self._gateway, self._settings, self._user_agent))
+                session = _Session(process, self._pages(process))
                 self._session = session
                 if self._watchdog is None:
                     self._watchdog = asyncio.create_task(self._watch())
             return session
 
+    def _pages(self, process: BrowserProcess) -> Pages:
+        return Pages(process, self._gateway, self._settings, self._user_agent, verify_tls=self._verify_tls)
+
     def _end_if_unused(self, session: _Session) -> None:
-        if not session.users and (session.retired or session.process.ended) and session is not self._session:
+        if not session.uses and (session.retired or session.process.ended) and session is not self._session:
             self._do(self._end(session))
-        elif session.retired and session is self._session and not session.users:
+        elif session.retired and session is self._session and not session.uses:
             self._session = None
             self._do(self._end(session))
 
-    def _kill(self, session: _Session, request: Request | None) -> None:
+    def _kill(self, session: _Session, use: _Use | None) -> None:
         """Kill a browser because of one of its pages, or because it does not work any more."""
-        if request is not None and session.guilty is None:
-            session.guilty = request.url
+        if session.guilty is None:
+            session.guilty = use
         session.retired = True
         if not session.process.killed:
             self._do(session.process.kill())
@@ -232,8 +251,11 @@ class BrowserFetcher:
             session = self._session
             if session is None or session.process.ended:
                 continue
-            for use in [*session.uses.values()]:
-                if use.tab.context.listener.received - use.received_before > self._settings.max_bytes:
+            for use in [*session.uses]:
+                if (
+                    use.tab is not None
+                    and use.tab.context.listener.received - use.received_before > self._settings.max_bytes
+                ):
                     use.tab.watch.exceed()
             await self._check_browser(session)
 

@@ -65,11 +65,20 @@ class Tab(Struct, kw_only=True, eq=False):
 class Pages:
     """Hands out tabs of one browser."""
 
-    def __init__(self, process: BrowserProcess, gateway: Gateway, settings: BrowserSettings, user_agent: str) -> None:
+    def __init__(
+        self,
+        process: BrowserProcess,
+        gateway: Gateway,
+        settings: BrowserSettings,
+        user_agent: str,
+        *,
+        verify_tls: bool = True,
+    ) -> None:
         self._process = process
         self._gateway = gateway
         self._settings = settings
         self._user_agent = user_agent
+        self._verify_tls = verify_tls
         self._contexts: dict[ContextKey, asyncio.Task[Context]] = {}
         """In order of use, the one used last is the last."""
         self._closing: set[asyncio.Future[None]] = set()
@@ -166,6 +175,7 @@ class Pages:
                 proxy={"server": listener.url},
                 user_agent=self._user_agent,
                 accept_downloads=False,
+                ignore_https_errors=not self._verify_tls,
                 service_workers="block",
                 permissions=[],
             )
@@ -174,15 +184,24 @@ class Pages:
             raise
         return Context(key=key, browser_context=browser_context, listener=listener)
 
+    def forget(self, scope: str) -> None:
+        """Close the contexts of a scope."""
+        for key in [key for key in self._contexts if key.scope == scope]:
+            self._drop(key)
+
     def _drop_oldest(self) -> None:
         """Close the context that was not used for longest, if there are too many."""
-        if len(self._contexts) < _MAX_CONTEXTS:
-            return
-        for key, task in self._contexts.items():
-            if task.done() and not task.cancelled() and task.exception() is None and not task.result().in_use:
-                del self._contexts[key]
-                self._do(self._close_context(task.result()))
-                return
+        if len(self._contexts) >= _MAX_CONTEXTS:
+            any(map(self._drop, [*self._contexts]))
+
+    def _drop(self, key: ContextKey) -> bool:
+        """Close a context. False if it is in use."""
+        task = self._contexts[key]
+        if not task.done() or task.cancelled() or task.exception() is not None or task.result().in_use:
+            return False
+        del self._contexts[key]
+        self._do(self._close_context(task.result()))
+        return True
 
     async def _close_context(self, context: Context) -> None:
         with suppress(Exception):  # the browser ends some day, and the context with it

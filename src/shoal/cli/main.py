@@ -49,7 +49,7 @@ COMMANDS = {
         "list": CommandEntry("spiders", "List the spiders in a file or folder."),
         "shell": CommandEntry("shell", "Fetch a page and try selectors on it."),
         "config": CommandEntry("config", "Show every setting and where its value comes from."),
-        "doctor": CommandEntry("doctor", "Check Python, libraries, limits and settings."),
+        "doctor": CommandEntry("doctor", "Check Python, libraries, settings, servers and the browser."),
         "completion": CommandEntry("completion", "Print the completion script for a shell."),
     },
 }

@@ -87,6 +87,13 @@ BatchSize = Annotated[
     int | None, typer.Option("--batch-size", metavar="N", help="Lease up to N requests at a time (default 50).")
 ]
 KeepAlive = Annotated[bool, typer.Option("--keep-alive", help="Keep running when the run is finished.")]
+Rendered = Annotated[
+    bool | None,
+    typer.Option("--render/--no-render", help="Render all pages in a browser, or none.", show_default=False),
+]
+RenderedIfNeeded = Annotated[
+    bool, typer.Option("--render-auto", help="Render only the pages whose HTML is an empty shell.")
+]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Work even if the spider's file changed since the run started.")
 ]
@@ -147,6 +154,16 @@ def resolve(spider: Spider | None, options: Mapping[str, object], settings: list
         command_line={**options, **typed},
         options={key: _OPTION_NAMES[key] for key in options if key not in typed},
     )
+
+
+def set_rendering(spider: Spider, rendered: bool | None, if_needed: bool) -> None:
+    """Override how the spider renders its pages, if the command line says so. ConfigError if it says two things."""
+    if if_needed and rendered is not None:
+        raise ConfigError("--render-auto contradicts --render and --no-render; pass one of them")
+    if if_needed:
+        spider.render = "auto"
+    elif rendered is not None:
+        spider.render = rendered
 
 
 def starts_anew(new_run: bool, resume: bool) -> bool:

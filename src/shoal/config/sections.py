@@ -229,6 +229,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     token: str | None = None  # that every request must send
     tokens: dict[str, str] = {}  # one for each caller of batches, by name; each caller gets a fair share
     allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
+    render: bool = True  # callers may have pages rendered, if Chromium is installed
     max_in_flight: Count = 64  # pages being fetched, over all sessions
     max_urls: Count = 10_000  # in one batch
     max_request_bytes: Count = 8 * 1024 * 1024  # in the body of one request

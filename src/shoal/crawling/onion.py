@@ -60,7 +60,7 @@ def make_fetcher(
     guard = None if networks is None else AddressGuard(networks)
     return RoutingFetcher(
         make_http_fetcher(config, guard),
-        partial(_make_renderer, config, guard),
+        partial(make_renderer, config, guard),
         default=render if isinstance(render, Render) else None,
         proxy=config.http.proxy,
         scope=scope,
@@ -68,10 +68,11 @@ def make_fetcher(
     )
 
 
-def _make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
+def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
+    """A browser that is started when it is needed."""
     from shoal.browser.fetcher import BrowserFetcher
 
-    return BrowserFetcher(config.browser, config.user_agent, guard)
+    return BrowserFetcher(config.browser, config.user_agent, guard, config.http)
 
 
 def make_onion(

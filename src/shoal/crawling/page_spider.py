@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from shoal.errors import SelectorError, SpiderError, TooComplexError
-from shoal.http import LinkBatch, Response
+from shoal.http import LinkBatch, Render, Response
 from shoal.http.links import LinkFilter
 from shoal.selector import Selector
 from shoal.spider import Spider
@@ -32,13 +33,27 @@ class PageSpider(Spider):
     """The pages that yield items, by URL."""
     markdown = False
     """Take the text as Markdown."""
+    screenshots: Path | None = None
+    """The folder of the screenshots. None: there are none."""
+
+    def take_screenshots(self, folder: str) -> None:
+        """Render all pages, and write a picture of each. SpiderError if the folder cannot be created."""
+        if self.render not in (None, True):
+            raise SpiderError("--screenshots renders all pages: --no-render and --render-auto contradict it")
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise SpiderError(f"--screenshots {folder}: cannot create the folder: {exc.strerror}") from exc
+        self.screenshots = Path(folder)
+        self.render = Render(screenshot="full")
 
     def parse(self, response: Response) -> Iterator[dict[str, object] | LinkBatch]:
         if not _is_html(response):
             return
         if self.items_on.accepts(response.url):
+            picture = self._save_screenshot(response)
             for fields in self._items(response):
-                yield {"url": response.url, **fields}
+                yield {"url": response.url, **fields, **picture}
         yield response.follow_all()
 
     def _items(self, response: Response) -> Iterator[dict[str, object]]:
@@ -51,6 +66,15 @@ class PageSpider(Spider):
                 yield {name: texts.of(part.css(query)) for name, query in self.queries.items()}
             else:
                 yield {"text": texts.of([part])}
+
+    def _save_screenshot(self, response: Response) -> dict[str, object]:
+        """Write the picture of a page. A page that is fetched again replaces its picture."""
+        if self.screenshots is None or response.screenshot is None:
+            return {}
+        words = "-".join(re.findall(r"[a-zA-Z0-9]+", response.url.partition("://")[2]))[:80]
+        path = self.screenshots / f"{words}-{response.request.fingerprint().hex()[:8]}.png"
+        path.write_bytes(response.screenshot)
+        return {"screenshot": str(path)}
 
     def _whole(self, response: Response) -> dict[str, object]:
         title = response.css("title::text").get()

@@ -73,7 +73,7 @@ class HttpFetcher:
             connector=connect(
                 limit=0,  # the engine and the frontier limit the concurrency
                 keepalive_timeout=config.keep_alive_seconds,
-                ssl=True if config.verify_tls else _no_verification(),
+                ssl=True if config.verify_tls else without_verification(),
             ),
             headers={
                 "User-Agent": self._user_agent,
@@ -203,7 +203,8 @@ class _Limited:
         pass
 
 
-def _no_verification() -> ssl.SSLContext:
+def without_verification() -> ssl.SSLContext:
+    """Accepts any certificate (`http.verify_tls` = false)."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

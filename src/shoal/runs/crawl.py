@@ -24,7 +24,7 @@ from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
-from shoal.ports import Fetcher, Frontier, Run, Sink, Store
+from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import Output, Plan, RunLifecycle
 from shoal.runs.worker_session import make_session, new_worker_id
@@ -133,15 +133,15 @@ class Crawl:
         collect: bool = True,
         urls: Sequence[str] | None = None,
         store: Store | None = None,
-        fetcher: Fetcher | None = None,
+        networks: Sequence[str] | None = None,
     ) -> None:
         """``config`` changes the file, the spider's settings and the environment: see `load_config`.
         ``collect``: keep the items in ``.items`` when there are no outputs. Turn it off for large crawls. ``urls``:
         crawl these instead of the spider's start requests. A process with several crawls passes the same ``store`` to
-        all of them, and may pass a ``fetcher``. It closes both itself."""
+        all of them, and closes it itself. ``networks``: the only private addresses that may be contacted; None: all."""
         self._urls = urls
         self._store = store
-        self._fetcher = fetcher
+        self._networks = networks
         self.spider = spider() if isinstance(spider, type) else spider
         self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
         self.outputs = self.spider.with_outputs(outputs)
@@ -254,7 +254,7 @@ class Crawl:
             open_outputs=partial(self._open_outputs, collector, shared=store.shared),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
-            fetcher=self._fetcher,
+            networks=self._networks,
             shared=shared,
             output_names=self.outputs,
             resumes=True,

@@ -13,7 +13,15 @@ from starlette.exceptions import HTTPException
 
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
-from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, RunError, ShoalError, StoreAwayError
+from shoal.errors import (
+    BrowserError,
+    ConfigError,
+    CoordinatorAwayError,
+    RequestError,
+    RunError,
+    ShoalError,
+    StoreAwayError,
+)
 from shoal.server.bodies import BodyError
 from shoal.server.responses import json_response
 
@@ -23,6 +31,7 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     RunError: (409, "wrong state"),
     RequestError: (422, "bad request"),
     ConfigError: (422, "bad request"),
+    BrowserError: (503, "no browser"),
     StoreAwayError: (503, "store away"),
     CoordinatorAwayError: (503, "coordinator away"),
     TooManySessionsError: (429, "too many sessions"),

@@ -12,10 +12,7 @@ from msgspec import Struct
 from shoal.batch.admission import TooManySessionsError
 from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
-from shoal.crawling.onion import make_http_fetcher
 from shoal.errors import FrontierError, RunError
-from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.ports import Run, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.lifecycle import GRACE
@@ -43,12 +40,12 @@ class _Job(Struct, frozen=True):
 
 
 class Jobs:
-    """The crawls of this server. They contact no address that ``guard`` refuses."""
+    """The crawls of this server. They contact no private address outside ``networks``."""
 
-    def __init__(self, store: Store, guard: AddressGuard, limit: int) -> None:
+    def __init__(self, store: Store, networks: Sequence[str], limit: int) -> None:
         """``limit``: how many crawls may run at the same time."""
         self._store = store
-        self._guard = guard
+        self._networks = networks
         self._limit = limit
         self._jobs: dict[str, _Job] = {}
         self._requests: dict[str, _JobRequest] = {}
@@ -70,10 +67,10 @@ class Jobs:
         await self._wait_for_ended()
         job_request = _JobRequest(chosen, urls)
         async with self._admission:
-            crawl, fetcher = self._make_crawl(job_request)
+            crawl = self._make_crawl(job_request)
             interrupted = None if new_run else await self._find_interrupted(crawl)
             run = interrupted or await crawl.choose_run(self._store)
-            job = self._add(run, crawl, fetcher, job_request)
+            job = self._add(run, crawl, job_request)
         try:
             await _wait_until_started(job)
         except BaseException:
@@ -94,7 +91,7 @@ class Jobs:
         await self._wait_for_ended()
         job_request = self._requests.get(run.run_id)
         if job_request is not None and run.run_id not in self._jobs:
-            await _wait_until_started(self._add(run, *self._make_crawl(job_request), job_request))
+            await _wait_until_started(self._add(run, self._make_crawl(job_request), job_request))
 
     async def _wait_for_ended(self) -> None:
         """Wait for crawls whose run is already over. The state of a run is visible shortly before its crawl has
@@ -106,16 +103,14 @@ class Jobs:
         if ending:
             await asyncio.wait(ending, timeout=_CLOSE_TIMEOUT)
 
-    def _make_crawl(self, job_request: _JobRequest) -> tuple[Crawl, HttpFetcher]:
+    def _make_crawl(self, job_request: _JobRequest) -> Crawl:
         if len(self._jobs) >= self._limit:
             raise TooManySessionsError(f"this server is at its limit of {self._limit} runs; try again later")
         chosen = job_request.chosen
-        fetcher = make_http_fetcher(chosen.config, self._guard)
-        crawl = Crawl(
+        return Crawl(
             chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
-            store=self._store, fetcher=fetcher,
+            store=self._store, networks=self._networks,
         )  # fmt: skip
-        return crawl, fetcher
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
@@ -127,9 +122,9 @@ class Jobs:
                 return run
         return None
 
-    def _add(self, run: Run, crawl: Crawl, fetcher: HttpFetcher, job_request: _JobRequest) -> _Job:
+    def _add(self, run: Run, crawl: Crawl, job_request: _JobRequest) -> _Job:
         crawl.run = run
-        job = _Job(crawl, asyncio.create_task(self._run(crawl, fetcher, run.run_id)))
+        job = _Job(crawl, asyncio.create_task(self._run(crawl, run.run_id)))
         self._jobs[run.run_id] = job
         self._requests[run.run_id] = job_request
         if len(self._requests) > _MAX_RESUMABLE:
@@ -137,7 +132,7 @@ class Jobs:
         self._failures.pop(run.run_id, None)
         return job
 
-    async def _run(self, crawl: Crawl, fetcher: HttpFetcher, run_id: str) -> Exception | None:
+    async def _run(self, crawl: Crawl, run_id: str) -> Exception | None:
         failure: Exception | None
         try:
             await crawl
@@ -146,7 +141,6 @@ class Jobs:
             failure = exc
         finally:
             del self._jobs[run_id]
-            await fetcher.close()
         if failure is not None:
             log.error("run %s failed: %s", run_id, failure)
             self._failures[run_id] = redacted(str(failure))

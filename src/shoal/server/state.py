@@ -18,10 +18,9 @@ from shoal.batch.session import Session
 from shoal.batch.spider import BatchSpider
 from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
-from shoal.crawling.onion import make_http_fetcher
+from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
-from shoal.fetch.guard import AddressGuard
 from shoal.frontier import open_store
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
@@ -41,7 +40,7 @@ class Server:
         self.config = config
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
-        self.fetcher = make_http_fetcher(config, AddressGuard(config.serve.allow))
+        self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
         self.jobs: Jobs
         self.local: BatchService
@@ -51,7 +50,7 @@ class Server:
     async def open(self) -> None:
         config = self.config
         self.store = await open_store(config.frontier)
-        self.jobs = Jobs(self.store, AddressGuard(config.serve.allow), config.serve.max_sessions)
+        self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
         await self.local.open()
@@ -60,7 +59,7 @@ class Server:
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
             store, executor, self.config, distributed=distributed,
-            notify=lambda session: send_webhook(self.fetcher, session),
+            notify=lambda session: send_webhook(self.fetcher.http, session),
         )  # fmt: skip
 
     def orchestrator(self) -> Orchestrator:
@@ -77,6 +76,14 @@ class Server:
         if found is None and (self.remote.opened is not None or self.remote.is_configured):
             found = await (await self.remote.service()).find(session_id)
         return found
+
+    async def check_rendering(self, *, distributed: bool) -> None:
+        """BrowserError if this server cannot start its browser, RequestError if it does not render pages. The browsers
+        of Celery workers are not known: a page that they cannot render fails."""
+        if distributed:
+            self.fetcher.check_allowed()
+        else:
+            await self.fetcher.open_browser()
 
     def vitals(self) -> Vitals:
         """Counters of the local batches."""

@@ -20,14 +20,13 @@ from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper, Settler
-from shoal.crawling.onion import make_http_fetcher, make_onion
+from shoal.crawling.onion import make_onion
 from shoal.crawling.page import Handler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, ShoalError, StoreRewoundError
-from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.ports import Failure, Lease, Store
@@ -110,13 +109,13 @@ def intersect_networks(first: Sequence[str], second: Sequence[str]) -> tuple[str
 class _OpenSession:
     """A session with the parts that handle its pages."""
 
-    def __init__(self, session: Session, config: Config, fetcher: HttpFetcher, worker_id: str) -> None:
+    def __init__(self, session: Session, config: Config, fetcher: SharedFetcher, worker_id: str) -> None:
         self.session = session
         self.frontier = session.frontier
         own = session.config(config)
         spider = session.spider(worker_id)
         scheduler = make_scheduler(spider, own, session.frontier, shared=True)
-        onion = make_onion(spider, own, session.frontier, fetcher.limited_to(own.http.max_body_bytes))
+        onion = make_onion(spider, own, session.frontier, session.fetcher(fetcher, own))
         self.on_lease, self._forget = onion.on_lease, onion.forget
         counters = Counters()
         self.handler = Handler(spider, own, scheduler, onion.fetch, counters)
@@ -150,7 +149,7 @@ class _TaskRunner:
         self._config = config
         self._worker_id = worker_id
         self._ttl = lease_ttl(config)
-        self._fetchers: dict[tuple[str, ...], HttpFetcher] = {}
+        self._fetchers: dict[tuple[str, ...], SharedFetcher] = {}
         self._persist = Persistence(shared=True)
         self._store: Store | None = None
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
@@ -258,10 +257,10 @@ class _TaskRunner:
             log.warning("session %s: the API allows %s, this worker only %s (serve.allow)", session.id, requested, both)
         return both
 
-    def _fetcher(self, networks: tuple[str, ...]) -> HttpFetcher:
+    def _fetcher(self, networks: tuple[str, ...]) -> SharedFetcher:
         """A fetcher that refuses private addresses outside ``networks``."""
         if networks not in self._fetchers:
-            self._fetchers[networks] = make_http_fetcher(self._config, AddressGuard(networks))
+            self._fetchers[networks] = SharedFetcher(self._config, networks)
         return self._fetchers[networks]
 
     def _close_idle(self) -> None:
@@ -269,6 +268,8 @@ class _TaskRunner:
         for session_id in list(self._open)[:-_MAX_OPEN_SESSIONS]:
             if not self._open[session_id].users:
                 self._open.pop(session_id).renewal.cancel()
+                for fetcher in self._fetchers.values():
+                    fetcher.forget(session_id)
 
     async def close(self) -> None:
         for opened in self._open.values():

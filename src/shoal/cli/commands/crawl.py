@@ -22,6 +22,8 @@ from shoal.cli.options import (
     Output,
     Proxy,
     Quiet,
+    Rendered,
+    RenderedIfNeeded,
     Replace,
     Resume,
     Setting,
@@ -30,6 +32,7 @@ from shoal.cli.options import (
     outputs_of,
     pairs,
     resolve,
+    set_rendering,
     starts_anew,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
@@ -66,6 +69,7 @@ app = Commands()
     shoal crawl https://example.com -o pages.jsonl
     shoal crawl https://example.com --item name=h1 --item price=p.price -o a.csv
     shoal crawl https://example.com --each article --item name=h3 -o a.csv
+    shoal crawl https://example.com --render -o pages.jsonl
     shoal crawl https://example.com -o pages.jsonl --frontier sqlite:///crawl.db
     """
 )
@@ -102,6 +106,12 @@ def crawl(
     max_pages: Annotated[
         int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages (default 1000).")
     ] = None,
+    render: Rendered = None,
+    render_auto: RenderedIfNeeded = False,
+    screenshots: Annotated[
+        str | None,
+        typer.Option("--screenshots", metavar="FOLDER", help="Render all pages and write a PNG of each to FOLDER."),
+    ] = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
@@ -125,6 +135,9 @@ def crawl(
     spider = page_spider(
         url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
     )
+    set_rendering(spider, render, render_auto)
+    if screenshots is not None:
+        spider.take_screenshots(screenshots)
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
@@ -147,6 +160,8 @@ def run(
     delay: Delay = None,
     concurrency: Concurrency = None,
     max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
+    render: Rendered = None,
+    render_auto: RenderedIfNeeded = False,
     frontier: FrontierUrl = None,
     mode: Mode = None,
     proxy: Proxy = [],
@@ -167,6 +182,7 @@ def run(
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
+    set_rendering(made, render, render_auto)
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],

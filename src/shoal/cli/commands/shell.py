@@ -21,18 +21,21 @@ app = Commands()
     examples="""
     shoal shell https://example.com
     shoal shell https://example.com -c "css('title::text').get()"
+    shoal shell https://example.com --render
     """
 )
 def shell(
     url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
     command: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code and exit.")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Render pages in a browser.")] = False,
     setting: Setting = [],
 ) -> None:
     """Fetch a page and try selectors on it.
 
     Python starts with these names: `response`, `css`, `xpath`, `re`, `links()`, `view()` and `fetch(URL)`.
+    `fetch(URL, render=True)` renders a page in a browser.
     """
-    page = _Page(resolve(None, {}, setting).config)
+    page = _Page(resolve(None, {}, setting).config, render)
     page.fetch(url)
     if command is not None:
         try:
@@ -50,24 +53,29 @@ def shell(
 class _Page:
     """The page in the shell, and the names that its user has."""
 
-    def __init__(self, settings: Config) -> None:
+    def __init__(self, settings: Config, render: bool) -> None:
         self._config = settings
+        self._render = render
         self._response: Response | None = None
         self.names: dict[str, object] = {"fetch": self.fetch, "view": self.view}
 
-    def fetch(self, url: str) -> Response:
-        """Fetch a page, with its redirects, and make it the shell's page."""
+    def fetch(self, url: str, render: object = None) -> Response:
+        """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""
         import asyncio
         import random
 
-        from shoal.crawling.onion import make_http_fetcher
+        from shoal.crawling.onion import make_fetcher
         from shoal.http import Request
+        from shoal.http.rendering import render_choice
         from shoal.identities.roster import all_proxies
 
+        proxy = random.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
+        how = render_choice(self._render if render is None else render)
+
         async def get() -> Response:
-            fetcher = make_http_fetcher(self._config)
-            proxy = random.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
+            fetcher = make_fetcher(self._config, render=how)
             try:
+                await fetcher.open()
                 response = await fetcher.fetch(Request(url if "://" in url else "http://" + url, proxy=proxy))
                 for _ in range(self._config.http.max_redirects):
                     if not (300 <= response.status < 400 and "Location" in response.headers):

@@ -22,12 +22,15 @@ from shoal.cli.options import (
     Output,
     Proxy,
     Quiet,
+    Rendered,
+    RenderedIfNeeded,
     Replace,
     Setting,
     SpiderName,
     given,
     outputs_of,
     resolve,
+    set_rendering,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
 
@@ -65,6 +68,8 @@ def worker(
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
     proxy: Proxy = [],
+    render: Rendered = None,
+    render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -85,6 +90,7 @@ def worker(
     )
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
+    set_rendering(made, render, render_auto)
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
         Worker(made, resolved.config, run_id, outputs=outputs_of(output, replace), options=how),

@@ -63,6 +63,8 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     service, options = server.local, batch.options
     if batch.distributed:
         service, options = await server.remote.service(), server.remote.with_defaults(options)
+    if options.render is not None:
+        await server.check_rendering(distributed=batch.distributed)
     session = await service.create(
         batch.urls, options, caller=request.state.caller, address=request.state.address,
         webhook=_make_webhook(server, batch),

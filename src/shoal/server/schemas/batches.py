@@ -46,6 +46,7 @@ class BatchRequest(StrictModel):
         },
         {
             "urls": [URL],
+            "options": {"render": {"wait_for": "#price", "screenshot": "full"}},
             "wait": False,
             "webhook": {"url": "https://example.com/done", "secret": "a long secret"},
         },
@@ -76,6 +77,15 @@ class ResultError(BaseModel):
     message: str
 
 
+class CapturedResponse(BaseModel):
+    """A response that the page itself loaded."""
+
+    url: str
+    status: int
+    content_type: str
+    body: Annotated[str | None, Field(description="`null` if it is not text.")]
+
+
 class Result(BaseModel):
     """The result for one URL."""
 
@@ -94,9 +104,19 @@ class Result(BaseModel):
     depth: int
     fetched_at: Annotated[float | None, Field(description="Unix time, in seconds.")]
     error: ResultError | None
-    truncated: Annotated[bool, Field(description="`content` was left out because the response would be too large.")] = (
-        False
-    )
+    rendered: Annotated[bool, Field(description="A browser rendered the page. Only with `render`.")] = False
+    screenshot: Annotated[str | None, Field(description="A PNG in Base64. Only with `render.screenshot`.")] = None
+    pdf: Annotated[str | None, Field(description="In Base64. Only with `render.pdf`.")] = None
+    captured: Annotated[
+        list[CapturedResponse], Field(description="Responses that the page loaded. Only with `render.capture`.")
+    ] = []
+    truncated: Annotated[
+        bool,
+        Field(
+            description="`content`, `screenshot`, `pdf` and `captured` were left out because the response would be too "
+            "large."
+        ),
+    ] = False
 
 
 class BatchStats(BaseModel):

@@ -1,0 +1,203 @@
+"""What `shoal doctor` checks. A check of something that is configured is one function: add it to `CHECKS`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from shoal.config import Resolved, mask
+from shoal.errors import ConfigError, ShoalError
+
+_REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
+_OPTIONAL = (
+    ("pyarrow", "parquet", "Parquet files"),
+    ("brotli", "brotli", "pages in Brotli"),
+    ("zstandard", "zstd", "pages in Zstandard"),
+    ("aiohttp-socks", "socks", "SOCKS proxies"),
+    ("redis", "redis", "Redis"),
+    ("asyncpg", "postgres", "PostgreSQL"),
+    ("pymysql", "mysql", "MySQL and MariaDB"),
+    ("kazoo", "zookeeper", "ZooKeeper"),
+    ("fastapi", "api", "`shoal serve`"),
+    ("celery", "celery", "Celery workers"),
+    ("playwright", "browser", "rendering"),
+)
+_MIN_OPEN_FILES = 1024
+_SERVER_TIMEOUT = 10.0
+_MIN_TEMPORARY = 256 << 20
+"""Bytes. Chromium does not use /dev/shm, which is small in containers, but files for its shared memory."""
+
+
+class Finding(NamedTuple):
+    """The result of one check. ``passed`` is None for something optional that is missing or does not work."""
+
+    passed: bool | None
+    what: str
+    hint: str = ""
+
+
+Check: TypeAlias = Callable[[Resolved], Iterator[Finding]]
+
+
+def examine(read: Callable[[], Resolved]) -> Iterator[Finding]:
+    """The findings of all checks, as they are made. ``read`` reads the configuration."""
+    yield from _check_libraries()
+    yield from _check_limits()
+    try:
+        resolved = read()
+    except ShoalError as error:
+        yield Finding(False, "configuration", str(error))
+        return
+    for check in CHECKS:
+        yield from check(resolved)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_libraries() -> Iterator[Finding]:
+    yield Finding(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}", "Shoal needs 3.11 or later")
+    for name in _REQUIRED:
+        version = _version(name)
+        yield Finding(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
+    for name, extra, use in _OPTIONAL:
+        version = _version(name)
+        if version is not None:
+            yield Finding(True, f"{name} {version} ({use})")
+        else:
+            yield Finding(None, name, f"not installed; pip install 'shoal[{extra}]' for {use}")
+
+
+def _check_limits() -> Iterator[Finding]:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Finding(soft >= _MIN_OPEN_FILES, f"{soft} open files allowed", "raise the limit with `ulimit -n 4096`")
+
+
+def check_configuration(resolved: Resolved) -> Iterator[Finding]:
+    files = {source for source in resolved.sources.values() if source.endswith(".toml")}
+    yield Finding(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
+    folder = os.path.abspath(".")
+    yield Finding(os.access(folder, os.W_OK), f"write access to {folder}", "no; outputs go there by default")
+
+
+# -- servers
+
+
+def check_servers(resolved: Resolved) -> Iterator[Finding]:
+    """The servers that the configuration names. None is needed for a crawl on one machine."""
+    config = resolved.config
+    if not config.frontier.startswith(("memory:", "sqlite:", "local:")):
+        yield _server(f"frontier {mask(config.frontier)}", _open_frontier(config.frontier))
+    if config.cluster.coordinator is not None:
+        url = config.cluster.coordinator
+        yield _server(f"coordinator {mask(url)}", _open_coordinator(url, config.project_name))
+    broker = os.environ.get("CELERY_BROKER_URL")
+    if broker:
+        yield _server(f"Celery broker {mask(broker)}", asyncio.to_thread(_open_broker, broker))
+
+
+def _server(what: str, attempt: Awaitable[None]) -> Finding:
+    async def within() -> None:
+        async with asyncio.timeout(_SERVER_TIMEOUT):
+            await attempt
+
+    try:
+        asyncio.run(within())
+    except TimeoutError:
+        return Finding(False, what, f"no answer within {_SERVER_TIMEOUT:g} s")
+    except ShoalError as exc:
+        return Finding(False, what, str(exc))
+    return Finding(True, what)
+
+
+async def _open_frontier(url: str) -> None:
+    from shoal.frontier import join_store
+
+    store = await join_store(url, readonly=True)
+    await store.close()
+
+
+async def _open_coordinator(url: str, project: str) -> None:
+    from shoal.cluster import open_coordinator
+
+    coordinator = await open_coordinator(url, project)
+    await coordinator.close()
+
+
+def _open_broker(url: str) -> None:
+    try:
+        from kombu.connection import Connection
+    except ModuleNotFoundError as exc:
+        raise ConfigError("Celery is not installed; pip install 'shoal[celery]'") from exc
+    try:
+        with Connection(url, connect_timeout=_SERVER_TIMEOUT / 2) as connection:  # type: ignore[no-untyped-call]
+            connection.ensure_connection(max_retries=1, timeout=_SERVER_TIMEOUT / 2)
+    except Exception as exc:  # transports have no common base error
+        raise ConfigError(str(exc) or type(exc).__name__) from exc
+
+
+# -- rendering
+
+
+def check_browser(resolved: Resolved) -> Iterator[Finding]:
+    """Start Chromium. If no setting of the browser is changed, it is optional."""
+    if _version("playwright") is None:
+        return
+    from shoal.browser.process import find_executable
+
+    settings = resolved.config.browser
+    wanted = any(key.startswith("browser.") and source != "default" for key, source in resolved.sources.items())
+    failed = False if wanted else None
+    try:
+        where = find_executable(settings) or "the Chromium of Playwright"
+        version = asyncio.run(_start_browser(resolved))
+    except ShoalError as exc:
+        yield Finding(failed, "Chromium for rendering", str(exc))
+        return
+    yield Finding(True, f"Chromium {version} starts ({where})")
+    if settings.sandbox:
+        yield Finding(True, "the sandbox of Chromium")
+    else:
+        yield Finding(
+            None,
+            "the sandbox of Chromium",
+            "off (browser.sandbox); render only pages that you trust, or in a container",
+        )
+    yield from _check_temporary_folder()
+
+
+async def _start_browser(resolved: Resolved) -> str:
+    """Start it, and return its version."""
+    from shoal.browser.process import BrowserProcess
+
+    process = BrowserProcess(resolved.config.browser)
+    try:
+        await process.launch()
+        return process.browser.version
+    finally:
+        await process.close()
+
+
+def _check_temporary_folder() -> Iterator[Finding]:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    yield Finding(
+        True if free >= _MIN_TEMPORARY else None,
+        f"{free >> 20} MB free in {folder} for the profile and the shared memory of Chromium",
+        "large pages may crash; set TMPDIR to another folder",
+    )
+
+
+CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser)
