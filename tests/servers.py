@@ -458,14 +458,29 @@ class MisbehavingServer(StreamServer):
 class ProxyServer(StreamServer):
     """Forwards absolute-form requests and CONNECT tunnels to the loopback, and refuses all other hosts.
 
-    `requests` has one visit per request. Its path is the absolute URL, or `host:port` for a tunnel.
+    `requests` has one visit per request. Its path is the absolute URL, or `host:port` for a tunnel. Connections come
+    from the address `source`. With a `login` (`user:password`), it answers 407 to requests without it.
     """
+
+    def __init__(self, source: str = "127.0.0.1", login: str = "", *, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls=tls)
+        self.source = source
+        self._login = login
+
+    @property
+    def address(self) -> str:
+        """The URL of this proxy, with its user and password."""
+        return self.url.replace("://", f"://{self._login}@") if self._login else self.url
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await read_head(reader)
         visit = self._log(request)
         try:
-            await self._forward(request, reader, writer)
+            wanted = f"Basic {base64.b64encode(self._login.encode()).decode()}"
+            if self._login and request.header("proxy-authorization") != wanted:
+                writer.write(answer(b"", ("Proxy-Authenticate", "Basic"), ("Connection", "close"), status=407))
+            else:
+                await self._forward(request, reader, writer)
         finally:
             visit.end = monotonic()
 
@@ -477,7 +492,7 @@ class ProxyServer(StreamServer):
             writer.write(answer(b"", ("Connection", "close"), status=403))
             return
         try:
-            upstream_reader, upstream = await asyncio.open_connection(host, url.port or 80)
+            upstream_reader, upstream = await asyncio.open_connection(host, url.port or 80, local_addr=(self.source, 0))
         except OSError:
             writer.write(answer(b"", ("Connection", "close"), status=502))
             return
@@ -500,7 +515,8 @@ def origin_form(request: Request) -> bytes:
     """The request in origin form, with one exchange per connection: the end of the connection ends the response."""
     url = urlsplit(request.target)
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    kept = [(n, v) for n, v in request.headers if n.lower() not in ("connection", "proxy-connection")]
+    hop = ("connection", "proxy-connection", "proxy-authorization")
+    kept = [(n, v) for n, v in request.headers if n.lower() not in hop]
     lines = [f"{request.method} {path} HTTP/1.1", *(f"{n}: {v}" for n, v in kept), "Connection: close", "", ""]
     return "\r\n".join(lines).encode("latin-1")
 

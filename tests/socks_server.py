@@ -21,10 +21,12 @@ class Connect(NamedTuple):
 
 
 class SocksServer(StreamServer):
-    """``users`` has the passwords by user; empty: nobody needs one. Names that end with `.test` are this machine."""
+    """``users`` has the passwords by user; empty: nobody needs one. Names that end with `.test` are this machine.
+    Connections come from the address ``source``."""
 
-    def __init__(self, users: dict[str, str] | None = None) -> None:
+    def __init__(self, users: dict[str, str] | None = None, source: str = "127.0.0.1") -> None:
         super().__init__()
+        self.source = source
         self._users = users or {}
         self.connects: list[Connect] = []
 
@@ -65,7 +67,7 @@ class SocksServer(StreamServer):
             writer.write(bytes([5, _NOT_ALLOWED, 0, 1, 0, 0, 0, 0, 0, 0]))
             return
         try:
-            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", port)
+            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", port, local_addr=(self.source, 0))
         except OSError:
             writer.write(bytes([5, _REFUSED, 0, 1, 0, 0, 0, 0, 0, 0]))
             return

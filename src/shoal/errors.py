@@ -10,6 +10,7 @@
     │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.batch)
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
     ├── FetchError                   a page that was not fetched; says whether a retry can help
+    │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
     │   └── TooComplexError          a page that needs too much memory or time to parse
     ├── BrowserError                 a browser that cannot be started
     ├── TorError                     Tor cannot start, or cannot reach its network
@@ -88,6 +89,14 @@ class FetchError(ShoalError):
         self.status = status
         self.retry_after = retry_after
         self.contacted = contacted
+
+
+class ProxyError(FetchError):
+    """The proxy itself failed, whatever the host is. Without ``retryable`` it refuses user and password, or does not
+    speak its protocol."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message, kind="proxy", retryable=retryable, contacted=False)
 
 
 class TooComplexError(FetchError):

@@ -133,6 +133,11 @@ class Spider:
         """Handle the response of a request that has no callback of its own."""
         raise SpiderError(f"{type(self).__name__} has no parse() method; write one, or give every request a callback")
 
+    def blocked(self, response: Response) -> bool:
+        """Whether the host blocks the identity that fetched this page (setting ``proxies``). It then rests, and the
+        page is fetched with another one. Default: 403 and 429, unless the spider handles them."""
+        return response.status in (403, 429) and response.status not in self.handle_statuses
+
     def opened(self) -> object:
         """Called once in each process that works on the run, before its first page. It may be async."""
 

@@ -12,8 +12,14 @@ from tests.servers import MisbehavingServer
 
 
 @pytest.fixture
-async def secure(certificate: Path) -> AsyncIterator[MisbehavingServer]:
+def tls(certificate: Path) -> ssl.SSLContext:
+    """For servers of the tests."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    async with MisbehavingServer(tls=context) as server:
+    return context
+
+
+@pytest.fixture
+async def secure(tls: ssl.SSLContext) -> AsyncIterator[MisbehavingServer]:
+    async with MisbehavingServer(tls=tls) as server:
         yield server

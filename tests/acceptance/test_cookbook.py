@@ -18,7 +18,7 @@ TITLES = {book.title for book in BOOKS}
 async def items_of(name: str, folder: Path, shop: Bookshop, **arguments: str) -> list[dict[str, object]]:
     code = re.search(rf"```python\n(# {name}\n.*?)```", COOKBOOK, re.DOTALL)
     assert code is not None
-    (folder / name).write_text(code[1].replace("http://127.0.0.1:8000", shop.url))
+    (folder / name).write_text(code[1].replace("127.0.0.1:8000", shop.url.removeprefix("http://")))
     done = await crawl(load_spider(str(folder / name)), {"download_delay": 0}, arguments=arguments)
     return done.items
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.acceptance.rebinding import PUBLIC, PUBLIC_6, fetch_while_rebinding
+from tests.acceptance.serving import beside, serving
 from tests.servers import MisbehavingServer, ProxyServer
+from tests.socks_server import SocksServer
 
 SPELLINGS = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7F.1", "0177.0.0.1", "017700000001", "127.0.0.1.",
@@ -56,8 +59,8 @@ def forbidden() -> Iterator[Forbidden]:
         yield forbidden
 
 
-async def fetch(url: str, *allowed: str, proxy: str | None = None) -> Response:
-    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(allowed))
+async def fetch(url: str, *allowed: str, proxy: str | None = None, upstreams: tuple[str, ...] = ()) -> Response:
+    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(allowed), upstreams)
     try:
         return await fetcher.fetch(Request(url, proxy=proxy))
     finally:
@@ -239,3 +242,41 @@ async def test_a_robots_txt_is_not_followed_to_a_refused_address(
     assert summary.dead_kinds == {"address": 1}
     assert [visit.path for visit in other.requests] == ["/robots.txt"]
     assert not forbidden.was_contacted()
+
+
+async def test_a_proxy_of_the_operator_gets_only_public_hosts(server: MisbehavingServer) -> None:
+    """Names that may be public are the proxy's to resolve. It is itself at a private address."""
+    port = server.url.rpartition(":")[2]
+    async with SocksServer() as proxy, ProxyServer() as plain:
+        upstreams = (proxy.address(), plain.url)
+        page = await fetch(f"http://shop.test:{port}/leaf/1", proxy=proxy.address(), upstreams=upstreams)
+        assert page.status == 200
+        for host in (*SPELLINGS, "printer", "nas.local", "api.internal"):
+            for upstream in upstreams:
+                with pytest.raises((FetchError, RequestError)) as caught:
+                    await fetch(f"http://{host}:{port}/leaf/1", proxy=upstream, upstreams=upstreams)
+                if isinstance(caught.value, FetchError):
+                    assert (caught.value.kind, caught.value.contacted) == ("address", False)
+        with pytest.raises(FetchError, match="a proxy can't be used here"):
+            await fetch(f"http://shop.test:{port}/", proxy=proxy.address("eve"), upstreams=upstreams)
+        allowed = await fetch(f"{server.url}/leaf/2", "127.0.0.0/8", proxy=plain.url, upstreams=upstreams)
+        assert allowed.status == 200
+        assert len(proxy.connects) == len(plain.requests) == 1
+
+
+def test_callers_of_the_api_use_the_operators_proxies(tmp_path: Path) -> None:
+    with beside(MisbehavingServer()) as site, beside(SocksServer({"ann": "s3cret"})) as proxy:
+        port = site.url.rpartition(":")[2]
+        environ = {"SHOAL_PROXIES": proxy.address("ann"), "SHOAL_SERVE__ALLOW": ""}
+        with serving(tmp_path, environ) as api:
+            urls = [f"http://shop.test:{port}/leaf/1", f"http://127.0.0.1:{port}/leaf/1"]
+            answer = api.batch(urls, timeout=20)
+            good, bad = answer["results"]
+            assert (good["status"], bad["status"]) == ("success", "failed"), answer
+            assert "may not be contacted" in bad["error"]["message"]
+            assert {each.host for each in proxy.connects} == {"shop.test"}
+            status, answer = api.ask(
+                "POST", "/api/crawl/batch", {"urls": urls[:1], "options": {"proxy": proxy.address()}}
+            )
+            assert status == 422, answer
+            assert "s3cret" not in api.process.said()

@@ -75,6 +75,8 @@ def config_of(url: str, **more: Any) -> Config:
         ({"max_attempts": 0}, "invalid settings"),
         ({"setting of tomorrow": 1}, "invalid settings"),
         ({"scope": {"http.proxy": "http://evil.example"}}, "unknown key"),
+        ({"scope": {"proxies": ["http://evil.example"]}}, "unknown key"),
+        ({"proxies": ["http://evil.example"]}, "invalid settings"),
     ],
 )  # fmt: skip
 async def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

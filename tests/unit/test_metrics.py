@@ -24,6 +24,7 @@ from shoal.crawling import engine
 from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.errors import ConfigError
 from shoal.frontier.memory import MemoryStore
+from shoal.identities.counts import IdentityCounts
 from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_sessions, of_vitals, render
 from shoal.metrics.serving import Address, health_problem, listen, parse_address
 from shoal.ports import Frontier, FrontierOptions, HostState, Run, Stats
@@ -49,7 +50,8 @@ def vitals(**changes: Any) -> Vitals:
     standing = Standing(cluster="c", role="Backup Runner", events=Counter({"took over": 2, "lost": 1}))
     values = {
         "worker": "crawler_1", "run_id": "monday", "spider": "books", "counters": counters(), "in_flight": 3,
-        "looped_at": time.monotonic() - 5, "standing": standing, **changes,
+        "looped_at": time.monotonic() - 5, "standing": standing,
+        "identities": IdentityCounts(known=5, removed=2, resting=4, requests=60, blocks=7, failures=1), **changes,
     }  # fmt: skip
     return Vitals(**values)
 
@@ -80,6 +82,18 @@ def test_a_process_tells_what_it_did() -> None:
     assert shown("shoal_errors_total", kind="http 503", **LABELS) == 4
     assert shown("shoal_errors_total", kind="timeout", **LABELS) == 1
     assert time.time() - shown("shoal_worker_heartbeat_timestamp_seconds", **LABELS) == pytest.approx(5, abs=1)
+
+
+def test_a_process_tells_what_its_identities_did() -> None:
+    shown = everything()
+    assert shown("shoal_identities", state="active", **LABELS) == 3
+    assert shown("shoal_identities", state="removed", **LABELS) == 2
+    assert shown("shoal_identity_rests", **LABELS) == 4
+    assert shown("shoal_identity_requests_total", **LABELS) == 60
+    assert shown("shoal_identity_blocks_total", **LABELS) == 7
+    assert shown("shoal_identity_failures_total", **LABELS) == 1
+    without = Scrape(render(of_vitals(vitals(identities=None))))
+    assert "shoal_identities" not in without.text
 
 
 def test_the_histogram_counts_upwards() -> None:

@@ -27,6 +27,7 @@ LAYERS = [
     {"stores"},
     {"stores"},
     {"frontier", "browser", "fetch", "middleware", "tor", "sinks"},
+    {"identities"},
     {"testing"},
     {"crawling"},
     {"metrics"},

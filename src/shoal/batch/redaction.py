@@ -9,6 +9,7 @@ REFUSED_ADDRESS = "the host has an address that may not be contacted (serve.allo
 _ADDRESS = re.compile(r"(?:\S+ is )?(?:a|the|not an) [\w-]+ address, which may not be contacted \(serve\.allow\)")
 _SOCKET_ADDRESS = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")
 _SERVER = re.compile(r"\b((?:redis|postgres|mysql|mariadb|zookeeper|sqlite|amqp)\w*)(?:\+\w+)?://[^\s,;)\"']*")
+_PROXY = re.compile(r"\bthe proxy \S+:\d+")
 _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:\"',;()]+/)+")
 
 
@@ -16,5 +17,6 @@ def redacted(text: str) -> str:
     """The message without private addresses. Of a server URL it keeps the scheme, of a path the last part."""
     text = _ADDRESS.sub(REFUSED_ADDRESS, text)
     text = _SOCKET_ADDRESS.sub("(an address)", text)
+    text = _PROXY.sub("the proxy", text)
     text = _SERVER.sub(r"\1://...", text)
     return _PATH.sub("", text)

@@ -24,7 +24,7 @@ from shoal.browser.gateway_http import (
 )
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.browser.gateway_upstream import Upstream, refusal
-from shoal.errors import FetchError
+from shoal.errors import FetchError, ProxyError
 
 _log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class Conversation:
             if response.status == 407:  # the browser would ask for the password of the gateway
                 if not self._listener.upstream.absolute:
                     raise ValueError("it answers like a proxy")
-                raise FetchError("the proxy refused the password", kind="proxy", retryable=False, contacted=False)
+                raise ProxyError("the proxy refused the password", retryable=False)
             if response.status == 101:
                 raise ValueError("it changes the protocol")
             if response.status >= 200:

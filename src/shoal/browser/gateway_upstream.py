@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from shoal.browser.gateway_http import parse_response
 from shoal.browser.gateway_pipe import Meter, Pipe
-from shoal.errors import ConfigError, FetchError
+from shoal.errors import ConfigError, FetchError, ProxyError
 from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text
 from shoal.fetch.guard import AddressGuard
 
@@ -107,7 +107,8 @@ class Proxied:
         except (EOFError, ValueError, ConnectionError) as exc:
             pipe.abort()
             reason = str(exc) or "it closed the connection"
-            self._fail(host, f"the proxy did not connect: {reason}", retryable=isinstance(exc, (EOFError, OSError)))
+            broken = isinstance(exc, (EOFError, OSError))
+            self._fail(host, f"the proxy did not connect: {reason}", retryable=broken, own=not broken)
         except BaseException:
             pipe.abort()
             raise
@@ -118,11 +119,11 @@ class Proxied:
             sock = await self._connector.connect(self._host, self._port)
             return await _piped(sock, self._meter, self._tls, self._host)
         except ssl.SSLError as exc:
-            self._fail(host, f"no secure connection to the proxy: {one_line(exc)}", retryable=False)
+            self._fail(host, f"no secure connection to the proxy: {one_line(exc)}", retryable=False, own=True)
         except socket.gaierror:
-            self._fail(host, "can't resolve the host of the proxy", retryable=True)
+            self._fail(host, "can't resolve the host of the proxy", retryable=True, own=True)
         except OSError as exc:
-            self._fail(host, f"no connection to the proxy: {system_text(exc)}", retryable=True)
+            self._fail(host, f"no connection to the proxy: {system_text(exc)}", retryable=True, own=True)
 
     async def _connect_http(self, pipe: Pipe, host: str, port: int) -> None:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -135,7 +136,8 @@ class Proxied:
         if answer.status >= 300:
             reason = answer.reason.decode("latin-1")[:100]
             refused = answer.status in (401, 403, 407)
-            self._fail(host, f"the proxy answered {answer.status} {reason}", retryable=not refused)
+            own = answer.status == 407
+            self._fail(host, f"the proxy answered {answer.status} {reason}", retryable=not refused, own=own)
 
     async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
         """RFC 1928 and RFC 1929."""
@@ -166,8 +168,11 @@ class Proxied:
             size = (await pipe.read_exactly(1))[0]
         await pipe.read_exactly(size + 2)
 
-    def _fail(self, host: str, reason: str, *, retryable: bool) -> NoReturn:
+    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False) -> NoReturn:
+        """``own``: the proxy itself failed, whatever the host is."""
         message = f"no connection to {host} through the proxy: {reason}"
+        if own:
+            raise ProxyError(message, retryable=retryable)
         raise FetchError(message, kind="proxy", retryable=retryable, contacted=False)
 
 

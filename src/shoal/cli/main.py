@@ -26,6 +26,7 @@ COMMANDS = {
         "cancel": CommandEntry("runs", "Stop a run before it is finished."),
         "rm": CommandEntry("runs", "Delete a run, its URLs and its item log."),
         "hosts": CommandEntry("hosts", "Show or change delays, concurrency and blocks of hosts."),
+        "identities": CommandEntry("identities", "List the proxies of a run's workers, and where they rest."),
     },
     "Cluster": {
         "node": CommandEntry("cluster", "Join a cluster as a Runner or Backup Runner."),

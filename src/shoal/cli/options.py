@@ -64,6 +64,14 @@ Delay = Annotated[
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at the same time (default 32).")
 ]
+Proxy = Annotated[
+    list[str],
+    typer.Option(
+        "--proxy", metavar="URL",
+        help="Fetch through this proxy: http://, https:// or socks5://, with user:password@. With several, or with "
+        "@FILE, each host gets one of them, and another one when it blocks. Repeatable.",
+    ),
+]  # fmt: skip
 NewRun = Annotated[bool, typer.Option("--new-run", help="Start a new run instead of resuming an unfinished one.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an unfinished run. This is the default.")]
 Tor = Annotated[
@@ -132,6 +140,7 @@ _OPTION_NAMES = {
     "scope.max_pages": "--max-pages",
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
+    "proxies": "--proxy",
     "mode": "--mode",
     "lease.batch": "--batch-size",
     "log_level": "--log-level",

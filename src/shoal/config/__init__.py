@@ -8,7 +8,9 @@ names its key. Durations are in seconds. Passwords never appear in a ``repr`` or
 
 from __future__ import annotations
 
+from shoal.config.checks import check_proxy as check_proxy
 from shoal.config.checks import mask as mask
+from shoal.config.layers import check_trust as check_trust
 from shoal.config.layers import flatten as flatten
 from shoal.config.layers import read_toml as read_toml
 from shoal.config.loading import Resolved as Resolved
@@ -26,6 +28,7 @@ from shoal.config.sections import Count as Count
 from shoal.config.sections import CountFromZero as CountFromZero
 from shoal.config.sections import Factor as Factor
 from shoal.config.sections import HttpSettings as HttpSettings
+from shoal.config.sections import IdentitySettings as IdentitySettings
 from shoal.config.sections import ItemSettings as ItemSettings
 from shoal.config.sections import LeaseSettings as LeaseSettings
 from shoal.config.sections import QueueSettings as QueueSettings

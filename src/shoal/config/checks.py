@@ -92,6 +92,17 @@ def check_tor(url: str | None) -> str | None:
     return None if valid else f"{known}, not {mask(url)!r}"
 
 
+def check_proxy_list(entries: tuple[str, ...]) -> str | None:
+    """Proxies, and files of proxies: ``@proxies.txt``. The files are read when a crawl starts."""
+    if "@" in entries:
+        return 'must name a file after the @, such as "@proxies.txt"'
+    return check_proxies(tuple(entry for entry in entries if not entry.startswith("@")))
+
+
+def check_header_sets(sets: tuple[dict[str, str], ...]) -> str | None:
+    return next((problem for headers in sets if (problem := check_headers(headers))), None)
+
+
 def check_networks(networks: tuple[str, ...]) -> str | None:
     for network in networks:
         try:

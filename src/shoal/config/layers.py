@@ -261,6 +261,8 @@ def from_text(info: inspect.Type, value: object) -> object:
         case inspect.VarTupleType(item_type=item):
             # "[0-9]" may be a regex: it is JSON only if it decodes to a list of the right type.
             wanted = list[int] if isinstance(item, inspect.IntType) else list[str]
+            if isinstance(item, inspect.DictType):
+                return msgspec.json.decode(value)
             try:
                 return msgspec.json.decode(value, type=wanted)
             except (msgspec.MsgspecError, ValueError):

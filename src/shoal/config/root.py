@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from shoal.config.checks import check_frontier, check_one_line, frontier_kind, mask
+from shoal.config.checks import check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
@@ -15,6 +15,7 @@ from shoal.config.sections import (
     ClusterSettings,
     Count,
     HttpSettings,
+    IdentitySettings,
     ItemSettings,
     LeaseSettings,
     QueueSettings,
@@ -36,8 +37,8 @@ NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
 
-    checks = {"frontier": check_frontier, "user_agent": check_one_line}
-    masks = {"frontier": mask}
+    checks = {"frontier": check_frontier, "user_agent": check_one_line, "proxies": check_proxy_list}
+    masks = {"frontier": mask, "proxies": lambda proxies: tuple(map(mask, proxies))}
     aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
         "autothrottle_max_delay": "throttle.max_delay",
@@ -68,6 +69,10 @@ class Config(Section, frozen=True, kw_only=True):
         "httpcache_dir": "cache.folder",
         "httpcache_enabled": "cache.enabled",
         "httpcache_expiration_secs": "cache.ttl",
+        "proxies_file": "proxies",
+        "proxy_list": "proxies",
+        "rotating_proxy_list": "proxies",
+        "rotating_proxy_list_path": "proxies",
         "redirect_max_times": "http.max_redirects",
         "retry_http_codes": "retry.statuses",
         "retry_times": "retry.max_attempts",
@@ -101,8 +106,11 @@ class Config(Section, frozen=True, kw_only=True):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
     cookies: bool = True  # store cookies and send them back
     shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
+    # An identity each, assigned to hosts in turn: http://, https:// or socks5://; @FILE has one in each line.
+    proxies: tuple[str, ...] = ()
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
+    identities: IdentitySettings = IdentitySettings()
     browser: BrowserSettings = BrowserSettings()
     tor: TorSettings = TorSettings()
     robots: RobotsSettings = RobotsSettings()
@@ -123,12 +131,18 @@ class Config(Section, frozen=True, kw_only=True):
                 f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
                 'set "frontier" to redis://host:port/number or postgresql://host/database'
             )
+        if self.proxies and self.http.proxy is not None:
+            raise ConfigError(
+                '"proxies" and "http.proxy" contradict each other: pages go through several proxies, or all through '
+                "one. Remove one of the settings"
+            )
         if self.queue.overflow == "refuse" and self.queue.max_size is None:
             raise ConfigError('"queue.overflow" is "refuse", but the queue has no maximum; set "queue.max_size"')
 
-        if self.tor.enabled and self.http.proxy is not None:
+        if self.tor.enabled and (self.http.proxy is not None or self.proxies):
+            key = "proxies" if self.proxies else "http.proxy"
             raise ConfigError(
-                '"http.proxy" and "tor.enabled" contradict each other: pages go through one of them. Remove one'
+                f'"{key}" and "tor.enabled" contradict each other: pages go through one of them. Remove one'
             )
 
     @classmethod

@@ -12,6 +12,7 @@ from shoal.config.checks import (
     check_coordinator,
     check_databases,
     check_domains,
+    check_header_sets,
     check_headers,
     check_networks,
     check_proxies,
@@ -178,6 +179,22 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
+
+
+class IdentitySettings(Section, frozen=True, kw_only=True):
+    """How the proxies in `proxies` are assigned to hosts, rest and are removed."""
+
+    checks = {"headers": check_header_sets}
+    masks = {"headers": lambda sets: tuple(map(mask_headers, sets))}
+
+    hold: Timeout = 600.0  # how long an identity is assigned to a host, unless it is blocked before
+    rest: Timeout = 60.0  # how long an identity rests on a host that blocked it; doubles with each block in a row
+    max_rest: Timeout = 3600.0  # the longest rest, unless the host asks for a longer one
+    give_up_after: Count = 8  # blocks in a row after which an identity is not used for a host for a day
+    max_blocks: CountFromZero = 5  # blocks and failed proxies of a page that cost it no attempt
+    max_failures: Count = 3  # in a row; an identity with so many of them
+    remove_after: Seconds = 30.0  # over so many seconds is removed
+    headers: tuple[dict[str, str], ...] = ()  # sets of headers; each identity gets one of them, in turn
 
 
 class BrowserSettings(Section, frozen=True, kw_only=True):

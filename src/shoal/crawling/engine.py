@@ -95,6 +95,9 @@ class Engine:
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
         """The store went back in time, or this process was fenced: start over."""
+        self.identities = onion.identities
+        if onion.identities is not None:
+            onion.identities.on_exhausted = self._fail
 
     # -- the loop
 
@@ -413,8 +416,12 @@ class Engine:
                 return
             if self.stopping and isinstance(error, StoreAwayError):
                 return  # it was given up on purpose
-            self._failure = error
-            self.stop()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the crawl with this error. Its pages stay in the frontier."""
+        self._failure = self._failure or error
+        self.stop()
 
     async def _wind_down(self) -> None:
         """Release whatever is still leased."""

@@ -1,4 +1,4 @@
-"""The layers around the fetcher: robots.txt, the spider's own, cookies, throttling, retries, cache."""
+"""The layers around the fetcher: robots.txt, the spider's own, cookies, throttling, retries, cache, identities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from shoal.spider import Spider
 
 if TYPE_CHECKING:
     from shoal.fetch.guard import AddressGuard
+    from shoal.fetch.http import HttpFetcher
     from shoal.fetch.routing import Renderer, RoutingFetcher
+    from shoal.identities.layer import Identities
     from shoal.tor.layer import TorLayer
 
 
@@ -46,6 +48,16 @@ class Onion(NamedTuple):
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
     way_out: WayOut | None = None
     """What requests need to leave this process. None: nothing."""
+    identities: Identities | None = None
+
+
+def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> HttpFetcher:
+    """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
+    from shoal.fetch.http import HttpFetcher
+    from shoal.identities.roster import all_proxies
+
+    proxies = all_proxies(config.proxies) if config.proxies else ()
+    return HttpFetcher(_http_settings(config), config.user_agent, guard, proxies)
 
 
 def make_fetcher(
@@ -61,13 +73,12 @@ def make_fetcher(
     ``render``: for requests that do not say it themselves. ``scope`` and ``hosts``: see `RoutingFetcher`.
     """
     from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.http import HttpFetcher
     from shoal.fetch.routing import RoutingFetcher
 
     guard = None if networks is None else AddressGuard(networks)
     return RoutingFetcher(
-        # The fetcher refuses all proxies if it has a guard. The layer for Tor applies the guard instead.
-        HttpFetcher(_http_settings(config), config.user_agent, None if config.tor.enabled else guard),
+        # With a guard, the fetcher uses only proxies of the operator. The layer for Tor applies the guard instead.
+        make_http_fetcher(config, None if config.tor.enabled else guard),
         partial(make_renderer, config, guard),
         default=render if isinstance(render, Render) else None,
         proxy=config.http.proxy,
@@ -127,17 +138,19 @@ def make_onion(
 
     robots = Robots(config.robots, config.user_agent, hosts) if config.robots.obey else None
     throttle = Throttle(config.throttle, hosts.update_host) if config.throttle.enabled else None
+    identities = _make_identities(spider, config, hosts) if config.proxies else None
     layers: list[Middleware | None] = [
         *spider.middlewares,
-        Cookies(keep=config.cookies),
+        Cookies(keep=config.cookies) if identities is None else None,  # each identity has its own
         throttle,
         StatusCheck(config.retry.statuses, spider.handle_statuses),
         Cache(config.cache) if config.cache.enabled else None,
+        identities,  # a block is the identity's: throttle and retries must not see it, and the cache needs no identity
         tor,  # the innermost one: no other layer can send a request past it
     ]
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
-    onion = Onion(fetch, way_out=tor)
+    onion = Onion(fetch, way_out=tor, identities=identities)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     if robots is None:
@@ -145,6 +158,15 @@ def make_onion(
     return onion._replace(
         fetch=wrap(fetch, [robots]), forget=robots.forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
     )
+
+
+def _make_identities(spider: Spider, config: Config, hosts: Hosts) -> Identities:
+    from shoal.identities.facts import IdentityFacts
+    from shoal.identities.layer import Identities
+    from shoal.identities.roster import make_roster
+
+    roster = make_roster(config.proxies, config.identities)
+    return Identities(roster, config.identities, IdentityFacts(hosts), hosts, spider.blocked, cookies=config.cookies)
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:

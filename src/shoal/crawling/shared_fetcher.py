@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.config import Config
-from shoal.crawling.onion import make_renderer
+from shoal.crawling.onion import make_http_fetcher, make_renderer
 from shoal.errors import BrowserError, FetchError, RequestError
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
 from shoal.ports import Hosts
@@ -27,7 +26,7 @@ class SharedFetcher:
     def __init__(self, config: Config, networks: Sequence[str]) -> None:
         self._config = config
         self._guard = AddressGuard(networks)
-        self.http = HttpFetcher(config.http, config.user_agent, self._guard)
+        self.http = make_http_fetcher(config, self._guard)
         self._browser: Renderer | None = None
         self._failure: tuple[float, str] | None = None
         """When the browser did not start, and why."""

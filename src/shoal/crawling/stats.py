@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from shoal.identities.counts import IdentityCounts
 from shoal.ports import HostState, RunView, Stats
 
 _MAX_REASONS = 100
@@ -124,6 +125,8 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """For further questions. None before it is opened."""
     standing: Standing | None = None
     """None if it is not a node."""
+    identities: IdentityCounts | None = None
+    """None if it has no proxies."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

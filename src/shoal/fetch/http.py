@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Collection
 from functools import partial
 
 import aiohttp
 from yarl import URL
 
 from shoal.config import HttpSettings
-from shoal.errors import ConfigError, FetchError
+from shoal.errors import ConfigError, FetchError, ProxyError
 from shoal.fetch.connecting import GuardedResolver, RefusedAddressError, guarded_sockets, one_line, system_text
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
@@ -25,20 +26,38 @@ class HttpFetcher:
     politeness, scope and robots.txt apply to it.
 
     With a guard, it never connects to a refused address. If a name has refused and other addresses, it uses the others:
-    a public site with a wrong DNS entry still works, and nothing private is reached.
+    a public site with a wrong DNS entry still works, and nothing private is reached. It uses only the proxies in
+    ``upstreams``, which the operator trusts, and asks them only for hosts that can be public.
     """
 
-    def __init__(self, config: HttpSettings, user_agent: str, guard: AddressGuard | None = None) -> None:
+    def __init__(
+        self,
+        config: HttpSettings,
+        user_agent: str,
+        guard: AddressGuard | None = None,
+        upstreams: Collection[str] = (),
+    ) -> None:
         if guard is not None and config.proxy is not None:
             raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
         self._config = config
         self._user_agent = user_agent
         self._guard = guard
+        self._upstreams = frozenset(upstreams)
         self._session: aiohttp.ClientSession | None = None
+        self._to_proxies: aiohttp.ClientSession | None = None
+        """For HTTP proxies if there is a guard, which does not apply to the addresses of proxies."""
         self._socks = SocksSessions(self._open_session)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
+
+    def _session_for(self, proxy: str | None) -> aiohttp.ClientSession:
+        """The session for pages that are fetched directly or through an HTTP proxy."""
+        if proxy is None or self._guard is None:
+            return self._session or self._open()
+        if self._to_proxies is None:
+            self._to_proxies = self._open_session(aiohttp.TCPConnector)
+        return self._to_proxies
 
     def _open(self) -> aiohttp.ClientSession:
         guard = self._guard
@@ -83,13 +102,10 @@ class HttpFetcher:
             )
         proxy = request.proxy or self._config.proxy
         if proxy is not None and self._guard is not None:
-            raise FetchError(
-                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
-                kind="proxy", retryable=False, contacted=False,
-            )  # fmt: skip
+            self._check_upstream(proxy, request)
         try:
             if proxy is None or proxy.startswith(("http://", "https://")):
-                return await self._exchange(self._session or self._open(), request, proxy, timeout, limit)
+                return await self._exchange(self._session_for(proxy), request, proxy, timeout, limit)
             if proxy.startswith(SCHEMES):
                 async with self._socks.use(proxy, host_of(request.url)) as session:
                     return await self._exchange(session, request, None, timeout, limit)
@@ -99,6 +115,21 @@ class HttpFetcher:
             f"the proxy {proxy.partition(':')[0]}:// is not supported; use http://, https:// or socks5://",
             kind="proxy", retryable=False, contacted=False,
         )  # fmt: skip
+
+    def _check_upstream(self, proxy: str, request: Request) -> None:
+        """FetchError if the guard does not allow this proxy, or this host behind a proxy."""
+        assert self._guard is not None
+        if proxy not in self._upstreams:
+            raise FetchError(
+                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
+                kind="proxy", retryable=False, contacted=False,
+            )  # fmt: skip
+        reason = self._guard.refuses_host(URL(request.url, encoded=True).host or "")
+        if reason is not None:
+            raise FetchError(
+                f"{host_of(request.url)} is {reason}, which may not be contacted (serve.allow)",
+                kind="address", retryable=False, contacted=False,
+            )  # fmt: skip
 
     async def _exchange(
         self,
@@ -119,6 +150,9 @@ class HttpFetcher:
             timeout=timeout,
         )
         elapsed = time.monotonic() - started
+        if proxy is not None and answer.status == 407:  # to a request for http://; a tunnel fails in the library
+            answer.release()
+            raise ProxyError(_refused_login(host_of(request.url), answer.reason or ""), retryable=False)
         try:
             body = await self._read(answer, limit)
         finally:
@@ -148,9 +182,10 @@ class HttpFetcher:
         return bytes(body)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._to_proxies):
+            if session is not None:
+                await session.close()
+        self._session = self._to_proxies = None
         await self._socks.close()
 
 
@@ -180,12 +215,24 @@ def _too_large(limit: int) -> FetchError:
     return FetchError(f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False)
 
 
+def _asks_for_plain_http(request: Request, proxy: str | None) -> bool:
+    """Whether a connection goes to an HTTP proxy and no further: a tunnel ends at the host."""
+    return proxy is not None and proxy.startswith("http") and request.url.startswith("http:")
+
+
+def _refused_login(host: str, reason: str) -> str:
+    return f"the proxy did not connect to {host}: it answered 407 {reason:.160}. Check its user and password"
+
+
 def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:
     """Turn the library's error into one line that names the setting, and say whether a retry can help."""
     host = host_of(request.url)
     detail = one_line(exc)
     contacted = True
     match exc:
+        case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
+            message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
+            return ProxyError(message, retryable=True)
         case aiohttp.ConnectionTimeoutError():
             kind, retryable = "timeout", True
             message = f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)"
@@ -199,10 +246,12 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
         case aiohttp.ClientConnectorError(os_error=RefusedAddressError(message=message)):
             kind, retryable, contacted = "address", False, False
         case aiohttp.ClientProxyConnectionError():
-            kind, retryable, contacted = "proxy", True, False
             message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
+            return ProxyError(message, retryable=True)
+        case aiohttp.ClientHttpProxyError(status=407):
+            return ProxyError(_refused_login(host, exc.message), retryable=False)
         case aiohttp.ClientHttpProxyError():
-            kind, retryable, contacted = "proxy", exc.status != 407, False
+            kind, retryable, contacted = "proxy", True, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
         case aiohttp.ClientConnectorDNSError():
             kind, retryable, contacted = "dns", True, False

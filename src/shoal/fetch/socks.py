@@ -10,7 +10,7 @@ from types import ModuleType
 
 import aiohttp
 
-from shoal.errors import FetchError
+from shoal.errors import FetchError, ProxyError
 
 SCHEMES = ("socks5://", "socks5h://")
 """They mean the same here: the proxy resolves the names."""
@@ -44,16 +44,19 @@ class SocksSessions:
         try:
             yield session
         except library.ProxyConnectionError as exc:
-            raise _failed(host, f"no connection to the proxy: {exc}", retryable=True) from exc
+            raise ProxyError(_message(host, f"no connection to the proxy: {exc}"), retryable=True) from exc
         except library.ProxyTimeoutError as exc:
-            raise _failed(host, f"the proxy did not answer in time: {exc}", retryable=True) from exc
+            raise ProxyError(_message(host, f"the proxy did not answer in time: {exc}"), retryable=True) from exc
         except library.ProxyError as exc:
-            # Without a reply code, the proxy refused the password or does not speak SOCKS5.
-            retryable = exc.error_code is not None and exc.error_code != _NOT_ALLOWED
+            if exc.error_code is None:  # it refused the password, or does not speak SOCKS5
+                raise ProxyError(_message(host, f"the proxy refused: {exc}"), retryable=False) from exc
             who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
-            raise _failed(host, f"{who}: {exc}", retryable=retryable) from exc
+            raise FetchError(
+                _message(host, f"{who}: {exc}"),
+                kind="proxy", retryable=exc.error_code != _NOT_ALLOWED, contacted=False,
+            ) from exc  # fmt: skip
         except EOFError as exc:  # the library does not wrap it
-            raise _failed(host, "the proxy closed the connection", retryable=True) from exc
+            raise ProxyError(_message(host, "the proxy closed the connection"), retryable=True) from exc
         finally:
             self._in_use[proxy] -= 1
             if len(self._sessions) > _MAX_SESSIONS:
@@ -71,9 +74,8 @@ class SocksSessions:
             await session.close()
 
 
-def _failed(host: str, reason: str, *, retryable: bool) -> FetchError:
-    message = f"no connection to {host} through the proxy: {reason}"
-    return FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+def _message(host: str, reason: str) -> str:
+    return f"no connection to {host} through the proxy: {reason}"
 
 
 def _library() -> ModuleType:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from shoal.crawling.stats import Counters, Latency, Standing, Vitals, ledger
+from shoal.identities.counts import IdentityCounts
 from shoal.metrics.exposition import Family, Labels, Sample, number
 from shoal.ports import HostState, Stats
 
@@ -58,9 +59,31 @@ def of_vitals(vitals: Vitals) -> list[Family]:
                 round(moment, 3),
             )
         )
+    if vitals.identities is not None:
+        families += of_identities(vitals.identities, labels)
     if vitals.standing is not None:
         families += of_standing(vitals.standing, labels)
     return families
+
+
+def of_identities(counts: IdentityCounts, labels: Labels) -> list[Family]:
+    """The proxies of this process."""
+    states = {"active": counts.known - counts.removed, "removed": counts.removed}
+    return [
+        Family(
+            "shoal_identities",
+            "gauge",
+            "Identities of this process, by state.",
+            [Sample({**labels, "state": state}, count) for state, count in states.items()],
+        ),
+        _gauge("shoal_identity_rests", "Pairs of an identity and a host on which it rests.", labels, counts.resting),
+        _counter("shoal_identity_requests_total", "Requests sent with an identity.", labels, counts.requests),
+        _counter("shoal_identity_blocks_total", "Answers that say that an identity is blocked.", labels, counts.blocks),
+        _counter(
+            "shoal_identity_failures_total", "Requests that may have failed because of their proxy.", labels,
+            counts.failures,
+        ),
+    ]  # fmt: skip
 
 
 def of_counters(counters: Counters, labels: Labels) -> list[Family]:

@@ -23,7 +23,7 @@ _TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
 _FIRST_PAUSE = 0.5
 _STEADY = 60.0  # seconds after which the end of a child has nothing to do with the one before
-_BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator")
+_BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator", "--proxy")
 
 
 class RestartBackoff:

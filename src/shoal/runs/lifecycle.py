@@ -164,15 +164,12 @@ class RunLifecycle:
         """What this process knows of itself, without a call to the store."""
         engine = self.engine
         return Vitals(
-            worker=worker,
-            run_id=self.run_id,
-            spider=self._run.spider,
+            worker=worker, run_id=self.run_id, spider=self._run.spider, frontier=self.frontier, standing=standing,
             counters=Counters() if engine is None else engine.counters,
             in_flight=0 if engine is None else engine.in_flight,
             looped_at=None if engine is None else engine.looped_at,
-            frontier=self.frontier,
-            standing=standing,
-        )
+            identities=None if engine is None or engine.identities is None else engine.identities.counts,
+        )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
         """Count items that an output could not take."""

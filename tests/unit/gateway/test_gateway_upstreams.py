@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -219,16 +218,11 @@ class PasswordProxy(ProxyServer):
     """Wants a user and a password. `targets` has what was asked for with the right ones."""
 
     def __init__(self, login: str, *, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(tls=tls)
-        self._login = "Basic " + base64.b64encode(login.encode()).decode()
+        super().__init__(login=login, tls=tls)
         self.targets: list[str] = []
 
     async def _forward(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if request.header("proxy-authorization") != self._login:
-            writer.write(answer(b"", ("Proxy-Authenticate", "Basic"), ("Connection", "close"), status=407))
-            return
         self.targets.append(f"{request.method} {request.target}")
-        request.headers = [each for each in request.headers if each[0].lower() != "proxy-authorization"]
         await super()._forward(request, reader, writer)
 
 

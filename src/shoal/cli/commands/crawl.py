@@ -20,6 +20,7 @@ from shoal.cli.options import (
     Mode,
     NewRun,
     Output,
+    Proxy,
     Quiet,
     Rendered,
     RenderedIfNeeded,
@@ -121,6 +122,7 @@ def crawl(
     frontier: FrontierUrl = None,
     mode: Mode = None,
     tor: Tor = False,
+    proxy: Proxy = [],
     setting: Setting = [],
     new_run: NewRun = False,
     processes: Processes = 1,
@@ -142,7 +144,7 @@ def crawl(
     set_rendering(spider, render, render_auto)
     if screenshots is not None:
         spider.take_screenshots(screenshots)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, depth, tor=tor)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port, processes=forked,
@@ -169,6 +171,7 @@ def run(
     frontier: FrontierUrl = None,
     mode: Mode = None,
     tor: Tor = False,
+    proxy: Proxy = [],
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -187,7 +190,7 @@ def run(
     reference, entry = find_spider(spider)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     set_rendering(made, render, render_auto)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, tor=tor)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, tor=tor)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
@@ -196,7 +199,7 @@ def run(
 
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
-    depth: int | None = None, *, tor: bool = False,
+    proxies: list[str], depth: int | None = None, *, tor: bool = False,
 ) -> dict[str, object]:  # fmt: skip
     return given(
         {
@@ -207,6 +210,7 @@ def _crawl_options(
             "frontier": frontier,
             "mode": mode,
             "tor.enabled": tor or None,
+            "proxies": proxies or None,
         }
     )
 

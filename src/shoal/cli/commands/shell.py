@@ -63,22 +63,25 @@ class _Page:
     def fetch(self, url: str, render: object = None) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""
         import asyncio
+        import random
 
         from shoal.crawling.onion import make_fetcher
         from shoal.http import Request
         from shoal.http.rendering import render_choice
+        from shoal.identities.roster import all_proxies
 
+        proxy = random.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
         how = render_choice(self._render if render is None else render)
 
         async def get() -> Response:
             fetcher = make_fetcher(self._config, render=how)
             try:
                 await fetcher.open()
-                response = await fetcher.fetch(Request(url if "://" in url else "http://" + url))
+                response = await fetcher.fetch(Request(url if "://" in url else "http://" + url, proxy=proxy))
                 for _ in range(self._config.http.max_redirects):
                     if not (300 <= response.status < 400 and "Location" in response.headers):
                         break
-                    response = await fetcher.fetch(Request(response.urljoin(response.headers["Location"])))
+                    response = await fetcher.fetch(Request(response.urljoin(response.headers["Location"]), proxy=proxy))
                 return response
             finally:
                 await fetcher.close()

@@ -20,6 +20,7 @@ from shoal.cli.options import (
     KeepAlive,
     MetricsPort,
     Output,
+    Proxy,
     Quiet,
     Rendered,
     RenderedIfNeeded,
@@ -68,6 +69,7 @@ def worker(
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
     tor: Tor = False,
+    proxy: Proxy = [],
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
@@ -86,7 +88,13 @@ def worker(
     from shoal.runs.worker import Worker, WorkerOptions
 
     options = given(
-        {"frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None}
+        {
+            "frontier": frontier,
+            "concurrency": concurrency,
+            "lease.batch": batch_size,
+            "tor.enabled": tor or None,
+            "proxies": proxy or None,
+        }
     )
     check_fleet(resolve(None, options, setting).config)
     made, resolved = prepare(spider, options, setting, run_id)
