@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 import pytest_asyncio
 
-from shoal.crawling.stats import Counters
+from shoal.crawling.stats import Counters, Vitals
 from shoal.errors import FrontierError, QueueFullError, RunError, StoreBusyError, StoreError
 from shoal.frontier import join_store, open_store
 from shoal.frontier.local import wire
@@ -25,7 +27,8 @@ from shoal.frontier.local.processes import ProcessSlot, started_at
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
-from shoal.runs.process_part import Report, total_of
+from shoal.runs.process_part import CrawlPart, Report, total_of
+from shoal.spider import Spider
 
 
 @pytest.fixture
@@ -233,7 +236,10 @@ def test_reports_add_up() -> None:
     counters = Counters()
     counters.fetched, counters.bytes, counters.errors = 3, 500, Counter({"timeout": 2})
     counters.latency.measured(0.02)
-    report = msgspec.json.decode(msgspec.json.encode(Report.of(counters, in_flight=4)), type=Report)
+    vitals = Vitals(worker="w", run_id="r", spider="s", counters=counters, in_flight=4, looped_at=None)
+    crawl = cast(CrawlPart, SimpleNamespace(vitals=lambda: vitals, spider=Spider()))
+    report = msgspec.json.decode(msgspec.json.encode(Report.of(crawl)), type=Report)
+    assert report.in_flight == 4
     total = total_of([report, report])
     assert (total.fetched, total.bytes, total.errors) == (6, 1000, Counter({"timeout": 4}))
     assert (sum(total.latency.counts), total.latency.seconds) == (2, 0.04)
