@@ -116,8 +116,8 @@ class Rendering:
             )
 
     async def _load(self) -> None:
-        state: Any = self._options.wait_for if self._options.wait_for == "domcontentloaded" else "domcontentloaded"
-        await self._race(self._page.goto(self._request.url, wait_until=state, timeout=self._limit * 1000))
+        timeout = self._limit * 1000
+        await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
 
     async def _wait(self) -> None:
         wanted = self._options.wait_for
@@ -142,7 +142,7 @@ class Rendering:
         if isinstance(wanted, int):
             await self._race(asyncio.sleep(min(wanted / 1000, left)))
         elif wanted in LOAD_STATES:
-            await self._race(self._page.wait_for_load_state(wanted, timeout=left * 1000))  # type: ignore[arg-type]
+            await self._race(self._page.wait_for_load_state(LOAD_STATES[wanted], timeout=left * 1000))
         else:
             try:
                 await self._race(self._page.wait_for_selector(wanted, state="attached", timeout=left * 1000))

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shoal.config import Resolved, mask
 from shoal.errors import ConfigError, ShoalError
@@ -142,7 +142,8 @@ def _open_broker(url: str) -> None:
     except ModuleNotFoundError as exc:
         raise ConfigError("Celery is not installed; pip install 'shoal[celery]'") from exc
     try:
-        with Connection(url, connect_timeout=_SERVER_TIMEOUT / 2) as connection:  # type: ignore[no-untyped-call]
+        connect: Callable[..., Any] = Connection  # without types
+        with connect(url, connect_timeout=_SERVER_TIMEOUT / 2) as connection:
             connection.ensure_connection(max_retries=1, timeout=_SERVER_TIMEOUT / 2)
     except Exception as exc:  # transports have no common base error
         raise ConfigError(str(exc) or type(exc).__name__) from exc

@@ -17,7 +17,12 @@ _MAX_CAPTURES = 20
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=600_000)]
-LOAD_STATES = ("domcontentloaded", "load", "networkidle")
+LoadState: TypeAlias = Literal["domcontentloaded", "load", "networkidle"]
+LOAD_STATES: dict[str, LoadState] = {
+    "domcontentloaded": "domcontentloaded",
+    "load": "load",
+    "networkidle": "networkidle",
+}
 
 
 class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", kw_only=True):
