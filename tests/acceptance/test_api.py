@@ -430,7 +430,7 @@ def test_a_session_is_read_in_pages(api: Api, site: Target) -> None:
         after = page["next"]
     assert Counter(found) == Counter(urls)
     assert page["progress"] == {
-        "total": 120, "ready": 0, "waiting": 0, "in_work": 0, "done": 120, "failed": 0, "results": 120,
+        "total": 120, "ready": 0, "waiting": 0, "in_flight": 0, "done": 120, "failed": 0, "results": 120,
     }  # fmt: skip
 
 

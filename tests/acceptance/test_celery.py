@@ -331,7 +331,7 @@ def test_everything_dies_but_the_store(tmp_path: Path, site: Target) -> None:
         site.wait_until(lambda visits: sum("wait" in visit.path for visit in visits) == 2)
         urls = pages(site, 40)
         many = fleet.api.batch(urls, distributed=True, wait=False)["session_id"]
-        until(lambda: fleet.api.get(f"/api/crawl/{many}")[1]["progress"]["in_work"] >= 16, 20, "a full window")
+        until(lambda: fleet.api.get(f"/api/crawl/{many}")[1]["progress"]["in_flight"] >= 16, 20, "a full window")
         for process in (*fleet.workers, fleet.api.process, fleet.broker):
             process.kill()
         fleet.workers.clear()

@@ -52,7 +52,7 @@ async def shoal(folder: Path, *words: str) -> tuple[int, str]:
             3,
             r"pages: every callback failed, on 1 page; the first error: ValueError: x \(.*line 9",
         ),
-        ('response.css("p.prise")', "", 4, "pages: no items: the callbacks yielded none on 4 pages"),
+        ('response.css("p.prise")', "", 4, "pages: no items: nothing was yielded on 4 pages"),
     ],
 )
 async def test_exit_codes(tmp_path: Path, body: str, url: str, code: int, line: str) -> None:

@@ -445,7 +445,7 @@ async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
     ]  # fmt: skip
     assert await SessionResults(session).read(4, 9, LARGE) == []
     assert await session.progress() == {
-        "total": 5, "ready": 1, "waiting": 0, "in_work": 0, "done": 2, "failed": 2, "results": 4,
+        "total": 5, "ready": 1, "waiting": 0, "in_flight": 0, "done": 2, "failed": 2, "results": 4,
     }  # fmt: skip
     found = await SessionResults(session).read_all(LARGE)
     assert [result["status"] for result in found.results] == ["failed", "success", "success", "failed", "pending"]

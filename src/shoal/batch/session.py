@@ -192,7 +192,7 @@ class Session:
             "total": stats.pushed + invalid,
             "ready": stats.ready,
             "waiting": stats.waiting,
-            "in_work": stats.leased,
+            "in_flight": stats.leased,
             "done": stats.done,
             "failed": stats.dead + invalid,
             "results": stats.items + invalid,

@@ -59,7 +59,7 @@ def _why_no_items(summary: Summary) -> str:
     if failed := summary.dead_kinds.get("callback", 0):
         failed_on = f"failed on {_count(failed, 'page')}"
         return f"no items: the callbacks {failed_on}, and yielded none {on_pages}{_first_error(summary)}"
-    return f"no items: the callbacks yielded none {on_pages}"
+    return f"no items: nothing was yielded {on_pages}"
 
 
 def _first_error(summary: Summary) -> str:

@@ -171,7 +171,7 @@ class Progress(BaseModel):
     total: int
     ready: int
     waiting: int
-    in_work: int
+    in_flight: int
     done: int
     failed: int
     results: int
@@ -183,7 +183,7 @@ class SessionPage(BaseModel):
     model_config = with_examples(
         {
             "session_id": _SESSION, "state": "running", "distributed": False,
-            "progress": {"total": 3, "ready": 1, "waiting": 0, "in_work": 1, "done": 1, "failed": 0, "results": 1},
+            "progress": {"total": 3, "ready": 1, "waiting": 0, "in_flight": 1, "done": 1, "failed": 0, "results": 1},
             "results": [_RESULT], "next": 1,
         }
     )  # fmt: skip
