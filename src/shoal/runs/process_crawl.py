@@ -124,10 +124,12 @@ class ProcessCrawl(Crawl):
 
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         plan = super()._plan(store, collector)
+        config = plan.config.with_settings({"tor.enabled": False})  # only the worker processes fetch
         is_local = frontier_kind(self.config.frontier) in ("memory", "sqlite")
         return replace(
             plan,
-            fetcher=make_fetcher(self.config),  # only the worker processes fetch: no browser and no Tor here
+            config=config,
+            fetcher=make_fetcher(config),
             make_scheduler=self._make_scheduler,
             watches=True,
             output_timeout=None if is_local else plan.output_timeout,
