@@ -21,7 +21,7 @@ from shoal.middleware import Postponed
 from tests.browser.hostile_site import SCRIPTS, serve
 from tests.browser.processes import tokens, wait_until_gone
 
-TIMEOUT = 8.0
+TIMEOUT = 5.0
 SETTINGS = BrowserSettings(sandbox=False, page_timeout=TIMEOUT, settle=2.0, max_bytes=8_000_000, max_memory=900_000_000)
 PATIENT = msgspec.structs.replace(SETTINGS, page_timeout=60.0)
 NUISANCES = ["alerts", "beforeunload", "history", "console", "windows", "storage", "/no-load"]

@@ -8,11 +8,12 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
 
-from shoal.errors import CoordinatorError, NameTakenError, SessionLostError
+from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
 
 TTL = 2.0
@@ -150,10 +151,12 @@ class CoordinatorContract:
 
     async def _wait_until_lost(self, living: Coordinator, name: str) -> float:
         started = time.monotonic()
-        while name in names(await living.beat()):
-            await living.wait(TTL / 10)
-            assert time.monotonic() - started < 10 * TTL
-        return time.monotonic() - started
+        while time.monotonic() - started < 10 * TTL:
+            with suppress(CoordinatorAwayError):  # a busy machine answers late
+                if name not in names(await living.beat()):
+                    return time.monotonic() - started
+                await living.wait(TTL / 10)
+        raise AssertionError(f"{name} is not lost after {10 * TTL:g} s")
 
     async def test_a_lost_member_can_join_again(self, coordination: CoordinatorHarness) -> None:
         dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)

@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
-_SHORT_QUEUE_EXAMPLES = 30
+_SHORT_QUEUE_EXAMPLES = 12
 FOREVER = 1e6
 
 
