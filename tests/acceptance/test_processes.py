@@ -202,8 +202,10 @@ def test_a_second_ctrl_c_ends_it_at_once(here: Machine) -> None:
 def test_a_page_limit_is_that_of_the_run(here: Machine, url: str) -> None:
     said = ended(here, here.start(*run(url, "--max-pages", "100")))
     assert "page limit reached" in said
-    assert len(written(here)) == 100
-    assert re.search(r"fetched +100 pages", said), said
+    fetched = re.search(r"fetched +(\d+) pages", said)
+    assert fetched, said
+    assert len(written(here)) == int(fetched[1])
+    assert 100 <= int(fetched[1]) <= 116  # by what another process holds at that moment, see docs/fleet.md
 
 
 # -- a running crawl and other commands

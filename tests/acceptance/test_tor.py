@@ -171,7 +171,8 @@ def test_no_packet_goes_past_tor(tmp_path: Path, network: TorNetwork, site: TorS
         [
             Step(["run", "spider.py:Listed", "--set=http.connect_timeout=2"], forwarded=True),
             Step([*run, *tor, "--set=tor.bootstrap_timeout=4"], forwarded=False),
-            Step([*run, *tor], forwarded=True),
+            # The description of an onion service may take a while to spread.
+            Step([*run, *tor, "--set=retry.max_attempts=40", "--set=retry.max_delay=2"], forwarded=True),
         ],
     )
     assert direct.packets > 0, "packets are not counted"
@@ -361,6 +362,8 @@ def test_the_code_of_the_guide_runs(
     tmp_path: Path, network: TorNetwork, shop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(QUICK, "SHOAL_TOR__TORRC", str(network.torrc))
+    monkeypatch.setitem(QUICK, "SHOAL_RETRY__MAX_ATTEMPTS", "40")  # an onion service may take a while to spread
+    monkeypatch.setitem(QUICK, "SHOAL_RETRY__MAX_DELAY", "2")
     for kind, text in blocks(ROOT / "docs" / "tor.md"):
         text = text.replace("http://127.0.0.1:8000/", shop)
         text = text.replace("http://example.onion/", f"http://{network.onion}/list?count=3")

@@ -186,7 +186,7 @@ NONE_DONE = {"stats": Stats(pushed=3, dead=3)}
             Outcome.NO_PAGES, r"the only request failed \(dns\)",
         ),
         ({"stats": Stats(pushed=9, done=9), "dead_kinds": {}}, Outcome.GOOD, ""),
-        ({"stats": Stats(pushed=9, done=9), "expects_items": True}, Outcome.NO_ITEMS, "yielded none on 9 pages"),
+        ({"stats": Stats(pushed=9, done=9), "expects_items": True}, Outcome.NO_ITEMS, "nothing was yielded on 9 pages"),
         (
             {"stats": Stats(pushed=9, done=1, dead=8), "expects_items": True, "dead_kinds": {"callback": 8}},
             Outcome.NO_ITEMS, "the callbacks failed on 8 pages, and yielded none on 1 page$",
