@@ -162,7 +162,8 @@ class BrowserFetcher:
         except TimeoutError:
             self._kill(session, use)
             raise ConnectionError("the browser opened no page in time") from None
-        except Error as exc:
+        except Error as exc:  # a browser that opens no page is of no use, even if it seems to be connected
+            self._kill(session, None)
             raise ConnectionError(str(exc).partition("\n")[0]) from exc
         use.tab, use.received_before = tab, tab.context.listener.received
         stack.push_async_callback(self._release, session, use, tab)
@@ -231,7 +232,7 @@ class BrowserFetcher:
         """Kill a browser because of one of its pages, or because it does not work any more."""
         if session.guilty is None:
             session.guilty = use
-        session.retired = True
+        session.retired = session.process.ended = True
         if not session.process.killed:
             self._do(session.process.kill())
 
