@@ -23,7 +23,7 @@ async function more() {
         row.style.minHeight = "60px";
         row.innerHTML = "<h3></h3> <span class=price></span>";
         row.firstChild.textContent = book.title;
-        row.lastChild.textContent = "\\u00a3" + book.price;
+        row.lastChild.textContent = book.price;
         app.querySelector("ul").append(row);
     }
     after = found.cursor;

@@ -233,7 +233,7 @@ def _keep_line(lines: list[str]) -> Callable[[ConsoleMessage], None]:
 
 
 async def _dismiss(dialog: Dialog) -> None:
-    """Answer a dialog as somebody who wants to leave: no, but yes to leaving the page."""
+    """Dismiss a dialog, so that the page continues. Accept the question whether to leave the page."""
     with suppress(Exception):
         await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
 

@@ -94,7 +94,7 @@ class BrowserProcess:
         if self._settings.sandbox and os.geteuid() == 0:
             raise BrowserError(
                 "Chromium's sandbox cannot start as root. Run shoal as another user, or set browser.sandbox = false "
-                "if the pages are trusted or a container isolates them"
+                "(--set browser.sandbox=false) if the pages are trusted or a container isolates them"
             )
         try:
             async with asyncio.timeout(_LAUNCH_TIMEOUT):

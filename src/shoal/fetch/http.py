@@ -224,15 +224,30 @@ def _refused_login(host: str, reason: str) -> str:
     return f"the proxy did not connect to {host}: it answered 407 {reason:.160}. Check its user and password"
 
 
+def _explain_proxy(
+    exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None
+) -> ProxyError | None:
+    """The error of a proxy that cannot be used; None if it is an error of something else."""
+    match exc:
+        case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
+            message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
+            return ProxyError(message, retryable=True)
+        case aiohttp.ClientProxyConnectionError():
+            message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
+            return ProxyError(message, retryable=True)
+        case aiohttp.ClientHttpProxyError(status=407):
+            return ProxyError(_refused_login(host_of(request.url), exc.message), retryable=False)
+    return None
+
+
 def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None) -> FetchError:
     """Turn the library's error into one line that names the setting, and say whether a retry can help."""
     host = host_of(request.url)
     detail = one_line(exc)
     contacted = True
+    if failed_proxy := _explain_proxy(exc, request, timeout, proxy):
+        return failed_proxy
     match exc:
-        case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
-            message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
-            return ProxyError(message, retryable=True)
         case aiohttp.ConnectionTimeoutError():
             kind, retryable = "timeout", True
             message = f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)"
@@ -245,11 +260,6 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
         case aiohttp.ClientConnectorError(os_error=RefusedAddressError(message=message)):
             kind, retryable, contacted = "address", False, False
-        case aiohttp.ClientProxyConnectionError():
-            message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
-            return ProxyError(message, retryable=True)
-        case aiohttp.ClientHttpProxyError(status=407):
-            return ProxyError(_refused_login(host, exc.message), retryable=False)
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", True, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"

@@ -53,6 +53,22 @@ ClusterName = Annotated[
 ]
 Runners = Annotated[int | None, typer.Option("--runner", metavar="N", help="Let N nodes crawl.", min=1)]
 Backups = Annotated[int | None, typer.Option("--backup", metavar="N", help="Keep N nodes on standby.", min=0)]
+RunOfNode = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="The ID of the run, from `shoal start` (default: the first node creates a run).",
+    ),
+]
+NodeName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help='A unique name; "<index>" in it becomes the first free number (default: generated).',
+    ),
+]
 
 app = Commands()
 cluster_app = Commands(
@@ -74,25 +90,11 @@ app.add_typer(cluster_app, name="cluster")
 )
 def node(
     spider: SpiderName,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id",
-            metavar="ID",
-            help="The ID of the run, from `shoal start` (default: the first node creates a run).",
-        ),
-    ] = None,
+    run_id: RunOfNode = None,
     runner: Runners = None,
     backup: Backups = None,
     coordinator: CoordinatorUrl = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help='A unique name; "<index>" in it becomes the first free number (default: generated).',
-        ),
-    ] = None,
+    name: NodeName = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name (default: the ID of the run).")
     ] = None,

@@ -62,6 +62,36 @@ Processes = Annotated[
 ]
 During: TypeAlias = "Callable[[Executed], Coroutine[object, None, None]]"
 
+StartUrl = Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")]
+Fields = Annotated[
+    list[str],
+    typer.Option("--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'),
+]
+Each = Annotated[
+    str,
+    typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
+]
+Allowed = Annotated[
+    list[str],
+    typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
+]
+Denied = Annotated[
+    list[str],
+    typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
+]
+Depth = Annotated[
+    int | None,
+    typer.Option(
+        "--depth",
+        metavar="N",
+        help="Follow links up to N steps from the first page (default 3). It sets scope.max_depth.",
+    ),
+]
+Screenshots = Annotated[
+    str | None,
+    typer.Option("--screenshots", metavar="FOLDER", help="Render all pages and write a PNG of each to FOLDER."),
+]
+
 app = Commands()
 
 
@@ -75,35 +105,14 @@ app = Commands()
     """
 )
 def crawl(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")],
+    url: StartUrl,
     output: Output = [],
     replace: Replace = [],
-    item: Annotated[
-        list[str],
-        typer.Option(
-            "--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'
-        ),
-    ] = [],
-    each: Annotated[
-        str,
-        typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
-    ] = "",
-    allow: Annotated[
-        list[str],
-        typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
-    ] = [],
-    deny: Annotated[
-        list[str],
-        typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
-    ] = [],
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            "--depth",
-            metavar="N",
-            help="Follow links up to N steps from the first page (default 3). It sets scope.max_depth.",
-        ),
-    ] = None,
+    item: Fields = [],
+    each: Each = "",
+    allow: Allowed = [],
+    deny: Denied = [],
+    depth: Depth = None,
     same_site: Annotated[
         bool, typer.Option("--same-site/--any-site", help="Stay on the first page's host (default), or leave it.")
     ] = True,
@@ -113,10 +122,7 @@ def crawl(
     ] = None,
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
-    screenshots: Annotated[
-        str | None,
-        typer.Option("--screenshots", metavar="FOLDER", help="Render all pages and write a PNG of each to FOLDER."),
-    ] = None,
+    screenshots: Screenshots = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
     frontier: FrontierUrl = None,
