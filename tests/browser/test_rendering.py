@@ -279,6 +279,18 @@ async def test_a_callback_can_use_the_page(site: Site) -> None:
     assert done.items == [{"out": "live"}]
 
 
+@pytest.mark.parametrize("path", ["/redirect", "/missing"])
+async def test_a_page_that_reaches_no_callback_is_not_kept(site: Site, path: str) -> None:
+    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=60.0, max_pages=1), "shoal-test")
+    try:
+        response = await fetcher.fetch(Request(site.url + path), Render(page=True))
+        assert response.page is None
+        async with asyncio.timeout(50):  # less than the time that a callback may keep its page
+            assert (await fetcher.fetch(Request(f"{site.url}/page"), Render())).ok
+    finally:
+        await fetcher.close()
+
+
 async def test_a_spider_that_renders(tmp_path: Path) -> None:
     with shop.serve(12) as served:
 

@@ -109,7 +109,7 @@ class BrowserFetcher:
                 if not isinstance(exc, ConnectionError) or not session.process.is_connected:
                     self._kill(session, None)
                 raise self._blame(session, use, exc) from exc
-            if options.page and isinstance(response, RenderedResponse):
+            if options.page and response.ok and isinstance(response, RenderedResponse):  # others reach no callback
                 self._lend(response, use, stack.pop_all())
             return response
 

@@ -78,7 +78,7 @@ class Render(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     the page is complete when it has loaded and its own requests have been answered. ``actions`` are done after that, in
     order. ``screenshot`` is True for the visible page, ``"full"`` for the whole one, or the CSS selector of an element.
     ``capture`` has patterns with ``*`` for URLs: the responses that the page itself loaded from them are kept.
-    ``page=True`` keeps the page open for an async callback: ``response.page``, a page of Playwright.
+    ``page=True`` keeps a successful page open for an async callback: ``response.page``, a page of Playwright.
     """
 
     mode: Literal["always", "auto"] = "always"
