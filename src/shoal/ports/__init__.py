@@ -6,6 +6,7 @@ declares only the parts that it needs. The laws that every frontier keeps are in
 """
 
 from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot
+from shoal.ports.documents import Document, Documents
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Hosts, HostState, HostUpdate
 from shoal.ports.inspection import Event, EventKind, History, Inspection, Rewind, Stats
@@ -23,7 +24,8 @@ from shoal.ports.queue import (
     RequestState,
 )
 from shoal.ports.roles import Claim, Roles, RoleState
-from shoal.ports.store import Frontier, ItemSource, Run, RunState, RunView, Store
+from shoal.ports.runs import Run, RunState
+from shoal.ports.store import Frontier, ItemSource, RunView, Store
 from shoal.ports.workers import Heartbeat, Workers, WorkerState
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "Completion",
     "Coordinator",
     "Counts",
+    "Document",
+    "Documents",
     "Event",
     "EventKind",
     "Failure",

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
-from msgspec import Struct
-
+from shoal.ports.documents import Documents
 from shoal.ports.hosts import Hosts
 from shoal.ports.inspection import Inspection, Rewind
 from shoal.ports.items import ItemLog
 from shoal.ports.queue import FrontierOptions, Holder, Queue
 from shoal.ports.roles import Roles
+from shoal.ports.runs import Run, RunState
 from shoal.ports.workers import Workers
-
-RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
-
-
-class Run(Struct, frozen=True, kw_only=True):
-    """One execution of a spider."""
-
-    run_id: str
-    spider: str
-    state: RunState
-    created_at: float
-    settings: Mapping[str, Any] = {}
-    project: str = "shoal"
-    """``project_name`` of the configuration. Projects on one store share only the politeness to hosts."""
-    ended_at: float | None = None
-    """When it was finished or cancelled."""
 
 
 class ItemSource(Roles, ItemLog, Inspection, Protocol):
@@ -66,8 +49,8 @@ class Frontier(Queue, Roles, Workers, ItemLog, Hosts, Inspection, Protocol):
     async def close(self) -> None: ...
 
 
-class Store(Protocol):
-    """Keeps runs and their frontiers. Opened by a URL."""
+class Store(Documents, Protocol):
+    """Keeps runs, their frontiers and documents. Opened by a URL."""
 
     shared: ClassVar[bool]
     """Whether other processes may work on it at the same time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.testing.documents import DocumentsContract
 from shoal.testing.fencing import FencingContract
 from shoal.testing.large_pages import LargePagesContract
 from shoal.testing.leasing import LeasingContract
@@ -29,6 +30,7 @@ class FrontierContract(
     RepeatingContract,
     FencingContract,
     WorkersContract,
+    DocumentsContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.
 

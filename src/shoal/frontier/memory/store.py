@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
+from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
@@ -14,7 +15,7 @@ from shoal.frontier.rules import HALTED, belongs, check_transition, moved, no_ru
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
-class MemoryStore:
+class MemoryStore(MemoryDocuments):
     """Runs and their frontiers in this process. They are lost when it ends. See `shoal.ports.Store`."""
 
     shared: ClassVar[bool] = False
@@ -22,6 +23,7 @@ class MemoryStore:
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or steady_time()
         self._runs: dict[str, Run] = {}
+        super().__init__(self._runs)
         self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
         self._hosts: dict[str, Host] = {}
         self._facts: Facts = {}
@@ -56,6 +58,7 @@ class MemoryStore:
     async def delete_run(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is None:
             raise no_run(run_id)
+        self.discard(run_id)
         frontier = self._frontiers.pop(run_id, None)
         if frontier is not None:
             frontier.discard()

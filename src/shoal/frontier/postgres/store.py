@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
+from shoal.frontier.postgres.documents import PostgresDocuments, run_values
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
@@ -20,18 +21,17 @@ from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 _DELETE_BATCH = 2_000
 
 
-class PostgresStore:
+class PostgresStore(PostgresDocuments):
     """Runs and their frontiers in one schema of a database. They share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
     def __init__(self, database: PostgresClient, offset: Callable[[], float]) -> None:
-        self._database = database
+        super().__init__(database)
         self._offset = offset
 
     @classmethod
@@ -47,17 +47,7 @@ class PostgresStore:
         return cls(database, offset)
 
     async def create_run(self, run: Run) -> Run:
-        made = await self._database.value(
-            "create_run",
-            storable_text(run.run_id),
-            storable_text(run.spider),
-            run.state,
-            run.created_at,
-            _encode(run.settings),
-            storable_text(run.project),
-            run.ended_at,
-        )
-        if not made:
+        if not await self._database.value("create_run", *run_values(run)):
             raise run_exists(run.run_id)
         return run
 

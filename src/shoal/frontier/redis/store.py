@@ -6,6 +6,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 - ``store``: the format, the last numbers of runs and hosts, the state of the clock. ``runs``: the number of each run.
 - ``name``, ``host``: the number of each host, and its record.
 - ``lease``: all leases by expiry. ``grant:CLIENT``: the requests that a client's last call leased.
+- ``document``, ``documents``: documents by key (size of the version, version, value), and their keys in order.
 - ``fact:KEY``: facts that all runs share. ``deleted``: runs with keys that are still to be deleted.
   ``polls``: the next free moment for a poll of an idle client.
 - ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
@@ -30,6 +31,7 @@ from typing import ClassVar, cast
 import msgspec
 
 from shoal.errors import StoreError
+from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
@@ -47,12 +49,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
-class RedisStore:
+class RedisStore(RedisDocuments):
     """Runs and their frontiers on a server. They share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
     def __init__(self, scripts: FrontierScripts) -> None:
+        super().__init__(self._run, _run_words)
         self._scripts = scripts
 
     @classmethod
@@ -85,12 +88,7 @@ class RedisStore:
         return await self._scripts.run(step, b"" if run is None else b"%d" % run, _DEFAULTS, *arguments)
 
     async def create_run(self, run: Run) -> Run:
-        made = await self._run(
-            "create", FORMAT, storable_bytes(run.run_id), "spider", storable_bytes(run.spider), "state", run.state,
-            "created_at", repr(run.created_at), "settings", _encode(run.settings),
-            "project", storable_bytes(run.project), "ended_at", _time_word(run.ended_at),
-        )  # fmt: skip
-        if not made:
+        if not await self._run("create", *_run_words(run)):
             raise run_exists(run.run_id)
         return run
 
@@ -130,6 +128,7 @@ class RedisStore:
     async def delete_run(self, run_id: str) -> None:
         found = await self._find(run_id)
         if found is not None:
+            await self.discard(run_id)
             await self._run("delete", run=found[0])
         left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
         if found is None and storable_bytes(run_id) not in left[1::2]:
@@ -148,6 +147,15 @@ class RedisStore:
     async def close(self) -> None:
         """Leases that were not released expire."""
         await self._scripts.client.close()
+
+
+def _run_words(run: Run) -> tuple[Word, ...]:
+    """A run as arguments of ``create_run`` in Lua."""
+    return (
+        FORMAT, storable_bytes(run.run_id), "spider", storable_bytes(run.spider), "state", run.state,
+        "created_at", repr(run.created_at), "settings", _encode(run.settings),
+        "project", storable_bytes(run.project), "ended_at", _time_word(run.ended_at),
+    )  # fmt: skip
 
 
 def _time_word(at: float | None) -> str:

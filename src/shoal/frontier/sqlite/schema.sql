@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 8;
+PRAGMA user_version = 9;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -143,4 +143,11 @@ CREATE TABLE note (
     key TEXT PRIMARY KEY,
     value BLOB NOT NULL,
     until REAL NOT NULL
+) WITHOUT ROWID;
+
+-- Schedules, histories of runs and the like: see shoal.ports.Documents.
+CREATE TABLE document (
+    key TEXT PRIMARY KEY,
+    version BLOB NOT NULL,                 -- random, changes with each write
+    value BLOB NOT NULL
 ) WITHOUT ROWID;

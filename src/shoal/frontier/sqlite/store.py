@@ -18,6 +18,7 @@ from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
+from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.lanes import SharedHosts
@@ -39,7 +40,7 @@ Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
 """See `SQLiteStore.open`."""
 
 
-class SQLiteStore:
+class SQLiteStore(SQLiteDocuments):
     """Runs and their frontiers in a file, with the politeness that they share. See `shoal.ports.Store`.
 
     One process works on a file at a time.
@@ -48,7 +49,7 @@ class SQLiteStore:
     shared: ClassVar[bool] = False
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> None:
-        self._file = file
+        super().__init__(file, self._add)
         self._clock = clock
         self._keeps = keeps
         self._hosts = SharedHosts(file.db)
@@ -102,16 +103,19 @@ class SQLiteStore:
 
     async def create_run(self, run: Run) -> Run:
         def create() -> Run:
-            if self._run(run.run_id) is not None:
+            if not self._add(run):
                 raise run_exists(run.run_id)
-            self._file.db.execute(
-                "INSERT INTO run (run_id, spider, state, created_at, settings, project, ended_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
-            )
             return run
 
         return await self._file.write(create)
+
+    def _add(self, run: Run) -> bool:
+        added = self._file.db.execute(
+            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
+        )
+        return added.rowcount > 0
 
     async def transition(self, run_id: str, state: RunState) -> Run:
         def change() -> Run:
@@ -136,6 +140,7 @@ class SQLiteStore:
                 raise no_run(run_id)
             for statement in _DELETE_RUN:
                 self._file.db.execute(statement, row)
+            self.discard(run_id)
             self._frontiers.pop(run_id, None)
             self._restore()
 

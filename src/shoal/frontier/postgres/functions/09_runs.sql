@@ -139,6 +139,8 @@ $$;
 -- Delete the rest, and the run itself.
 CREATE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
+    DELETE FROM document d USING run r WHERE r.id = _run
+        AND d.key >= convert_to('run/' || r.run_id || '/', 'UTF8') AND d.key < convert_to('run/' || r.run_id || '0', 'UTF8');
     DELETE FROM role r WHERE r.run = _run;
     DELETE FROM holder h WHERE h.run = _run;
     DELETE FROM worker w WHERE w.run = _run;

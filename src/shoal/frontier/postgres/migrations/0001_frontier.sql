@@ -241,6 +241,13 @@ CREATE TABLE note (
 );
 CREATE INDEX note_until ON note (until);
 
+-- Schedules, histories of runs and the like: see shoal.ports.Documents.
+CREATE TABLE document (
+    key bytea PRIMARY KEY,
+    version bytea NOT NULL,                   -- random, changes with each write
+    value bytea NOT NULL
+);
+
 -- Workers of a run that send heartbeats.
 CREATE TABLE worker (
     run integer NOT NULL,

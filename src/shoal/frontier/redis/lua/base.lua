@@ -105,6 +105,20 @@ local function run_of(number)
   return run or nil
 end
 
+-- Create a run unless there is one of that name. Its arguments begin at this index: the format of the store, run_id, then the
+-- other fields and values. Returns 0 if it exists.
+local function create_run(first)
+  local name = ARGV[first + 1]
+  if call('HEXISTS', PREFIX .. 'runs', name) == 1 then return 0 end
+  -- Redis stores a small sorted set as a list, which is slow to search. One long member makes it a tree from the start.
+  call('ZADD', PREFIX .. 'lease', 'inf', string.rep('\0', 65))
+  local number = call('HINCRBY', PREFIX .. 'store', 'run', 1)
+  call('HSET', PREFIX .. 'store', 'format', ARGV[first])
+  call('HSET', PREFIX .. 'runs', name, number)
+  call('HSET', PREFIX .. 'run:' .. number, 'run_id', name, unpack(ARGV, first + 2))
+  return 1
+end
+
 -- -- events
 
 -- The name of a worker or a slot of a cluster by its number in records; '' for 0.
