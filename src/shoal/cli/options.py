@@ -81,7 +81,7 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show 
 Dashboard = Annotated[
     bool,
     typer.Option(
-        "--ui", help="Show the dashboard of this crawl at http://127.0.0.1:8000 while it runs, or at a free port."
+        "--ui", help="Show the dashboard of this run at http://127.0.0.1:8000 while it works, or at a free port."
     ),
 ]
 MetricsPort = Annotated[
