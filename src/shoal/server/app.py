@@ -17,7 +17,7 @@ from shoal.config import Config
 from shoal.server.auth import AuthMiddleware, check_binding, operators_only
 from shoal.server.errors import install, problems
 from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
-from shoal.server.state import Server
+from shoal.server.state import Server, check_schedules
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -29,8 +29,10 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config) -> FastAPI:
-    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network."""
+    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network, or shoal.toml has an
+    invalid schedule."""
     check_binding(config.serve)
+    check_schedules()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
