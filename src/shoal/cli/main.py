@@ -34,6 +34,7 @@ COMMANDS = {
     },
     "Server": {
         "serve": CommandEntry("serve", "Serve the HTTP API."),
+        "schedule": CommandEntry("schedules", "Run spiders at set times."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
     },
     "Inspect": {

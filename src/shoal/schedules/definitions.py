@@ -94,7 +94,7 @@ def _check_spider(spider: object, spiders: Collection[str]) -> None:
     if not isinstance(spider, str) or not spider:
         raise ConfigError('"spider" is missing: name a spider of [spiders] in shoal.toml')
     if spider not in spiders:
-        known = did_you_mean(spider, spiders) or f"; its spiders are: {', '.join(spiders) or 'none'}"
+        known = did_you_mean(spider, list(spiders)) or f"; its spiders are: {', '.join(spiders) or 'none'}"
         raise ConfigError(f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{known}')
 
 

@@ -66,8 +66,11 @@ def wakes_at(schedule: Schedule, now: float) -> float | None:
 
 def run_now(schedule: Schedule, now: float, *, active: bool) -> Step | None:
     """Start a run beside its times. None if the earlier run works, and the policy is to skip or one waits already."""
-    due = (now * 1000 // 1) / 1000
-    if due % 1 == 0:  # the name of a time that is a whole second belongs to that time
+    due = round(now, 3)
+    for used in (schedule.fired_at, schedule.waiting):
+        if used is not None and due <= used < due + 1:  # another run of this millisecond
+            due = round(used + 0.001, 3)
+    if due % 1 == 0:  # names with whole seconds are for its times
         due += 0.001
     if not active:
         return _fire(schedule, due)

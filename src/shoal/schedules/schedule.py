@@ -6,7 +6,6 @@ import re
 import time
 from typing import Any, Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from shoal.config import Config
@@ -107,9 +106,3 @@ def describe_timing(definition: Definition) -> str:
     if definition.every:
         return f"every {definition.every}"
     return f"{definition.cron} {definition.time_zone}"
-
-
-def to_plain(definition: Definition) -> dict[str, Any]:
-    """A definition as JSON shows it: only what differs from the defaults."""
-    plain: dict[str, Any] = msgspec.to_builtins(definition)
-    return plain

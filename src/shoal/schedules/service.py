@@ -11,11 +11,11 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from shoal.errors import RunError
+from shoal.errors import ConfigError, RunError
 from shoal.ports import Run, RunState, Store
 from shoal.schedules.firing import Fired, MakeRun, take_step
 from shoal.schedules.policy import Step, run_now
-from shoal.schedules.schedule import Definition, Origin, Schedule, document_prefix, schedule_of_run
+from shoal.schedules.schedule import NAME, Definition, Origin, Schedule, document_prefix, schedule_of_run
 from shoal.stores.documents import StoredValue
 from shoal.suggestions import did_you_mean
 
@@ -55,10 +55,13 @@ class Schedules:
             after = page[-1].key
         return found
 
+    async def find(self, name: str) -> Schedule | None:
+        """A schedule; None if there is none of this name."""
+        return await self._stored(name).read() if NAME.fullmatch(name) else None
+
     async def get(self, name: str) -> Schedule:
-        """RunError suggests the nearest name."""
-        found = await self._stored(name).read() if name.isprintable() and 0 < len(name) <= 100 else None
-        return found if found is not None else await self._refuse(name)
+        """A schedule. RunError suggests the nearest name."""
+        return await self.find(name) or await self._refuse(name)
 
     async def runs(self, name: str) -> list[Run]:
         """The runs of a schedule, newest first."""
@@ -168,6 +171,8 @@ class Schedules:
         return deleted
 
     async def _change(self, name: str, update: Callable[[Schedule], Schedule]) -> Schedule:
+        if not NAME.fullmatch(name):
+            return await self._refuse(name)
         changed = await self._stored(name).change(lambda found: None if found is None else update(found))
         return changed if changed is not None else await self._refuse(name)
 
@@ -175,6 +180,31 @@ class Schedules:
         names = [each.name for each in await self.list_all()]
         known = did_you_mean(name, names) or f"; there are: {', '.join(names[:20]) or 'none'}"
         raise RunError(f"there is no schedule {name!r:.120}{known}")
+
+
+async def describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
+    """A schedule with its next time and the state of its newest run, for the HTTP API, the dashboard and commands."""
+    definition = schedule.definition
+    try:
+        due = schedule.next_due
+    except ConfigError:  # another program stored it
+        due = None
+    return {
+        "name": schedule.name,
+        **msgspec.structs.asdict(definition),
+        "origin": schedule.origin,
+        "paused": schedule.paused,
+        "next": due,
+        "waiting": schedule.waiting,
+        "run_id": schedule.run_id,
+        "run_state": await schedules.store.run_state(schedule.run_id) if schedule.run_id else None,
+        "fired_at": schedule.fired_at,
+        "fired": schedule.fired,
+        "skipped": schedule.skipped,
+        "missed_times": schedule.missed,
+        "missed_at": schedule.missed_at,
+        "error": schedule.error,
+    }
 
 
 def _runs_of(name: str, runs: Sequence[Run]) -> list[Run]:

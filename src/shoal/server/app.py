@@ -16,7 +16,7 @@ from shoal import __version__
 from shoal.config import Config
 from shoal.server.auth import AuthMiddleware, check_binding, operators_only
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
+from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs, schedules
 from shoal.server.state import Server, check_schedules
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -49,7 +49,7 @@ def create_app(config: Config) -> FastAPI:
     )  # fmt: skip
     install(app)
     app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters):
+    for each in (runs, hosts, clusters, schedules):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(operators_only)])
