@@ -326,7 +326,7 @@ async def test_a_run_now_obeys_the_overlap_policy(schedules: Schedules) -> None:
     await schedules.add("a", HOURLY)
     first = (await schedules.run("a", make_run)).run
     assert first is not None
-    with pytest.raises(RunError, match=f"run {first.run_id} has not ended, and overlap is \"skip\""):
+    with pytest.raises(RunError, match=f'run {first.run_id} has not ended, and overlap is "skip"'):
         await schedules.run("a", make_run)
     await schedules.add("a", replace(HOURLY, overlap="wait"), replaces=True)
     assert (await schedules.run("a", make_run)).run is None
