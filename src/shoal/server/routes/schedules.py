@@ -80,7 +80,7 @@ async def run(name: Name, request: Request) -> Response:
         raise ProblemError(422, "bad request", public_message(exc)) from exc
     if fired.cancelled:
         await server.scheduled_runs.cancelled(fired.cancelled)
-    if fired.run is not None:
+    if fired.run is not None and not server.visits:
         await server.scheduled_runs.launch(fired.run)
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
