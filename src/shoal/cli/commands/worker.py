@@ -94,8 +94,9 @@ def worker(
     """Work on a run together with other workers.
 
     The worker exits when the run is finished. With --keep-alive and without --run-id, it takes the runs of the spider
-    one after the other, as `shoal start`, schedules and the API queue them. SIGTERM or Ctrl-C releases its leases within
-    a second and uses up no attempts. If a worker is killed, the others take over its requests when its leases expire.
+    one after the other, as `shoal start`, schedules and the API queue them. SIGTERM or Ctrl-C releases its leases
+    within a second and uses up no attempts. If a worker is killed, the others take over its requests when its leases
+    expire.
     """
     if processes > 1:
         _run_processes(processes, metrics_port)
