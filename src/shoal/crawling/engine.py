@@ -185,7 +185,7 @@ class Engine:
             if self._interruption is not None:
                 raise self._interruption
             linger = self._linger()
-            wait = await self._settle_and_lease(settles=bool(self._settled) and not linger)
+            wait = await self._settle_and_lease(lingers=linger > 0)
             if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
             if linger:
@@ -193,16 +193,19 @@ class Engine:
             if linger or not self._settled:
                 await self._sleep(wait)
 
-    async def _settle_and_lease(self, *, settles: bool) -> float | None:
-        """Store what has ended, and fill the free places. Returns the same as `_lease_more`."""
+    async def _settle_and_lease(self, *, lingers: bool) -> float | None:
+        """Store what has ended, unless that waits for more, and fill the free places. Returns the same as
+        `_lease_more`."""
         leases = not self.stopping and not self._halted
-        if settles and leases and self._pacing.overlaps and not self._isolating:
+        if self._pacing.overlaps and lingers:
+            return None  # one round trip will do for both
+        if self._pacing.overlaps and self._settled and leases and not self._isolating:
             both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
             for result in both:
                 if isinstance(result, BaseException):
                     raise result
             return cast("float | None", both[1])
-        if settles:
+        if self._settled and not lingers:
             await self._settle()
         return await self._lease_more() if leases and not self.stopping else None
 
