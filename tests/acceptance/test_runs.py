@@ -112,6 +112,17 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     fleet.worker("--allow-changed")
     fleet.wait()
     assert fleet.stats()["done"] == PAGES + 1
+    again = fleet.shoal("worker", "spider.py", "--run-id", run_id, "--allow-changed").stderr
+    assert f"run {run_id} already finished at 20" in again
+    assert "`shoal start` begins another run" in again
+    fleet.shoal("retry-failed", run_id)  # nothing failed: the run stays finished
+    staying = fleet.worker("--allow-changed", "--keep-alive")
+    log = fleet.folder / "worker-1.log"
+    fleet.wait_until(lambda: "waiting for more requests" in log.read_text(), "the worker says that it waits")
+    assert staying.poll() is None
+    staying.terminate()
+    assert staying.wait(30) == 0
+    fleet.processes.clear()
     fleet.start(f"{url}/", settings={"download_delay": 1})
     fleet.shoal("cancel", fleet.run_id)
     assert "was cancelled; `shoal resume" in says("worker", "spider.py", "--run-id", fleet.run_id)

@@ -31,10 +31,11 @@ LAYERS = [
     {"testing"},
     {"crawling"},
     {"metrics"},
-    {"runs"},
+    {"runs", "monitoring"},
     {"cluster"},
     {"batch"},
     {"tasks"},
+    {"schedules", "notifications"},
     {"celery", "server"},
     {"cli"},
 ]

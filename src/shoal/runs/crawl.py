@@ -23,9 +23,11 @@ from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
-from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
@@ -154,6 +156,8 @@ class Crawl:
         """Set when the outputs are open and the crawl begins."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
+        self.address = self.config.frontier
+        """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
@@ -261,13 +265,16 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            process=RecordedProcess(self._worker_id, "crawl" if self._store is None else "server"),
             session=session,
             on_begin=self.started.set,
         )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         if self.serves and frontier_kind(self.config.frontier) in ("memory", "sqlite"):
-            return await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
+            served = await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
+            self.address = served.address or self.address
+            return served.store
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store
