@@ -124,22 +124,24 @@ def left_behind(folder: Path) -> list[object]:
 @pytest.mark.parametrize("fault", ["SIGKILL of a daemon", "SIGSTOP of a daemon", "SIGKILL of a worker"])
 def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorSite, fault: str) -> None:
     """Two workers have two daemons. Everything is crawled once, with one attempt for each page."""
-    lists = [pages(site, name, 12, wait=0.3) for name in NAMES[:2]]
+    lists = [pages(site, name, 8) for name in NAMES[:2]]
     # A worker that is killed uses up an attempt of its pages in flight.
     attempts, session = (2, 4) if fault == "SIGKILL of a worker" else (1, 60)
     with TorFleet(tmp_path, network, **{"worker.session": session}) as fleet:
-        fleet.start(*(start for start, _ in lists), settings={"retry.max_attempts": attempts})
-        workers = [fleet.tor_worker(), fleet.tor_worker()]
-        wait_until(lambda: len(fleet.daemons()) == 2, "two daemons")
-        assert sorted(fleet.daemons().values()) == sorted(worker.pid for worker in workers)
-        site.wait_for(4, timeout=90)
-        victim, parent = next(iter(fleet.daemons().items()))
-        if fault == "SIGKILL of a worker":
-            os.kill(parent, signal.SIGKILL)
-            wait_until(lambda: victim not in fleet.daemons(), "the daemon of a killed worker ends", timeout=5)
-        else:
-            os.kill(victim, signal.Signals[fault.split()[0]])
-            wait_until(lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced")
+        settings = {"retry.max_attempts": attempts, "http.read_timeout": 200, "http.total_timeout": 200}
+        fleet.start(*(start for start, _ in lists), settings=settings)
+        with site.closed_gate():  # so the run ends after the daemon was replaced
+            workers = [fleet.tor_worker(), fleet.tor_worker()]
+            wait_until(lambda: len(fleet.daemons()) == 2, "two daemons")
+            assert sorted(fleet.daemons().values()) == sorted(worker.pid for worker in workers)
+            site.wait_for(5, timeout=90)  # more than one worker requests at the same time
+            victim, parent = next(iter(fleet.daemons().items()))
+            if fault == "SIGKILL of a worker":
+                os.kill(parent, signal.SIGKILL)
+                wait_until(lambda: victim not in fleet.daemons(), "the daemon of a killed worker ends", timeout=20)
+            else:
+                os.kill(victim, signal.Signals[fault.split()[0]])
+                wait_until(lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced")
         fleet.wait(timeout=120)
         assert fleet.items() == Counter(url for _, urls in lists for url in urls)
         fleet.shoal("audit", fleet.run_id)
