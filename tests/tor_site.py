@@ -1,8 +1,8 @@
 """A site in its own process that records who connected for each request.
 
-``/list?count=20`` links to the pages ``/page/0`` and so on. Each ends after ``wait`` seconds of its query; while the
-gate is closed, none does. Pages below ``/blocked`` answer 403 to the address that asked first, and 200 to all others. It
-listens on all addresses.
+``/list?count=20`` links to the pages ``/page/0`` and so on. Each ends after ``wait`` seconds of its query, and not
+while the gate is closed. Pages below ``/blocked`` answer 403 to the address that asked first, and 200 to all others.
+It listens on all addresses.
 """
 
 from __future__ import annotations

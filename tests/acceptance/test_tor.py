@@ -25,6 +25,7 @@ from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch
 from shoal.tor.daemon import TorDaemon
 from shoal.tor.layer import open_tor
+from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine
 from tests.acceptance.test_cli import ROOT, shop
@@ -101,7 +102,7 @@ def pages(site: TorSite, host: str, count: int, wait: float = 0.0) -> tuple[str,
 
 def tor_command(folder: Path, network: TorNetwork, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command with a daemon whose data is below the folder."""
-    return subprocess.run(
+    return forking.run(
         [*SHOAL, *words[:2], "--tor", f"--set=tor.torrc={network.torrc}", *words[2:]],
         cwd=folder, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120,
         check=False,
@@ -141,7 +142,9 @@ def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorS
                 wait_until(lambda: victim not in fleet.daemons(), "the daemon of a killed worker ends", timeout=20)
             else:
                 os.kill(victim, signal.Signals[fault.split()[0]])
-                wait_until(lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced")
+                wait_until(
+                    lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced"
+                )
         fleet.wait(timeout=120)
         assert fleet.items() == Counter(url for _, urls in lists for url in urls)
         fleet.shoal("audit", fleet.run_id)
@@ -306,12 +309,16 @@ def test_rendered_pages(tmp_path: Path, network: TorNetwork, site: TorSite) -> N
     """The browser uses the same daemon, and the circuit of the host."""
     start, wanted = pages(site, NAMES[0], 3)
     (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n    render = True\n")
-    done = tor_command(tmp_path, network, "run", "spider.py", "--set=browser.sandbox=no", "-o", "items.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert stored(tmp_path) == sorted(wanted)
-    assert len({visit.address for visit in site.visits("/")} & network.exits) == 1
-    assert {visit.address for visit in site.visits("/")} <= network.exits
-    assert not left_behind(tmp_path)
+    exits: list[set[str]] = []
+    while not exits or (len(exits[-1]) > 1 and len(exits) < 3):  # Tor replaces a circuit that is slow
+        site.forget()
+        done = tor_command(tmp_path, network, "run", "spider.py", "--set=browser.sandbox=no", "-O", "items.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert stored(tmp_path) == sorted(wanted)
+        exits.append({visit.address for visit in site.visits("/")})
+        assert exits[-1] <= network.exits
+        assert not left_behind(tmp_path)
+    assert len(exits[-1]) == 1, exits  # robots.txt and four pages: by chance once in 6 ** 4
 
 
 def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
@@ -322,7 +329,7 @@ def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) 
     port = free_port()
     data = tmp_path / "data"
     command = ["tor", "-f", network.torrc, "--socksport", str(port), "--datadirectory", data, "--quiet"]
-    crawl = subprocess.Popen(
+    crawl = forking.Popen(
         [*SHOAL, "run", "spider.py", "--set=tor.enabled=yes", f"--set=tor.url=socks5://127.0.0.1:{port}",
          "--set=http.connect_timeout=60", "-o", "items.jsonl"],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True,
