@@ -32,10 +32,11 @@ LAYERS = [
     {"testing"},
     {"crawling"},
     {"metrics"},
-    {"runs"},
+    {"runs", "monitoring", "schedules"},
     {"cluster"},
     {"batch"},
     {"tasks"},
+    {"schedules", "notifications"},
     {"celery", "server"},
     {"cli"},
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import cast
 
@@ -60,9 +60,9 @@ def moved(run: Run, state: RunState) -> Run:
     return msgspec.structs.replace(run, state=state, ended_at=time.time() if state in _ENDED else None)
 
 
-def belongs(run: Run, spider: str | None, project: str | None) -> bool:
-    """Whether the run is one of this spider and this project. None: of any."""
-    return spider in (None, run.spider) and project in (None, run.project)
+def belongs(run: Run, spider: str | None, project: str | None, states: Sequence[RunState] | None) -> bool:
+    """Whether the run is one of this spider and this project, and in one of these states. None: any."""
+    return spider in (None, run.spider) and project in (None, run.project) and (states is None or run.state in states)
 
 
 def check_queue_size(max_size: int | None, queued: int, new: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from shoal.ports.documents import Documents
@@ -71,8 +72,16 @@ class Store(Documents, Protocol):
         """The states of all runs of a spider, in one project or in all; oldest first."""
         ...
 
-    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
-        """Runs of one spider or of all, in one project or in all; newest first. When ``create_run`` has returned, all
+    async def list_runs(
+        self,
+        spider: str | None = None,
+        project: str | None = None,
+        *,
+        states: Sequence[RunState] | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        """Runs of one spider or of all, in one project or in all, in some states or in all; newest first, and at most
+        ``limit`` of them. When ``create_run`` has returned, all
         runs that are older than the new one are in the list, also those that were created at the same time."""
         ...
 

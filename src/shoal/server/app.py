@@ -14,10 +14,11 @@ from starlette.staticfiles import StaticFiles
 
 from shoal import __version__
 from shoal.config import Config
-from shoal.server.auth import AuthMiddleware, check_binding, operators_only
+from shoal.server.auth import AuthMiddleware, check_binding, check_role
+from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
-from shoal.server.state import Server
+from shoal.server.routes import clusters, crawl, health, hosts, metrics, run_reports, runs, schedules
+from shoal.server.state import Server, schedules_of_file
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -28,13 +29,18 @@ If the server has a token, send it as `Authorization: Bearer TOKEN`. All errors 
 _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-API-Key", auto_error=False))]
 
 
-def create_app(config: Config) -> FastAPI:
-    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network."""
+def create_app(config: Config, *, visits: bool = False) -> FastAPI:
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
+    shoal.toml has an invalid schedule.
+
+    ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
+    """
     check_binding(config.serve)
+    schedules_of_file()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config)
+        server = app.state.server = Server(config, visits=visits)
         await server.open()
         try:
             yield
@@ -46,11 +52,14 @@ def create_app(config: Config) -> FastAPI:
         openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
-    app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters):
-        app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=problems(403))
+    if not visits:
+        app.include_router(crawl.router, dependencies=_TOKEN)
+    # The first one has /api/runs/compare, which is no run.
+    for each in (run_reports, runs, hosts, clusters, schedules):
+        app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(operators_only)])
+    app.include_router(metrics.router, dependencies=[Depends(check_role)])
+    add_dashboard(app)
     _serve_docs(app)
     app.add_middleware(AuthMiddleware, config=config.serve)
     return app

@@ -21,11 +21,20 @@ from shoal.config import Config, find_config_file, flatten, load_config, mask
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
-from shoal.frontier import open_store
+from shoal.frontier import join_store, open_store
+from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
+from shoal.schedules.definitions import read_file
+from shoal.schedules.runner import ScheduleRunner
+from shoal.schedules.schedule import Definition
+from shoal.schedules.service import Schedules
+from shoal.server.dashboard.live import LiveViews
+from shoal.server.dashboard.navigation import NAVIGATION
+from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
+from shoal.server.scheduled_runs import ScheduledRuns
 from shoal.tasks.remote import RemoteBatches
 
 log = logging.getLogger("shoal.server")
@@ -36,26 +45,43 @@ _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, visits: bool = False) -> None:
+        """``visits``: see `shoal.server.app.create_app`."""
         config.refuse_tor("the API")
         self.config = config
+        self.visits = visits
+        self.views = LiveViews()
+        self.snapshots: SharedSnapshot
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
         self.jobs: Jobs
+        self.schedules: Schedules
+        self.scheduled_runs: ScheduledRuns
+        self.schedule_runner: ScheduleRunner
+        self._loops: list[asyncio.Task[None]] = []
         self.local: BatchService
         self.work: LocalWork
         self.remote = RemoteBatches(config, partial(self._make_service, distributed=True))
 
     async def open(self) -> None:
         config = self.config
-        self.store = await open_store(config.frontier)
+        self.store = await (join_store if self.visits else open_store)(config.frontier)
+        self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
-        await self.local.open()
-        self.remote.start()
+        self.schedules = Schedules(self.store, config.project_name)
+        self.scheduled_runs = ScheduledRuns(self.schedules, self.jobs, config, self.orchestrator)
+        self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
+        self.scheduled_runs.on_ended = self.schedule_runner.wake
+        if not self.visits:
+            await self.local.open()
+            self.remote.start()
+            if (defined := schedules_of_file()) is not None:
+                await self.schedules.load(defined)
+            self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -86,6 +112,11 @@ class Server:
         else:
             await self.fetcher.open_browser()
 
+    @property
+    def navigation(self) -> tuple[tuple[str, str], ...]:
+        """The screens of the dashboard, with their names."""
+        return tuple(each for each in NAVIGATION if not (self.visits and each[0] == "/ui/batches"))
+
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
         return Vitals(
@@ -105,18 +136,29 @@ class Server:
 
     def stop_waiting(self) -> None:
         """Respond to all callers that wait for a session: the server shuts down."""
+        self.views.stop()
         for service in (self.local, self.remote.opened):
             if service is not None:
                 service.stop_waiting()
 
     async def close(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         await self.jobs.close()
+        await self.scheduled_runs.close()
         await self.local.close()
         await self.remote.close()
         await self.fetcher.close()
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.close()
+
+
+def schedules_of_file() -> dict[str, Definition] | None:
+    """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
+    file = find_config_file(os.environ)
+    return None if file is None else read_file(file)
 
 
 def _find_overrides(config: Config) -> dict[str, object]:

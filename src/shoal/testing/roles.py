@@ -198,6 +198,12 @@ class RolesContract(ContractTests):
         assert [run.run_id for run in await store.list_runs("s")] == ["r-3", "r-1", "r-0"]
         assert [run.project for run in await store.list_runs(project="b")] == ["b"]
         assert await store.list_runs("s", "c") == []
+        await store.transition("r-3", "cancelled")
+        active = await store.list_runs("s", states=("queued", "running"))
+        assert [run.run_id for run in active] == ["r-1", "r-0"]
+        assert [run.run_id for run in await store.list_runs(states=["cancelled"])] == ["r-3"]
+        assert [run.run_id for run in await store.list_runs("s", limit=2)] == ["r-3", "r-1"]
+        assert await store.list_runs(states=[]) == []
         assert list(await store.run_states("s", "a")) == ["r-0", "r-3"]
         assert list(await store.run_states("s")) == ["r-0", "r-1", "r-3"]
         with pytest.raises(RunError):  # the name of a run is unique in the store

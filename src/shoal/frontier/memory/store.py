@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import ClassVar
 
 from shoal.clock import steady_time
@@ -52,8 +53,16 @@ class MemoryStore(MemoryDocuments):
     async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
         return {run.run_id: run.state for run in reversed(await self.list_runs(spider, project))}
 
-    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
-        return [run for run in reversed(self._runs.values()) if belongs(run, spider, project)]
+    async def list_runs(
+        self,
+        spider: str | None = None,
+        project: str | None = None,
+        *,
+        states: Sequence[RunState] | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        runs = (run for run in reversed(self._runs.values()) if belongs(run, spider, project, states))
+        return list(islice(runs, limit))
 
     async def delete_run(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is None:

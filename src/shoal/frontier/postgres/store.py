@@ -5,7 +5,7 @@ Each call is one transaction. It is durable when the call returns, unless the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, cast
 
@@ -73,11 +73,18 @@ class PostgresStore(PostgresDocuments):
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        rows = await self._database.call("runs", storable_text(run_id), None, None)
+        rows = await self._database.call("runs", storable_text(run_id), None, None, None, None)
         return (rows[0][0], _run_of(rows[0])) if rows else None
 
-    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
-        rows = await self._database.call("runs", None, _wanted(spider), _wanted(project))
+    async def list_runs(
+        self,
+        spider: str | None = None,
+        project: str | None = None,
+        *,
+        states: Sequence[RunState] | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        rows = await self._database.call("runs", None, _wanted(spider), _wanted(project), states, limit)
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:

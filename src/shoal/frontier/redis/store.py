@@ -25,7 +25,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import msgspec
@@ -35,7 +35,7 @@ from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
-from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
@@ -121,9 +121,17 @@ class RedisStore(RedisDocuments):
         rows = await self._run("runs", storable_bytes(run_id), *_FIELDS)
         return _run_of(rows[0]) if rows else None
 
-    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
-        runs = [_run_of(row)[1] for row in await self._run("runs", b"", *_FIELDS)]
-        return [run for run in runs if belongs(run, spider, project)]
+    async def list_runs(
+        self,
+        spider: str | None = None,
+        project: str | None = None,
+        *,
+        states: Sequence[RunState] | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        wanted = [b"" if each is None else storable_bytes(each) for each in (spider, project)]
+        rows = await self._run("list", *wanted, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
+        return [_run_of(row)[1] for row in rows if states is None or states]
 
     async def delete_run(self, run_id: str) -> None:
         found = await self._find(run_id)

@@ -7,8 +7,9 @@ works.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -26,6 +27,10 @@ from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
+_RUNS = (
+    f"{_RUN} WHERE {_BELONGS} AND (?3 IS NULL OR state IN (SELECT value FROM json_each(?3)))"
+    " ORDER BY number DESC LIMIT ?4"
+)
 _TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "item", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
@@ -164,9 +169,17 @@ class SQLiteStore(SQLiteDocuments):
         row = self._file.db.execute(f"{_RUN} WHERE run_id = ?", (run_id,)).fetchone()
         return _run_of(row) if row else None
 
-    async def list_runs(self, spider: str | None = None, project: str | None = None) -> list[Run]:
+    async def list_runs(
+        self,
+        spider: str | None = None,
+        project: str | None = None,
+        *,
+        states: Sequence[RunState] | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
         def runs() -> list[Run]:
-            rows = self._file.db.execute(f"{_RUN} WHERE {_BELONGS} ORDER BY number DESC", (spider, project))
+            wanted = None if states is None else json.dumps(states)
+            rows = self._file.db.execute(_RUNS, (spider, project, wanted, -1 if limit is None else limit))
             return [_run_of(row) for row in rows]
 
         return await self._file.read(runs)

@@ -1,0 +1,149 @@
+"""The active runs of a store at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shoal.config import Config
+from shoal.errors import RunError
+from shoal.ports import HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
+from shoal.runs.queries import run_options
+from shoal.sinks.drainer import position_of
+
+ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
+MAX_RUNS = 50
+"""Active runs in a snapshot: the newest ones."""
+_HOSTS = 20
+_RECENT = 10
+_RATE_SECONDS = 30.0
+_DETAILS_SECONDS = 5.0
+"""Workers, outputs and hosts of a run are read less often than its counters: they cost the store more."""
+
+
+class OutputState(Struct, frozen=True, kw_only=True):
+    """An output of a run."""
+
+    name: str
+    written: int
+    """Items of the run's log that are durable in the output."""
+    lag: int
+    """Items that are not."""
+    held: bool
+    """A process writes to it now."""
+    finished: bool
+
+
+class RunSnapshot(Struct, frozen=True, kw_only=True):
+    """A run at one moment."""
+
+    run: Run
+    at: float
+    stats: Stats
+    workers: tuple[WorkerState, ...] = ()
+    outputs: tuple[OutputState, ...] = ()
+    hosts: tuple[HostState, ...] = ()
+    """The busiest ones."""
+    rewinds: tuple[Rewind, ...] = ()
+    pages_per_second: float = 0.0
+    """Of the last half minute, as far as it was observed."""
+    items_per_second: float = 0.0
+    changed_at: float = 0.0
+    """When a page was last seen to be done or failed, or the first snapshot of the run."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the queue of now takes at the speed of now. None if that is unknown."""
+        if self.run.state != "running" or self.pages_per_second <= 0:
+            return None
+        return self.stats.remaining / self.pages_per_second
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """The active runs of a store at one moment, newest first."""
+
+    at: float
+    runs: tuple[RunSnapshot, ...] = ()
+    recent: tuple[Run, ...] = ()
+    """Runs that ended last."""
+    away: str = ""
+    """Why the store could not be read; empty if it could. Then the runs are those of the snapshot before."""
+
+
+class SnapshotTaker:
+    """Takes snapshots of a store, one after the other. Speeds are the differences between them."""
+
+    def __init__(self, store: Store, config: Config, *, without: Sequence[str] = ()) -> None:
+        """``without``: names of spiders whose runs are left out."""
+        self._store = store
+        self._config = config
+        self._without = without
+        self._seen: dict[str, list[tuple[float, int, int]]] = {}
+        self._changed: dict[str, tuple[int, float]] = {}
+        self._details: dict[str, RunSnapshot] = {}
+        self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
+
+    async def take(self, now: float | None = None) -> Snapshot:
+        """A snapshot. StoreAwayError if the store does not answer."""
+        now = time.time() if now is None else now
+        project = self._config.project_name
+        active = self._shown(await self._store.list_runs(project=project, states=ACTIVE, limit=2 * MAX_RUNS))
+        if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
+            ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
+            self._ended = now, self._shown(ended)[:_RECENT]
+        found = []
+        for run in active[:MAX_RUNS]:
+            try:
+                found.append(await self._take_run(run, now))
+            except RunError:  # deleted in the meantime
+                continue
+        names = {each.run.run_id for each in found}
+        for name in self._seen.keys() - names:
+            del self._seen[name], self._changed[name]
+            self._details.pop(name, None)
+        return Snapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+
+    def _shown(self, runs: Sequence[Run]) -> list[Run]:
+        return [run for run in runs if run.spider not in self._without]
+
+    async def _take_run(self, run: Run, now: float) -> RunSnapshot:
+        frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+        stats = await frontier.stats()
+        pages, items = self._speed(run.run_id, now, stats)
+        known = self._details.get(run.run_id)
+        if known is None or not 0 <= now - known.at < _DETAILS_SECONDS:
+            known = self._details[run.run_id] = RunSnapshot(
+                run=run, at=now, stats=stats, workers=tuple(await frontier.workers()),
+                outputs=tuple(_output(role, stats) for role in await frontier.roles() if role.role.startswith("sink:")),
+                hosts=tuple(await frontier.host_states(_HOSTS)),
+                rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
+            )  # fmt: skip
+        return replace(
+            known, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
+            changed_at=self._changed[run.run_id][1],
+        )  # fmt: skip
+
+    def _speed(self, run_id: str, now: float, stats: Stats) -> tuple[float, float]:
+        ended = stats.done + stats.dead
+        seen = self._seen.setdefault(run_id, [])
+        if self._changed.get(run_id, (-1, 0.0))[0] != ended:
+            self._changed[run_id] = (ended, now)
+        seen.append((now, ended, stats.items))
+        while len(seen) > 2 and now - seen[1][0] >= _RATE_SECONDS:
+            del seen[0]
+        then, pages, items = seen[0]
+        seconds = now - then
+        if seconds <= 0:
+            return 0.0, 0.0
+        return max(0, ended - pages) / seconds, max(0, stats.items - items) / seconds
+
+
+def _output(role: RoleState, stats: Stats) -> OutputState:
+    written = min(position_of(role.cursor), stats.items)
+    return OutputState(
+        name=role.role.partition(":")[2], written=written, lag=stats.items - written, held=role.held,
+        finished=role.finished,
+    )  # fmt: skip
