@@ -2,8 +2,8 @@
 
 A new interpreter takes half a second of CPU time for its imports, a server a whole one. `Popen` and `run` are those of
 `subprocess`, for the commands of Shoal. The process has its own pid, folder, environment, files and exit code, and dies
-of signals like any other. But its command line in ``/proc`` is not its own, and neither is its environment there: tests
-that look at these, and tests of the start itself, use `subprocess`.
+of signals like any other. But its command line and its environment in ``/proc`` are not its own, and variables that
+act at the start of a program (``LD_PRELOAD``) do nothing. Tests that need these use `subprocess`.
 """
 
 from __future__ import annotations

@@ -97,8 +97,9 @@ class Fleet:
         """Start one more worker process. Its standard error goes to ``worker-N.log``."""
         options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
         command = [*SHOAL, "worker", self.name, "--run-id", self.run_id, "--frontier", self.frontier]
+        start = subprocess.Popen if "LD_PRELOAD" in (env or {}) else forking.Popen  # the linker reads it at the start
         with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
-            process = forking.Popen(
+            process = start(
                 [*command, *options, *arguments], cwd=self.folder, stdout=log, stderr=log, text=True,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
