@@ -19,6 +19,7 @@ import pytest
 
 from shoal.server import schemas
 from shoal.urls.normalize import normalize_url
+from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, serving, stands_still, until
 from tests.acceptance.target import Target, host_of, target
@@ -107,7 +108,7 @@ def items_of(api: Api, run_id: str, limit: int = 7) -> list[Any]:
 def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Shoal's own, as it was told to be started."""
     with (folder / f"{words[0]}-{time.monotonic_ns()}.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = forking.Popen(
             [*SHOAL, *words], cwd=folder, stdout=log, stderr=log, env={**os.environ, "SHOAL_DOWNLOAD_DELAY": "0"}
         )
     try:
@@ -403,7 +404,7 @@ def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str],
         return  # nobody else can reach a store in memory
     run_id = start(api, "Here", urls=[f"{site.url}/{number}?gate=1" for number in range(3)])["run_id"]
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 3, what="all of it in flight")
-    subprocess.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
+    forking.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all leases are released")
     assert run_of(api, run_id)["state"] == "cancelled"
     must(api.ask("DELETE", f"/api/runs/{run_id}"))
