@@ -72,13 +72,6 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """For each field, the part of the items that have it. Empty if that is not known."""
 
 
-class Ending(Struct, frozen=True):
-    """A run that has ended, and the last good run of its spider before it."""
-
-    result: RunResult
-    good: RunResult | None = None
-
-
 class RunFailure(Struct, frozen=True):
     """An error that ended a process's part in a run."""
 
@@ -86,6 +79,15 @@ class RunFailure(Struct, frozen=True):
     spider: str
     at: float
     error: str
+
+
+class Ending(Struct, frozen=True):
+    """A run that has ended, and the last good run of its spider before it."""
+
+    result: RunResult
+    good: RunResult | None = None
+    failures: tuple[RunFailure, ...] = ()
+    """Errors of its processes."""
 
 
 class LostProcess(Struct, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -127,7 +128,7 @@ class Delivery:
             if problem is None and report is not None and _is_old(report, now):
                 await self._change(key, lambda _: None)
             elif self._updated(report, problem, now) is not report:
-                await self._change(key, lambda found, problem=problem: self._updated(found, problem, now))
+                await self._change(key, partial(self._updated, problem=problem, now=now))
 
     def _updated(self, report: Report | None, problem: Problem | None, now: float) -> Report | None:
         about = problem if problem is not None else report.problem if report is not None else None
@@ -143,7 +144,9 @@ class Delivery:
                 waiting.setdefault(outgoing.channel, []).append((outgoing.message.at, key, outgoing))
         await asyncio.gather(
             *(
-                self._drain(name, [(key, outgoing) for _, key, outgoing in sorted(found, key=lambda each: each[0])], now)
+                self._drain(
+                    name, [(key, outgoing) for _, key, outgoing in sorted(found, key=lambda each: each[0])], now
+                )
                 for name, found in waiting.items()
             )
         )
@@ -248,5 +251,4 @@ async def _send(channel: Channel, message: Message) -> str:
     try:
         return await channel.send(message)
     except Exception as exc:  # a channel must not end the delivery of others
-        log.exception("a channel failed")
-        return f"{type(exc).__name__}"
+        return f"an error in the channel: {type(exc).__name__}"  # its text may have secrets in it

@@ -53,7 +53,7 @@ class Message(Struct, frozen=True, kw_only=True):
         )
 
 
-def test_message(message_id: str, project: str) -> Message:
+def make_test_message(message_id: str, project: str) -> Message:
     """A message that shows that a channel works."""
     now = time.time()
     problem = Problem(

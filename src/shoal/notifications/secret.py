@@ -40,7 +40,7 @@ def read_secret(
     if variable is not None:
         if variable.startswith("SHOAL_"):
             raise ConfigError(
-                f'{where}: {name}_env = "{variable}": variables that begin with SHOAL_ are settings; choose another name'
+                f'{where}: {name}_env = "{variable}": variables that begin with SHOAL_ are settings; use another name'
             )
         text = environ.get(variable, "").strip()
         if not text:

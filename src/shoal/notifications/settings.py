@@ -98,6 +98,12 @@ class AppriseChannel(_Table, tag_field="type", tag="apprise", frozen=True, kw_on
 ChannelTable: TypeAlias = WebhookChannel | SmtpChannel | SlackChannel | TelegramChannel | AppriseChannel
 
 
+_TYPES: dict[str, type[msgspec.Struct]] = {
+    "webhook": WebhookChannel, "smtp": SmtpChannel, "slack": SlackChannel, "telegram": TelegramChannel,
+    "apprise": AppriseChannel,
+}  # fmt: skip
+
+
 class Rule(_Table, frozen=True, kw_only=True):
     """Which problems are sent through which channels, and from when on something is a problem."""
 
@@ -172,13 +178,12 @@ def _channel(file: str, name: str, given: object) -> ChannelTable:
                 f'write {key}_env = "VARIABLE", or into a file that only you can read and write {key}_file = "PATH"'
             )
     if "type" not in given:
-        raise ConfigError(f'{where}: "type" is missing; it is one of webhook, smtp, slack, telegram, apprise')
+        raise ConfigError(f'{where}: "type" is missing; it is one of {", ".join(_TYPES)}')
     try:
-        return msgspec.convert(given, ChannelTable)
+        table: ChannelTable = msgspec.convert(given, ChannelTable)
     except msgspec.ValidationError as exc:
-        kinds = {"webhook": WebhookChannel, "smtp": SmtpChannel, "slack": SlackChannel, "telegram": TelegramChannel}
-        kind = kinds.get(str(given["type"]), AppriseChannel)
-        raise ConfigError(f"{where}: {exc}{_near(exc, kind)}") from None
+        raise ConfigError(f"{where}: {exc}{_near(exc, _TYPES.get(str(given['type']), AppriseChannel))}") from None
+    return table
 
 
 def _is_plain(url: object) -> bool:

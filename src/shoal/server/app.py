@@ -14,9 +14,10 @@ from starlette.staticfiles import StaticFiles
 
 from shoal import __version__
 from shoal.config import Config
+from shoal.notifications.service import Notifications
 from shoal.server.auth import AuthMiddleware, check_binding, operators_only
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
+from shoal.server.routes import actions, clusters, crawl, health, hosts, metrics, notifications, runs
 from shoal.server.state import Server
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -29,12 +30,14 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config) -> FastAPI:
-    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network."""
+    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network, or if the
+    notifications cannot work as they are configured."""
     check_binding(config.serve)
+    notifier = Notifications(config)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config)
+        server = app.state.server = Server(config, notifier)
         await server.open()
         try:
             yield
@@ -47,7 +50,7 @@ def create_app(config: Config) -> FastAPI:
     )  # fmt: skip
     install(app)
     app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters):
+    for each in (runs, hosts, clusters, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(operators_only)])

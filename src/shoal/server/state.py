@@ -22,6 +22,7 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
 from shoal.frontier import open_store
+from shoal.notifications.service import Notifications
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
@@ -36,9 +37,10 @@ _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, notifications: Notifications) -> None:
         config.refuse_tor("the API")
         self.config = config
+        self.notifications = notifications
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
@@ -56,6 +58,7 @@ class Server:
         self.local = self._make_service(self.store, self.work, distributed=False)
         await self.local.open()
         self.remote.start()
+        self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -110,6 +113,7 @@ class Server:
                 service.stop_waiting()
 
     async def close(self) -> None:
+        await self.notifications.close()
         await self.jobs.close()
         await self.local.close()
         await self.remote.close()

@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import opened_run
+from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
 from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
@@ -175,9 +175,12 @@ def retry_failed(
     async def work() -> None:
         from shoal.frontier.rules import FULL_KIND, is_retried
 
-        async with opened_run(frontier, run_id, readonly=False) as (run, store):
-            count = await store.retry_dead(kind or None)
-            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
+        async with opened_store(frontier) as store:
+            run, found = await find_run(store, frontier, run_id)
+            count = await found.retry_dead(kind or None)
+            refused = (await found.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
+            detail = f"{count} requests, {', '.join(kind or ['all kinds'])}"
+            await record_action(store, "retry", run.run_id, detail, run.project)
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

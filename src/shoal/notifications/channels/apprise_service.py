@@ -27,8 +27,8 @@ class AppriseService:
         self._secrets = [url, *hidden]
         self._timeout = timeout
         asset = apprise.AppriseAsset(
-            app_id="Shoal", app_desc="Shoal", app_url="", async_mode=False, secure_logging=True, interpret_escapes=False,
-            interpret_emojis=False,
+            app_id="Shoal", app_desc="Shoal", app_url="", async_mode=False, secure_logging=True,
+            interpret_escapes=False, interpret_emojis=False,
         )  # fmt: skip
         self._service: Any = apprise.Apprise(asset=asset)
         with _one_at_a_time, _Captured():
@@ -88,5 +88,7 @@ def _import_apprise(where: str) -> Any:
     try:
         import apprise
     except ModuleNotFoundError:
-        raise ConfigError(f"{where}: this channel needs apprise; install it with: pip install 'shoal[notify]'") from None
+        raise ConfigError(
+            f"{where}: this channel needs apprise; install it with: pip install 'shoal[notify]'"
+        ) from None
     return apprise

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import smtplib
 import ssl
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
-from datetime import UTC, datetime
 from pathlib import Path
 
 from shoal.errors import ConfigError
