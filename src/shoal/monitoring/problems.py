@@ -390,12 +390,17 @@ def _problem(
     kind: ProblemKind, severity: Severity, title: str, text: str, since: float, *, figure: float = 0.0,
     about: str = "", run_id: str = "", spider: str = "",
 ) -> Problem:  # fmt: skip
+    run_id, spider, about = map(_encodable, (run_id, spider, about))
     of = f"{_short(spider)}: " if spider else ""
     return Problem(
         key="/".join(filter(None, (kind, run_id, about))), kind=kind, severity=severity, run_id=run_id, spider=spider,
         title=_short(f"{of}{title}", 2 * _MAX_NAME), text=_short(text, _MAX_TEXT), since=since, figure=figure,
         about=about,
     )  # fmt: skip
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _short(text: str, limit: int = _MAX_NAME) -> str:

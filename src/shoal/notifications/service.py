@@ -14,7 +14,7 @@ from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.delivery import ChannelState, read_channel_states, read_reports
 from shoal.notifications.messages import make_test_message
 from shoal.notifications.reports import Report
-from shoal.notifications.settings import LoadedSettings, load_notifications
+from shoal.notifications.settings import LoadedSettings, NotificationSettings, load_notifications
 from shoal.notifications.watcher import Watcher
 from shoal.ports import Documents, Store
 from shoal.suggestions import did_you_mean
@@ -27,6 +27,22 @@ class ChannelInfo(Struct, frozen=True):
     type: str
     is_failing: bool
     state: ChannelState
+
+
+async def list_problems(documents: Documents, project: str) -> list[Report]:
+    """What was reported in the last days: lasting problems first, then the newest."""
+    found = await read_reports(documents, project)
+    return sorted(found.values(), key=lambda report: (not report.is_open, -report.reported_at))
+
+
+async def list_channels(documents: Documents, project: str, settings: NotificationSettings) -> list[ChannelInfo]:
+    """All channels of the settings, with their state. It needs no secrets and has none."""
+    states = await read_channel_states(documents, project, settings.channels)
+    limit = settings.failing_after
+    return [
+        ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
+        for name, table in settings.channels.items()
+    ]
 
 
 class Notifications:
@@ -42,10 +58,6 @@ class Notifications:
         self._channels: dict[str, Channel] = open_channels(loaded, config, environ)
         self._watcher: Watcher | None = None
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def channel_names(self) -> list[str]:
-        return list(self._channels)
 
     def start(self, store: Store, name: str, *, without: Sequence[str] = ()) -> None:
         """Watch a store, if there is a channel. ``name``: of this process, unique. ``without``: names of spiders whose
@@ -64,18 +76,10 @@ class Notifications:
             await channel.close()
 
     async def problems(self, documents: Documents) -> list[Report]:
-        """What was reported: lasting problems first, then the newest."""
-        found = await read_reports(documents, self._config.project_name)
-        return sorted(found.values(), key=lambda report: (not report.is_open, -report.reported_at))
+        return await list_problems(documents, self._config.project_name)
 
     async def channels(self, documents: Documents) -> list[ChannelInfo]:
-        """All channels, with their state. It has no secrets."""
-        states = await read_channel_states(documents, self._config.project_name, self._channels)
-        limit = self._settings.failing_after
-        return [
-            ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
-            for name, table in self._settings.channels.items()
-        ]
+        return await list_channels(documents, self._config.project_name, self._settings)
 
     async def test(self, name: str | None = None) -> dict[str, str]:
         """Send a test message through one channel or all of them. For each, why it was not delivered, or an empty
@@ -83,7 +87,7 @@ class Notifications:
         if not self._channels:
             raise ConfigError("no channel is configured: add [notifications.channels.NAME] to shoal.toml")
         if name is not None and name not in self._channels:
-            known = did_you_mean(name, self._channels) or f"; the channels are: {', '.join(self._channels)}"
+            known = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
             raise ConfigError(f"there is no channel {name!r:.120}{known}")
         message = make_test_message(os.urandom(12).hex(), self._config.project_name)
         chosen = {each: channel for each, channel in self._channels.items() if name in (None, each)}
