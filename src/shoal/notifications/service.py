@@ -15,7 +15,7 @@ from shoal.notifications.delivery import ChannelState, read_channel_states, read
 from shoal.notifications.messages import make_test_message
 from shoal.notifications.reports import Report
 from shoal.notifications.settings import LoadedSettings, NotificationSettings, load_notifications
-from shoal.notifications.watcher import Watcher
+from shoal.notifications.watcher import Watcher, watch_of
 from shoal.ports import Documents, Store
 from shoal.suggestions import did_you_mean
 
@@ -80,6 +80,11 @@ class Notifications:
 
     async def channels(self, documents: Documents) -> list[ChannelInfo]:
         return await list_channels(documents, self._config.project_name, self._settings)
+
+    async def watched_since(self, documents: Documents) -> float | None:
+        """When a server began to watch this project. None if none has."""
+        watch = await watch_of(documents, self._config.project_name).read()
+        return None if watch is None else watch.since
 
     async def test(self, name: str | None = None) -> dict[str, str]:
         """Send a test message through one channel or all of them. For each, why it was not delivered, or an empty

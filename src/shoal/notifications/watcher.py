@@ -23,7 +23,7 @@ from shoal.notifications.channels import Channel
 from shoal.notifications.delivery import Delivery
 from shoal.notifications.rules import limits_for
 from shoal.notifications.settings import NotificationSettings
-from shoal.ports import Store
+from shoal.ports import Documents, Store
 from shoal.stores.documents import StoredValue
 
 log = logging.getLogger("shoal.notifications")
@@ -44,6 +44,11 @@ class Watch(Struct, frozen=True, kw_only=True):
     since: float
     """When the store was watched for the first time. What happened before is not reported."""
     marks: dict[str, Mark] = {}
+
+
+def watch_of(documents: Documents, project: str) -> StoredValue[Watch]:
+    """Who watches the runs of a project."""
+    return StoredValue(documents, f"watch/{project}", Watch)
 
 
 class Watcher:
@@ -69,7 +74,7 @@ class Watcher:
         self._limits = limits
         self._taker = SnapshotTaker(store, config, without=without)
         self._facts = FactReader(store, config, limits, without=without)
-        self._watch = StoredValue(store, f"watch/{project}", Watch)
+        self._watch = watch_of(store, project)
         self._delivery = Delivery(store, channels, settings, project, name, self._is_in_charge)
         self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name, _always)
         """For what cannot be stored: that the store is away."""
