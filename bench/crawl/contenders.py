@@ -70,7 +70,7 @@ ENVIRONMENTS = {
         ),
         Environment(
             "shoal-api",
-            (f"{REPOSITORY}[api,celery,redis]",),
+            (f"{REPOSITORY}[api,celery,redis,postgres]",),
             ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),
         ),
         Environment(

@@ -405,12 +405,12 @@ def test_commands_routes_and_the_action_log(tmp_path: Path, site: Target) -> Non
             assert [each["what"] for each in reversed(answer["actions"])] == [
                 "start", "pause", "resume", "set host", "block host", "unblock host", "retry", "cancel", "delete"
             ]  # fmt: skip
-            assert {each["who"] for each in answer["actions"]} == {"operator (127.0.0.1)"}
+            assert {each["who"] for each in answer["actions"]} == {"admin (127.0.0.1)"}
             assert answer["actions"][4]["target"] == host
             assert "why not" in answer["actions"][4]["detail"]
         code, out = shoal(tmp_path, environ, "actions", "--limit", "2")
         assert code == 0
-        assert out.splitlines()[0].endswith(f"operator (127.0.0.1)  delete {run_id}  (of pages, cancelled)")
+        assert out.splitlines()[0].endswith(f"admin (127.0.0.1)  delete {run_id}  (of pages, cancelled)")
         code, out = shoal(tmp_path, {"SHOAL_FRONTIER": "sqlite:///runs.db"}, "notify", "list", "--all")
         assert code == 0
         assert "channel ops (webhook): " in out

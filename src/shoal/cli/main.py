@@ -33,7 +33,8 @@ COMMANDS = {
         "cluster": CommandEntry("cluster", "Show a cluster, or change how many nodes it has."),
     },
     "Server": {
-        "serve": CommandEntry("serve", "Serve the HTTP API."),
+        "serve": CommandEntry("serve", "Serve the HTTP API and the dashboard."),
+        "ui": CommandEntry("serve", "Show the dashboard of any frontier, also while other processes work on it."),
         "notify": CommandEntry("notify", "List reported problems and channels, or test a channel."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
     },

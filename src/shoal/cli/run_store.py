@@ -41,14 +41,14 @@ async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncItera
 
     config = resolve(None, given({"frontier": url}), []).config
     with hidden_warnings():
-        store = await join_store(_stored(config.frontier), readonly=readonly)
+        store = await join_store(stored(config.frontier), readonly=readonly)
     try:
         yield store
     finally:
         await store.close()
 
 
-def _stored(frontier: str) -> str:
+def stored(frontier: str) -> str:
     """Where the runs of a frontier are. Those of a frontier in memory are in the crawl that runs now."""
     from shoal.frontier.local.places import announced
 

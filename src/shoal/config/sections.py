@@ -244,7 +244,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     host: Text = "127.0.0.1"  # any other address requires a token
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0 picks a free port
     token: str | None = None  # that every request must send
-    tokens: dict[str, str] = {}  # one for each caller of batches, by name; each caller gets a fair share
+    tokens: dict[str, str] = {}  # one for each caller, by name; each caller of batches gets a fair share
+    roles: dict[str, Literal["batch", "viewer", "operator", "admin"]] = {}  # of named tokens; others are for batches
     allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
     render: bool = True  # callers may have pages rendered, if Chromium is installed
     max_in_flight: Count = 64  # pages being fetched, over all sessions

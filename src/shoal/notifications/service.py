@@ -49,13 +49,19 @@ class Notifications:
     """The notifications of one process. Without channels it does nothing."""
 
     def __init__(
-        self, config: Config, loaded: LoadedSettings | None = None, environ: Mapping[str, str] | None = None
+        self,
+        config: Config,
+        loaded: LoadedSettings | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        active: bool = True,
     ) -> None:
-        """ConfigError if the settings are invalid, or a channel lacks a secret or a library."""
+        """ConfigError if the settings are invalid, or a channel lacks a secret or a library. Without ``active``, it
+        opens no channel and needs no secret: it only shows what others report."""
         loaded = load_notifications() if loaded is None else loaded
         self._config = config
         self._settings = loaded.settings
-        self._channels: dict[str, Channel] = open_channels(loaded, config, environ)
+        self._channels: dict[str, Channel] = open_channels(loaded, config, environ) if active else {}
         self._watcher: Watcher | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -89,6 +95,8 @@ class Notifications:
     async def test(self, name: str | None = None) -> dict[str, str]:
         """Send a test message through one channel or all of them. For each, why it was not delivered, or an empty
         string. ConfigError if there is no such channel."""
+        if not self._channels and self._settings.channels:
+            raise ConfigError("this server sends no notifications; ask one that was started with `shoal serve`")
         if not self._channels:
             raise ConfigError("no channel is configured: add [notifications.channels.NAME] to shoal.toml")
         if name is not None and name not in self._channels:

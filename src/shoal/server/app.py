@@ -15,7 +15,8 @@ from starlette.staticfiles import StaticFiles
 from shoal import __version__
 from shoal.config import Config
 from shoal.notifications.service import Notifications
-from shoal.server.auth import AuthMiddleware, check_binding, operators_only
+from shoal.server.auth import AuthMiddleware, check_binding, check_role
+from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
 from shoal.server.routes import actions, clusters, crawl, health, hosts, metrics, notifications, runs
 from shoal.server.state import Server
@@ -29,15 +30,18 @@ If the server has a token, send it as `Authorization: Bearer TOKEN`. All errors 
 _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-API-Key", auto_error=False))]
 
 
-def create_app(config: Config) -> FastAPI:
-    """Build the API as an ASGI application. ConfigError if it would accept anyone on the network, or if the
-    notifications cannot work as they are configured."""
+def create_app(config: Config, *, visits: bool = False) -> FastAPI:
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
+    if notifications cannot work as they are configured.
+
+    ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
+    """
     check_binding(config.serve)
-    notifier = Notifications(config)  # before it serves, so that a wrong setting is one line
+    notifier = Notifications(config, active=not visits)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, notifier)
+        server = app.state.server = Server(config, notifier, visits=visits)
         await server.open()
         try:
             yield
@@ -49,11 +53,13 @@ def create_app(config: Config) -> FastAPI:
         openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
-    app.include_router(crawl.router, dependencies=_TOKEN)
+    if not visits:
+        app.include_router(crawl.router, dependencies=_TOKEN)
     for each in (runs, hosts, clusters, notifications, actions):
-        app.include_router(each.router, dependencies=[*_TOKEN, Depends(operators_only)], responses=problems(403))
+        app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(operators_only)])
+    app.include_router(metrics.router, dependencies=[Depends(check_role)])
+    add_dashboard(app)
     _serve_docs(app)
     app.add_middleware(AuthMiddleware, config=config.serve)
     return app

@@ -6,18 +6,26 @@ import asyncio
 import hmac
 from collections.abc import Mapping
 from contextlib import suppress
+from urllib.parse import quote
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import ServerSettings
 from shoal.errors import ConfigError
 from shoal.server.errors import ProblemError, problem
+from shoal.server.sessions import COOKIE, LIFETIME, DashboardSession, SessionCookies
 
-_PUBLIC_PATHS = ("/health", "/ready")
+ROLES = ("batch", "viewer", "operator", "admin")
+"""What a caller may do. Each role includes those before it. ``batch``: use batches. ``viewer``: see runs, hosts and
+clusters. ``operator``: also steer them. ``admin``: also delete runs and see settings."""
+_PUBLIC_PATHS = ("/health", "/ready", "/ui/login")
 """Paths that need no token."""
+_PUBLIC_FILES = "/ui/static/"
+LOGIN = "/ui/login"
 _DRAIN_TIMEOUT = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -32,10 +40,19 @@ def check_binding(config: ServerSettings) -> None:
         )
 
 
-def operators_only(request: Request) -> None:
-    """Refuse callers with a named token. They may use batches only: runs, hosts, clusters and metrics are shared."""
-    if request.state.caller:
-        message = "a named token may use batches only; this route needs the server's main token (serve.token)"
+def allows(request: Request, role: str) -> bool:
+    """Whether the caller has this role."""
+    return ROLES.index(request.state.role) >= ROLES.index(role)
+
+
+def check_role(request: Request) -> None:
+    """Refuse callers whose role does not allow this: viewers may read, operators may change, admins may delete."""
+    needed = "viewer" if request.method in _SAFE_METHODS else "admin" if request.method == "DELETE" else "operator"
+    if not allows(request, needed):
+        message = (
+            f"this needs the role {needed}; your token has the role {request.state.role} (serve.roles, by the name of "
+            "the token in serve.tokens)"
+        )
         raise ProblemError(403, "forbidden", message)
 
 
@@ -45,13 +62,18 @@ class AuthMiddleware:
     A web page can make its visitor's browser send requests. Those that may change something are always refused. On a
     server without tokens, reads are refused too: a browser on this machine could reach the server for the page.
 
-    It sets two values in the scope's state: ``caller``, the name of the token (empty for the main token), and
-    ``address``.
+    A browser that logged in sends a session cookie instead of a token. It must repeat the session's CSRF token in the
+    header ``X-CSRF-Token`` of each request that may change something.
+
+    It sets these values in the scope's state: ``caller``, the name of the token (empty for the main token), ``role``,
+    ``address``, and ``csrf``, the CSRF token of a session (empty without one).
     """
 
     def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
         self._app = app
         self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
+        self._roles = config.roles
+        self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
         self._too_large = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
@@ -67,20 +89,38 @@ class AuthMiddleware:
         if refusal:
             await problem(403, "forbidden", refusal)(scope, receive, send)
             return
-        caller = self._find_caller(scope, headers)
+        session = self._find_session(headers)
+        caller = self._find_caller(scope, headers) if session is None else session.name
         if caller is None:
-            message = "missing or unknown token: send it as `Authorization: Bearer TOKEN`"
-            response = problem(401, "no token", message, headers={"WWW-Authenticate": "Bearer"})
-            await response(scope, receive, send)
+            await _ask_for_token(scope, headers)(scope, receive, send)
             return
-        address = scope["client"][0] if scope.get("client") else ""
-        scope.setdefault("state", {}).update(caller=caller, address=address)
+        if session is not None and scope["method"] not in _SAFE_METHODS and not _repeats_csrf(headers, session):
+            message = "the header X-CSRF-Token is missing or wrong; reload the page"
+            await problem(403, "forbidden", message)(scope, receive, send)
+            return
+        self._describe_caller(scope, caller, session)
+        if session is not None and session.is_due:
+            send = _renewed(send, self._cookies.make(session.name, session.session_id), scope)
         if _content_length(headers) > self._max_bytes:
             await _drain(receive)
             response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
             await response(scope, receive, send)
             return
         await self._call_with_limit(scope, receive, send)
+
+    def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
+        address = scope["client"][0] if scope.get("client") else ""
+        role = self._roles.get(caller, "batch") if caller else "admin"
+        csrf = "" if session is None else session.csrf
+        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf)
+
+    def _find_session(self, headers: Headers) -> DashboardSession | None:
+        """The session of the request's cookie, if it has no token."""
+        if not self._tokens or "authorization" in headers or "x-api-key" in headers:
+            return None
+        value = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        session = self._cookies.read(value) if value else None
+        return session if session is not None and session.name in self._tokens else None
 
     def _untrusted_refusal(self, headers: Headers) -> str:
         """Why a server without tokens refuses this request, or an empty string.
@@ -110,7 +150,8 @@ class AuthMiddleware:
         for name, token in self._tokens.items():  # compare with all, so that the time reveals nothing
             if hmac.compare_digest(sent.strip().encode("latin-1"), token.encode()):
                 found = name
-        return "" if found is None and scope["path"] in _PUBLIC_PATHS else found
+        is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
+        return "" if found is None and is_public else found
 
     async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
@@ -126,6 +167,42 @@ class AuthMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
+    return hmac.compare_digest(headers.get("x-csrf-token", "").encode("latin-1"), session.csrf.encode())
+
+
+def _ask_for_token(scope: Scope, headers: Headers) -> Response:
+    """The answer to a request without a token: people get the login page, programs an error."""
+    path = scope["path"]
+    if path == "/" or path.startswith("/ui"):
+        query = scope["query_string"].decode("latin-1")
+        wanted = quote(f"{path}?{query}" if query else path, safe="")
+        if "text/html" in headers.get("accept", ""):
+            return RedirectResponse(f"{LOGIN}?next={wanted}", 303)
+    message = "missing or unknown token: send it as `Authorization: Bearer TOKEN`"
+    return problem(401, "no token", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def session_cookie(value: str, scope: Scope) -> str:
+    """The header that sets a session cookie. An empty value deletes it."""
+    age = int(LIFETIME) if value else 0
+    secure = "; Secure" if scope["scheme"] == "https" else ""
+    return f"{COOKIE}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _renewed(send: Send, value: str, scope: Scope) -> Send:
+    """``send`` that also renews the session cookie."""
+
+    async def send_renewed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if "set-cookie" not in headers:
+                headers.append("set-cookie", session_cookie(value, scope))
+        await send(message)
+
+    return send_renewed
 
 
 def _cross_origin_refusal(headers: Headers) -> str:

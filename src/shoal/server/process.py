@@ -20,9 +20,12 @@ from shoal.server.state import Server
 _SHUTDOWN_TIMEOUT = 3  # seconds for open responses
 
 
-def serve(config: Config) -> None:
-    """Serve until asked to stop. ConfigError if the server would accept anyone on the network, or cannot listen."""
-    app = create_app(config)
+def serve(config: Config, *, visits: bool = False) -> None:
+    """Serve until asked to stop. ConfigError if the server would accept anyone on the network, or cannot listen.
+
+    ``visits``: see `create_app`.
+    """
+    app = create_app(config, visits=visits)
     _check_address(config.serve.host, config.serve.port)
     process = _Process(
         uvicorn.Config(

@@ -21,11 +21,15 @@ from shoal.config import Config, find_config_file, flatten, load_config, mask
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
-from shoal.frontier import open_store
+from shoal.frontier import join_store, open_store
+from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
+from shoal.server.dashboard.live import LiveViews
+from shoal.server.dashboard.navigation import NAVIGATION
+from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
 from shoal.tasks.remote import RemoteBatches
 
@@ -37,10 +41,14 @@ _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
-    def __init__(self, config: Config, notifications: Notifications) -> None:
+    def __init__(self, config: Config, notifications: Notifications, *, visits: bool = False) -> None:
+        """``visits``: see `shoal.server.app.create_app`."""
         config.refuse_tor("the API")
         self.config = config
         self.notifications = notifications
+        self.visits = visits
+        self.views = LiveViews()
+        self.snapshots: SharedSnapshot
         self._overrides = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
@@ -52,13 +60,15 @@ class Server:
 
     async def open(self) -> None:
         config = self.config
-        self.store = await open_store(config.frontier)
+        self.store = await (join_store if self.visits else open_store)(config.frontier)
+        self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
-        await self.local.open()
-        self.remote.start()
-        self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
+        if not self.visits:
+            await self.local.open()
+            self.remote.start()
+            self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -89,6 +99,11 @@ class Server:
         else:
             await self.fetcher.open_browser()
 
+    @property
+    def navigation(self) -> tuple[tuple[str, str], ...]:
+        """The screens of the dashboard, with their names."""
+        return tuple(each for each in NAVIGATION if not (self.visits and each[0] == "/ui/batches"))
+
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
         return Vitals(
@@ -108,6 +123,7 @@ class Server:
 
     def stop_waiting(self) -> None:
         """Respond to all callers that wait for a session: the server shuts down."""
+        self.views.stop()
         for service in (self.local, self.remote.opened):
             if service is not None:
                 service.stop_waiting()

@@ -1,13 +1,15 @@
-"""`shoal serve`: the HTTP API."""
+"""`shoal serve` and `shoal ui`: the HTTP API and the dashboard."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, Setting, given, resolve
+from shoal.config import Config
 from shoal.errors import ConfigError
 
 app = Commands()
@@ -34,20 +36,50 @@ def serve(
     frontier: FrontierUrl = None,
     setting: Setting = [],
 ) -> None:
-    """Serve the HTTP API.
+    """Serve the HTTP API and the dashboard.
 
-    Clients send batches of URLs and get their content; they start and control runs, and see hosts and clusters. /docs
-    describes the API. The server listens on this machine only. To listen on another address, set a token
-    (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless --allow lists them.
+    Open its address in a browser to see and steer crawls. Clients send batches of URLs and get their content; they
+    start and control runs, and see hosts and clusters. /docs describes the API. The server listens on this machine
+    only. To listen on another address, set a token (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless
+    --allow lists them.
     """
+    options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
+    _serve(resolve(None, options, setting).config, visits=False)
+
+
+@app.add(
+    examples="""
+    shoal ui --frontier sqlite:///books.db
+    shoal ui --frontier redis://host --port 9000
+    """
+)
+def ui(
+    frontier: FrontierUrl = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")] = None,
+    setting: Setting = [],
+) -> None:
+    """Show the dashboard of any frontier, also while other processes work on it.
+
+    Without --frontier it shows the crawl that runs on this machine, or the frontier of shoal.toml. It does not crawl
+    itself: `shoal serve` also runs batches, schedules and notifications.
+    """
+    from shoal.cli.run_store import stored
+
+    config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
+    _serve(replace(config, frontier=stored(config.frontier)), visits=True)
+
+
+def _serve(config: Config, *, visits: bool) -> None:
     from shoal.cli import progress
 
     try:
         from shoal.server import process
     except ModuleNotFoundError as exc:
-        raise ConfigError(f"`shoal serve` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
-    options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
-    config = resolve(None, options, setting).config
+        name = "ui" if visits else "serve"
+        raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
     config.refuse_tor("the API")
     progress.set_up_logging(progress.console(), config.log_level)
-    process.serve(config)
+    process.serve(config, visits=visits)

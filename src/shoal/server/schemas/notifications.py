@@ -110,11 +110,7 @@ class ActionPage(BaseModel):
     """User actions, newest first."""
 
     model_config = with_examples(
-        {
-            "actions": [
-                {"at": 1771156800.0, "who": "operator (127.0.0.1)", "what": "pause", "target": RUN_ID, "detail": ""}
-            ]
-        }
+        {"actions": [{"at": 1771156800.0, "who": "admin (127.0.0.1)", "what": "pause", "target": RUN_ID, "detail": ""}]}
     )
 
     actions: list[ActionModel]

@@ -1,0 +1,117 @@
+"""Server-sent events: a page that is open shows changes by itself.
+
+A view is rendered once for all who look at it, and sent only if it changed. A view that nobody looks at costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+log = logging.getLogger("shoal.server")
+
+MAX_STREAMS = 500
+_INTERVAL = 2.0  # seconds between two renderings
+_KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
+_LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
+
+Render = Callable[[], Awaitable[str]]
+
+
+class _View:
+    """One view, and the event that wakes those who look at it."""
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+        self.changed = asyncio.Event()
+        self.streams = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def show(self, html: str) -> None:
+        if html != self.html:
+            self.html = html
+            self.wake()
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class LiveViews:
+    """All views that someone looks at. The key of a view says all that its content depends on."""
+
+    def __init__(self, interval: float = _INTERVAL) -> None:
+        self._interval = interval
+        self._views: dict[object, _View] = {}
+        self._streams = 0
+        self._stopped = False
+
+    @property
+    def is_full(self) -> bool:
+        return self._streams >= MAX_STREAMS
+
+    async def stream(self, key: object, render: Render) -> AsyncIterator[str]:
+        """The messages of an event stream: the view now, and again whenever it changed."""
+        self._streams += 1
+        try:
+            view = await self._join(key, render)
+            try:
+                async for message in self._follow(view):
+                    yield message
+            finally:
+                self._leave(key, view)
+        finally:
+            self._streams -= 1
+
+    async def _join(self, key: object, render: Render) -> _View:
+        view = self._views.get(key)
+        if view is None:
+            html = await render()
+            view = self._views.get(key)
+            if view is None:
+                view = self._views[key] = _View(html)
+                view.task = asyncio.create_task(self._refresh(view, render))
+        view.streams += 1
+        return view
+
+    def _leave(self, key: object, view: _View) -> None:
+        view.streams -= 1
+        if not view.streams:
+            self._views.pop(key, None)
+            if view.task is not None:
+                view.task.cancel()
+
+    async def _refresh(self, view: _View, render: Render) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                view.show(await render())
+            except Exception as exc:  # the store is away, or the run was deleted: the page shows its last state
+                log.debug("the dashboard could not be refreshed: %s", exc)
+
+    async def _follow(self, view: _View) -> AsyncIterator[str]:
+        until = asyncio.get_running_loop().time() + _LIFETIME
+        sent = None
+        while not self._stopped and asyncio.get_running_loop().time() < until:
+            changed = view.changed
+            if view.html is not sent:
+                sent = view.html
+                yield message_of(sent)
+            try:
+                async with asyncio.timeout(_KEEP_ALIVE):
+                    await changed.wait()
+            except TimeoutError:
+                yield ":\n\n"
+
+    def stop(self) -> None:
+        """End all streams: the server shuts down."""
+        self._stopped = True
+        for view in self._views.values():
+            view.wake()
+
+
+def message_of(html: str) -> str:
+    """A message of an event stream."""
+    lines = "".join(f"data: {line}\n" for line in html.splitlines() if line.strip())
+    return f"event: view\n{lines}\n"

@@ -1,0 +1,46 @@
+"""The overview: running crawls, and what needs attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from shoal.monitoring.snapshot import Snapshot
+from shoal.server.dashboard.ledger import ledger_bar
+from shoal.server.dashboard.pages import add_screen
+from shoal.server.state import Server
+
+router = APIRouter()
+
+
+async def load(server: Server, request: Request) -> dict[str, Any]:
+    snapshot = await server.snapshots.get()
+    return {
+        "snapshot": snapshot,
+        "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
+        "total": _total(snapshot),
+        "waiting_hosts": _waiting_hosts(snapshot),
+    }
+
+
+def _total(snapshot: Snapshot) -> dict[str, float]:
+    runs = snapshot.runs
+    return {
+        "running": sum(each.run.state == "running" for each in runs),
+        "pages_per_second": sum(each.pages_per_second for each in runs),
+        "items_per_second": sum(each.items_per_second for each in runs),
+        "remaining": sum(each.stats.remaining for each in runs),
+        "workers": len({worker.worker for each in runs for worker in each.workers}),
+    }
+
+
+def _waiting_hosts(snapshot: Snapshot) -> list[tuple[str, Any]]:
+    """Hosts with ready requests that may not be fetched from now, the longest block first."""
+    found = {
+        host.host: (each.run.run_id, host) for each in snapshot.runs for host in each.hosts if host.blocked_for > 0
+    }
+    return sorted(found.values(), key=lambda pair: -pair[1].blocked_for)[:10]
+
+
+add_screen(router, "/", "overview", load)

@@ -1,0 +1,61 @@
+"""The list of runs, and the form that starts one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from shoal.batch.spider import BatchSpider
+from shoal.errors import RunError, ShoalError
+from shoal.ports import Run, RunState, Stats
+from shoal.runs.queries import run_options
+from shoal.server.dashboard.ledger import ledger_bar
+from shoal.server.dashboard.pages import add_screen
+from shoal.server.state import Server
+
+router = APIRouter()
+
+STATES: tuple[RunState, ...] = ("queued", "running", "paused", "finished", "cancelled")
+_PAGE = 50
+_MAX_SEARCHED = 5000
+
+
+async def load(server: Server, request: Request) -> dict[str, Any]:
+    query = request.query_params
+    state, text = query.get("state", ""), query.get("q", "")[:200].strip()
+    before = query.get("before", "")[:200]
+    states = [each for each in STATES if each == state] or None
+    runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
+    wanted = [
+        run
+        for run in runs
+        if run.spider != BatchSpider.name and (text.lower() in run.spider.lower() or text in run.run_id)
+    ]
+    start = next((index + 1 for index, run in enumerate(wanted) if run.run_id == before), 0)
+    shown = wanted[start : start + _PAGE]
+    rows = [(run, stats, ledger_bar(stats)) for run in shown if (stats := await read_stats(server, run)) is not None]
+    return {
+        "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
+        "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
+        "spiders": _spiders(server),
+    }  # fmt: skip
+
+
+async def read_stats(server: Server, run: Run) -> Stats | None:
+    """The counters of a run; None if it was deleted in the meantime."""
+    try:
+        return await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    except RunError:
+        return None
+
+
+def _spiders(server: Server) -> list[str]:
+    """The names in the registry."""
+    try:
+        return sorted(server.orchestrator().registry)
+    except ShoalError:
+        return []
+
+
+add_screen(router, "/ui/runs", "runs", load)

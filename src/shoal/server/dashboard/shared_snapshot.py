@@ -1,0 +1,37 @@
+"""One snapshot of the store for all who look at the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from msgspec.structs import replace
+
+from shoal.errors import ShoalError
+from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+
+_FRESH = 1.0  # seconds
+_TIMEOUT = 5.0
+
+
+class SharedSnapshot:
+    """Takes a snapshot when someone asks and the last one is old. It never fails: it says why the store is away."""
+
+    def __init__(self, taker: SnapshotTaker) -> None:
+        self._taker = taker
+        self._last = Snapshot(at=0.0)
+        self._taken_at = -_FRESH
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> Snapshot:
+        async with self._lock:
+            if time.monotonic() - self._taken_at >= _FRESH:
+                try:
+                    async with asyncio.timeout(_TIMEOUT):
+                        self._last = await self._taker.take()
+                except TimeoutError:
+                    self._last = replace(self._last, away=f"the store did not answer within {_TIMEOUT:g} s")
+                except ShoalError as exc:
+                    self._last = replace(self._last, away=str(exc))
+                self._taken_at = time.monotonic()
+            return self._last

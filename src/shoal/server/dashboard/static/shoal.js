@@ -1,0 +1,174 @@
+// The dashboard's own script: JSON bodies for htmx, messages, times in the reader's time zone, charts.
+"use strict";
+
+// -- requests: forms are sent as JSON, as the HTTP API expects
+
+const READERS = {
+  number: (text) => Number(text),
+  pairs: (text) => Object.fromEntries(text.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
+    const at = line.indexOf("=");
+    return at < 0 ? [line, true] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+  })),
+  lines: (text) => text.split("\n").map((line) => line.trim()).filter(Boolean),
+};
+
+function bodyOf(form) {
+  const body = {};
+  for (const field of form.querySelectorAll("[name]")) {
+    if (field.type === "checkbox") {
+      if (field.checked) body[field.name] = true;
+    } else if (field.type === "radio") {
+      if (field.checked) body[field.name] = field.value;
+    } else if (field.value.trim() !== "") {
+      const type = field.dataset.type || (field.type === "number" ? "number" : "");
+      body[field.name] = type ? READERS[type](field.value) : field.value;
+    }
+  }
+  return body;
+}
+
+htmx.defineExtension("shoal-json", {
+  onEvent(name, event) {
+    if (name === "htmx:configRequest" && event.detail.verb !== "get") {
+      event.detail.headers["Content-Type"] = "application/json";
+    }
+  },
+  encodeParameters(xhr, parameters, element) {
+    if (element.tagName === "FORM") return JSON.stringify(bodyOf(element));
+    return element.dataset.body || (element.hasAttribute("hx-delete") ? "" : "{}");
+  },
+});
+
+// -- messages
+
+function toast(text, bad) {
+  const line = document.createElement("p");
+  line.textContent = text;
+  if (bad) line.className = "bad";
+  document.getElementById("toasts").append(line);
+  setTimeout(() => line.remove(), bad ? 12000 : 5000);
+}
+
+function filled(text, values) {
+  return text.replace(/\{(\w+)\}/g, (all, name) => (name in values ? values[name] : all));
+}
+
+function answerOf(xhr) {
+  try {
+    return JSON.parse(xhr.responseText) || {};
+  } catch {
+    return {};
+  }
+}
+
+document.addEventListener("htmx:afterRequest", (event) => {
+  const { elt, xhr, successful, requestConfig } = event.detail;
+  if (!requestConfig || requestConfig.verb === "get") return;
+  const answer = answerOf(xhr);
+  if (!successful) {
+    const problem = answer.error;
+    toast(problem ? problem.message : xhr.status ? `The server answered with status ${xhr.status}.` : "The server does not answer.", true);
+    return;
+  }
+  if (elt.dataset.then) {
+    location.href = elt.dataset.then.replace(/\{(\w+)\}/g, (all, name) => encodeURIComponent(answer[name]));
+    return;
+  }
+  if (elt.dataset.result) show(elt.dataset.result, answer);
+  toast(filled(elt.dataset.done || "Done", answer));
+  refresh();
+});
+
+// The answer of a request as text, in the element with this id.
+function show(id, answer) {
+  const place = document.getElementById(id);
+  place.hidden = false;
+  place.textContent = JSON.stringify(answer, null, 2);
+}
+
+// Show the effect of an action at once, not with the next message of the stream.
+async function refresh() {
+  const live = document.getElementById("live");
+  if (!live) return;
+  const response = await fetch(location.href, { headers: { "X-Part": "live" } });
+  if (response.ok) {
+    Idiomorph.morph(live, await response.text(), { morphStyle: "innerHTML" });
+    dress(live);
+  }
+}
+
+document.addEventListener("htmx:sseError", () => { document.getElementById("connection").hidden = false; });
+document.addEventListener("htmx:sseOpen", () => { document.getElementById("connection").hidden = true; });
+
+// What the reader opened stays open.
+Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.tagName === "DETAILS");
+// A chart belongs to its script.
+Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
+
+// -- times in the reader's time zone
+
+const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+function dress(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    element.textContent = FULL.format(new Date(element.dateTime));
+    element.title = element.dateTime;
+  }
+  root.querySelectorAll(".chart[data-source]").forEach(draw);
+}
+
+document.addEventListener("htmx:afterSwap", (event) => dress(event.target));
+document.addEventListener("DOMContentLoaded", () => dress(document));
+
+// -- charts
+
+const CHARTS = new Map();
+const EVERY = 5000;
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function chartOptions(place, series) {
+  const axis = { stroke: colour("muted"), grid: { stroke: colour("line") }, ticks: { stroke: colour("line") } };
+  return {
+    width: Math.max(260, place.clientWidth - 16), height: 200, legend: { live: true },
+    scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
+    axes: [axis, { ...axis, size: 60 }],
+    series: [{}, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
+  };
+}
+
+// An element with `data-source` shows the JSON of that address: {"times": [...], "series": [{label, colour, values}]}.
+async function draw(place) {
+  if (CHARTS.has(place)) return;
+  CHARTS.set(place, null);
+  const update = async () => {
+    if (!place.isConnected) return CHARTS.delete(place);
+    try {
+      const response = await fetch(place.dataset.source);
+      if (response.ok) paint(place, await response.json());
+    } catch { /* the server is away; the next update tries again */ }
+    setTimeout(update, EVERY);
+  };
+  update();
+}
+
+function paint(place, data) {
+  const values = [data.times, ...data.series.map((each) => each.values)];
+  let chart = CHARTS.get(place);
+  if (!data.times.length) return;
+  if (!chart || chart.series.length !== values.length) {
+    place.replaceChildren();
+    chart = new uPlot(chartOptions(place, data.series), values, place);
+    CHARTS.set(place, chart);
+  } else {
+    chart.setData(values);
+  }
+}
+
+addEventListener("resize", () => {
+  for (const [place, chart] of CHARTS) {
+    if (chart) chart.setSize({ width: Math.max(260, place.clientWidth - 16), height: 200 });
+  }
+});
