@@ -31,6 +31,10 @@ from shoal.notifications.service import Notifications
 from shoal.notifications.settings import NotificationSettings, Rule, SmtpChannel, load_notifications
 from shoal.notifications.watcher import Watcher
 from shoal.ports import Document, FrontierOptions, Run
+from shoal.schedules.policy import next_step
+from shoal.schedules.schedule import Definition, Schedule
+from shoal.schedules.service import Schedules
+from shoal.stores.documents import StoredValue
 
 NOW = 1_700_000_000.0
 SECRET = "xoxb-a-very-secret-value"
@@ -642,6 +646,23 @@ async def test_what_happened_before_the_first_watch_is_not_reported() -> None:
     for _ in range(3):
         await step()
     assert [each.rpartition("/")[0] for each in ops.events] == ["new failed/r2"]  # it had no page
+
+
+async def test_a_missed_schedule_is_reported_once() -> None:
+    site, ops = Site(), Recorded()
+    watcher = site.watcher("s1", ops=ops)
+    await site.step(watcher)
+    schedules = Schedules(site.store, "shoal", lambda: site.now)
+    await schedules.add("nightly", Definition(spider="Books", every="1h", missed="none"))
+    await site.step(watcher)
+    assert ops.events == []
+    stored = StoredValue(site.store, schedules.key("nightly"), Schedule)
+    await stored.change(lambda found: next_step(found, site.now + 7300, active=False).after if found else None)
+    for _ in range(3):
+        await site.step(watcher)
+    (missed,) = ops.messages
+    assert (missed.event, missed.problem.kind, missed.problem.spider) == ("new", "schedule_missed", "Books")
+    assert missed.problem.title == "Books: schedule nightly missed a time"
 
 
 async def test_a_channel_that_fails_is_reported_through_the_other() -> None:

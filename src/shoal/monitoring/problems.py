@@ -126,7 +126,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
     since: float = 0.0
-    """What happened before is not reported."""
+    """Failures, ends and losses before are not reported."""
     marks: Mapping[str, Mark] = {}
     """See `advance_marks`."""
     endings: tuple[Ending, ...] = ()
@@ -179,9 +179,7 @@ def _all_problems(
     for process in facts.lost:
         if process.at >= facts.since:
             yield _worker_lost(process.run_id, process.spider, process.name, process.at)
-    for missed in facts.missed:
-        if missed.at >= facts.since:
-            yield _schedule_missed(missed)
+    yield from map(_schedule_missed, facts.missed)
     yield from map(_channel_failing, facts.channels)
 
 
