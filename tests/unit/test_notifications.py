@@ -115,6 +115,7 @@ SMTP = '[notifications.channels.ops]\ntype = "smtp"\nhost = "h"\nfrom = "a@b"\nt
         ('[notifications.channels.ops]\ntype = "pigeon"', "pigeon"),
         (WEBHOOK + 'key_evn = "A"', "unknown field `key_evn`; did you mean key_env?"),
         (SMTP.replace("c@d", "c@d\\nBcc: e@f"), r"\$\.to"),
+        (SMTP.replace("c@d", "c@d\\n"), r"\$\.to"),
         (SMTP.replace('"a@b"', '"nobody"'), r"\$\.from"),
         ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, failed, stalled"),
         ('[notifications.rules.x]\nchannels = ["op"]\n' + WEBHOOK, "no channel 'op'; did you mean ops?"),
