@@ -18,7 +18,18 @@ from shoal.notifications.service import Notifications
 from shoal.server.auth import AuthMiddleware, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import actions, clusters, crawl, health, hosts, metrics, notifications, runs, schedules
+from shoal.server.routes import (
+    actions,
+    clusters,
+    crawl,
+    health,
+    hosts,
+    metrics,
+    notifications,
+    run_reports,
+    runs,
+    schedules,
+)
 from shoal.server.state import Server, schedules_of_file
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -56,7 +67,8 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters, schedules, notifications, actions):
+    # The first one has /api/runs/compare, which is no run.
+    for each in (run_reports, runs, hosts, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])
