@@ -57,7 +57,9 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     at: float
     """When it wrote this, by its own clock."""
     ended: bool = False
-    """It stopped in good order."""
+    """It stopped in good order, or with an error."""
+    error: str = ""
+    """The error that ended its part in the run."""
     items_counted: dict[str, int] = {}
     """Items whose fields were counted, by type: at most 50 per second."""
     fields: dict[str, dict[str, int]] = {}
