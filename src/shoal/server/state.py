@@ -8,10 +8,11 @@ import os
 import time
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from fastapi import Request
 
+from shoal.batch.listing import SessionSummary
 from shoal.batch.local import LocalWork
 from shoal.batch.service import BatchService, Executor
 from shoal.batch.session import Session
@@ -27,7 +28,7 @@ from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
 from shoal.server.dashboard.live import LiveViews
-from shoal.server.dashboard.navigation import NAVIGATION
+from shoal.server.dashboard.navigation import ADMIN_ONLY, NAVIGATION, SERVED_ONLY
 from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
 from shoal.tasks.remote import RemoteBatches
@@ -35,6 +36,18 @@ from shoal.tasks.remote import RemoteBatches
 log = logging.getLogger("shoal.server")
 
 _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
+
+
+OVERRIDDEN = "command line or code"
+"""Source of settings that come neither from the file nor from the environment."""
+
+
+class SettingInForce(NamedTuple):
+    """A setting, its value, and where the value comes from."""
+
+    key: str
+    value: object
+    source: str
 
 
 class Server:
@@ -47,7 +60,7 @@ class Server:
         self.visits = visits
         self.views = LiveViews()
         self.snapshots: SharedSnapshot
-        self._overrides = _find_overrides(config)
+        self._overrides, self._sources = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
@@ -78,6 +91,13 @@ class Server:
         on the command line or in code."""
         return Orchestrator(frontier=self.config.frontier, settings=self._overrides)
 
+    def settings(self) -> list[SettingInForce]:
+        """Every setting with its value and its source. Secrets are masked."""
+        return [
+            SettingInForce(key, value, OVERRIDDEN if key in self._overrides else self._sources.get(key, "default"))
+            for key, value in flatten(self.config).items()
+        ]
+
     def frontier_for_workers(self) -> str | None:
         """The frontier's URL without its password, if workers do not find it in the file or the environment."""
         return mask(self.config.frontier) if "frontier" in self._overrides else None
@@ -88,6 +108,12 @@ class Server:
             found = await (await self.remote.service()).find(session_id)
         return found
 
+    async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
+        """The newest sessions of a caller, local and distributed, or those of all callers with None."""
+        services = [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
+        found = {each.session_id: each for service in services for each in await service.list(caller, limit)}
+        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
+
     async def check_rendering(self, *, distributed: bool) -> None:
         """BrowserError if this server cannot start its browser, RequestError if it does not render pages. The browsers
         of Celery workers are not known: a page that they cannot render fails."""
@@ -96,10 +122,10 @@ class Server:
         else:
             await self.fetcher.open_browser()
 
-    @property
-    def navigation(self) -> tuple[tuple[str, str], ...]:
-        """The screens of the dashboard, with their names."""
-        return tuple(each for each in NAVIGATION if not (self.visits and each[0] == "/ui/batches"))
+    def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
+        """The screens of the dashboard that someone with this role may see, with their names."""
+        hidden = {*(SERVED_ONLY if self.visits else ()), *(() if role == "admin" else ADMIN_ONLY)}
+        return tuple(each for each in NAVIGATION if each[0] not in hidden)
 
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
@@ -135,10 +161,13 @@ class Server:
                 await self.store.close()
 
 
-def _find_overrides(config: Config) -> dict[str, object]:
-    """The settings that come neither from the file nor from the environment, but from the command line or code."""
-    plain = flatten(load_config(file=find_config_file(os.environ), environ=os.environ).config, reveal=True)
-    return {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}
+def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings that come neither from the file nor from the environment, but from the command line or code; and
+    the sources of the others."""
+    loaded = load_config(file=find_config_file(os.environ), environ=os.environ)
+    plain = flatten(loaded.config, reveal=True)
+    changed = {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}
+    return changed, loaded.sources
 
 
 def server_of(request: Request) -> Server:

@@ -5,4 +5,9 @@ from __future__ import annotations
 NAVIGATION = (
     ("/", "Overview"),
     ("/ui/runs", "Runs"),
+    ("/ui/batches", "Batches"),
+    ("/ui/settings", "Settings"),
 )
+SERVED_ONLY = ("/ui/batches",)
+"""Screens of a server that crawls itself."""
+ADMIN_ONLY = ("/ui/settings",)

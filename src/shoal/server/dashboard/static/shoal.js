@@ -9,22 +9,56 @@ const READERS = {
     const at = line.indexOf("=");
     return at < 0 ? [line, true] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
   })),
+  json: (text) => JSON.parse(text),
+  wait: (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text.trim()),
   lines: (text) => text.split("\n").map((line) => line.trim()).filter(Boolean),
 };
+
+// `a.b` names a value in the object `a`. Fields with `data-list` are elements of a list.
+function put(body, field, value) {
+  const path = field.name.split(".");
+  const last = path.pop();
+  const owner = path.reduce((each, name) => (each[name] ??= {}), body);
+  if ("list" in field.dataset) (owner[last] ??= []).push(value);
+  else owner[last] = value;
+}
 
 function bodyOf(form) {
   const body = {};
   for (const field of form.querySelectorAll("[name]")) {
-    if (field.type === "checkbox") {
-      if (field.checked) body[field.name] = true;
-    } else if (field.type === "radio") {
-      if (field.checked) body[field.name] = field.value;
+    if (field.type === "checkbox" || field.type === "radio") {
+      if (field.checked) put(body, field, field.hasAttribute("value") ? field.value : true);
+      else if ("off" in field.dataset) put(body, field, JSON.parse(field.dataset.off));
     } else if (field.value.trim() !== "") {
       const type = field.dataset.type || (field.type === "number" ? "number" : "");
-      body[field.name] = type ? READERS[type](field.value) : field.value;
+      put(body, field, type ? READERS[type](field.value) : field.value);
     }
   }
   return body;
+}
+
+// Show what is wrong with a form beside its fields.
+function showErrors(form, details) {
+  form.querySelectorAll(".field-error").forEach((each) => each.remove());
+  form.querySelectorAll("[aria-invalid]").forEach((each) => {
+    each.removeAttribute("aria-invalid");
+    each.removeAttribute("aria-describedby");
+  });
+  for (const { where, message } of details) {
+    const path = where.replace(/^body\.?/, "");
+    const field = [...form.querySelectorAll("[name]:not([type=hidden])")]
+      .filter((each) => path === each.name || path.startsWith(`${each.name}.`))
+      .sort((a, b) => b.name.length - a.name.length)[0];
+    if (!field) continue;
+    const line = document.createElement("span");
+    line.className = "field-error";
+    line.id = `error-${field.name}`;
+    line.textContent = message;
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-describedby", line.id);
+    field.after(line);
+    field.focus();
+  }
 }
 
 htmx.defineExtension("shoal-json", {
@@ -65,8 +99,9 @@ document.addEventListener("htmx:afterRequest", (event) => {
   const { elt, xhr, successful, requestConfig } = event.detail;
   if (!requestConfig || requestConfig.verb === "get") return;
   const answer = answerOf(xhr);
+  const problem = successful ? null : answer.error;
+  if (elt.tagName === "FORM") showErrors(elt, (problem && problem.details) || []);
   if (!successful) {
-    const problem = answer.error;
     toast(problem ? problem.message : xhr.status ? `The server answered with status ${xhr.status}.` : "The server does not answer.", true);
     return;
   }
@@ -93,6 +128,7 @@ async function refresh() {
   const response = await fetch(location.href, { headers: { "X-Part": "live" } });
   if (response.ok) {
     Idiomorph.morph(live, await response.text(), { morphStyle: "innerHTML" });
+    htmx.process(live);
     dress(live);
   }
 }
