@@ -31,7 +31,7 @@ LAYERS = [
     {"testing"},
     {"crawling"},
     {"metrics"},
-    {"runs", "monitoring"},
+    {"monitoring", "runs"},
     {"cluster"},
     {"batch"},
     {"tasks"},

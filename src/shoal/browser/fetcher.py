@@ -138,6 +138,13 @@ class BrowserFetcher:
         if self._session is not None:
             self._session.pages.forget(scope)
 
+    def status(self) -> str:
+        """What the browser does, for people."""
+        session = self._session
+        if session is None:
+            return "not running"
+        return f"{len(session.uses)} pages open, {session.process.pages} rendered"
+
     async def close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()

@@ -24,9 +24,11 @@ from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
-from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
@@ -262,6 +264,7 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            process=RecordedProcess(self._worker_id, "crawl" if self._store is None else "server"),
             session=session,
             on_begin=self.started.set,
         )

@@ -22,9 +22,10 @@ from shoal.crawling.stats import Counters, Latency
 from shoal.errors import RunError
 from shoal.frontier import share_store
 from shoal.frontier.local.processes import name_process
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
-from shoal.runs.lifecycle import Plan
+from shoal.runs.plan import Plan
 from shoal.runs.process_fork import inherited
 from shoal.selector.usage import QueryUsage
 from shoal.spider import Spider
@@ -36,7 +37,7 @@ _LAST_REPORT = 2.0
 _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process ends, whatever it does."""
 _OUTPUT_TIMEOUT = 1.2
-_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "started")
+_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "started")
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
 
 
@@ -136,6 +137,7 @@ class CrawlPart(Crawl):
             super()._plan(store, collector),
             source=None, resumes=False, watches=True, is_private=False, keep_items=True,
             output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+            process=RecordedProcess(self._worker_id, "worker"),
         )  # fmt: skip
 
     @property

@@ -18,8 +18,10 @@ from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError
 from shoal.frontier import share_store
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Holder, Store
-from shoal.runs.lifecycle import GRACE, Output, Plan, RunLifecycle
+from shoal.runs.lifecycle import GRACE, RunLifecycle
+from shoal.runs.plan import Output, Plan
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies
 from shoal.runs.worker_session import make_session, new_worker_id
@@ -155,6 +157,7 @@ class Worker:
             output_timeout=_OUTPUT_TIMEOUT,
             holder=options.holder,
             may_work=options.may_work,
+            process=RecordedProcess(self.worker_id, "worker" if options.holder is None else "runner"),
             session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
             on_unseeded=_warn_unseeded,
