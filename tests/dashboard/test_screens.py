@@ -17,7 +17,7 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "run": lambda stage: f"/ui/runs/{stage.fleet.run_id}",
 }
 """Name and address of every screen."""
-SCREENSHOTS = os.environ.get("SHOAL_SCREENSHOTS")
+SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")
 """A folder: if it is set, a picture of every screen is saved there."""
 
 
