@@ -154,6 +154,7 @@ class RunRecorder:
             started_at=self._started_at,
             at=now,
             ended=ended,
+            error=vitals.error[:_MAX_ITEM] if ended else "",
             pages=counters.fetched,
             items=counters.items,
             failed=max(0, counters.errors.total() - counters.retried),

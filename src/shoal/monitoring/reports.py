@@ -42,7 +42,9 @@ class ProcessReport(Struct, frozen=True, kw_only=True):
     at: float
     """When it wrote this, by its own clock. It does so every 5 seconds."""
     ended: bool = False
-    """It stopped in good order."""
+    """It stopped in good order, or with an error."""
+    error: str = ""
+    """The error that ended its part in the run."""
     pages: int = 0
     items: int = 0
     failed: int = 0

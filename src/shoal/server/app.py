@@ -14,10 +14,11 @@ from starlette.staticfiles import StaticFiles
 
 from shoal import __version__
 from shoal.config import Config
+from shoal.notifications.service import Notifications
 from shoal.server.auth import AuthMiddleware, check_admin, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs, settings
+from shoal.server.routes import actions, clusters, crawl, health, hosts, metrics, notifications, runs, settings
 from shoal.server.state import Server
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -30,15 +31,17 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config, *, visits: bool = False) -> FastAPI:
-    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network.
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
+    if the notifications cannot work as they are configured.
 
     ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
     """
     check_binding(config.serve)
+    notifier = Notifications(config)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, visits=visits)
+        server = app.state.server = Server(config, notifier, visits=visits)
         await server.open()
         try:
             yield
@@ -52,7 +55,7 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters):
+    for each in (runs, hosts, clusters, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

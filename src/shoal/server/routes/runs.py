@@ -23,6 +23,7 @@ from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
@@ -65,6 +66,7 @@ async def start(body: StartRun, request: Request) -> Response:
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
         started = await start_chosen(server, chosen, urls, new_run=body.new_run)
+    await record_action(request, "start", str(started["run_id"]), f"{body.spider}, {chosen.mode}")
     return json_response({**started, "mode": chosen.mode}, 201, {"Location": f"/api/runs/{started['run_id']}"})
 
 
@@ -150,26 +152,27 @@ async def read_run(run_id: RunId, request: Request) -> Response:
 @router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
 async def pause(run_id: RunId, request: Request) -> Response:
     """Pause a run: requests in flight finish, no others start. Workers wait."""
-    return await _transition(request, run_id, "paused")
+    return await _transition(request, run_id, "paused", "pause")
 
 
 @router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
 async def resume(run_id: RunId, request: Request) -> Response:
     """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
     that worked in this server continues here."""
-    return await _transition(request, run_id, "running")
+    return await _transition(request, run_id, "running", "resume")
 
 
 @router.post("/{run_id}/cancel", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
 async def cancel(run_id: RunId, request: Request) -> Response:
     """Cancel a run: its workers exit. Nothing is deleted, and you can resume it."""
-    return await _transition(request, run_id, "cancelled")
+    return await _transition(request, run_id, "cancelled", "cancel")
 
 
-async def _transition(request: Request, run_id: str, state: RunState) -> Response:
+async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
     server = server_of(request)
     await _find_run(server, run_id)
     run = await server.store.transition(run_id, state)
+    await record_action(request, what, run_id)
     if state == "running":
         await server.jobs.resume(run)
     else:
@@ -183,7 +186,9 @@ async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | Non
     name the kind `robots`. Links that were refused because the queue was full return while it has room, the others stay
     failed: call this again later. Resume the run afterwards if it is finished."""
     frontier = await _open_frontier(server_of(request), run_id)
-    count = await frontier.retry_dead(None if which is None else which.kinds)
+    kinds = None if which is None else which.kinds
+    count = await frontier.retry_dead(kinds)
+    await record_action(request, "retry", run_id, f"{count} requests, {', '.join(kinds or ['all kinds'])}")
     return json_response({"run_id": run_id, "retried": count})
 
 
@@ -200,6 +205,7 @@ async def remove(
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
     await server.jobs.forget(run_id)
     await server.store.delete_run(run_id)
+    await record_action(request, "delete", run_id, f"of {run.spider}, {run.state}")
     return json_response({"run_id": run_id, "removed": True})
 
 
