@@ -14,7 +14,7 @@ from shoal.config.root import Config
 from shoal.errors import ConfigError
 
 # Tables of the file that are no settings of a run: their packages read them.
-_OTHER_TABLES = ("spiders", "notifications")
+_OTHER_TABLES = ("spiders", "schedules", "notifications")
 
 
 class Resolved(Struct, frozen=True):

@@ -58,8 +58,8 @@ async def choose_run(store: Store, wanted: WantedRun) -> Run:
 
 def _to_resume(runs: list[Run], wanted: WantedRun) -> Run | None:
     for run in runs:
-        if run.state in ("queued", "cancelled") or "seeds" in run.settings:  # runs of a fleet are for workers
-            continue
+        if run.state in ("queued", "cancelled") or not run.settings.keys().isdisjoint(("seeds", "schedule")):
+            continue  # runs of a fleet are for workers, those of a schedule for servers
         return None if run.state == "finished" and wanted.new == "after_finish" else run
     return None
 

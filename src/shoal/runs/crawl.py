@@ -159,6 +159,8 @@ class Crawl:
         """Let other processes of this machine use the store while the crawl works."""
         self.address = self.config.frontier
         """Where other processes find the store, once the crawl has started."""
+        self.has_heartbeats = store is None
+        """Send heartbeats, so that other processes get its pages soon after it was killed."""
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
@@ -249,7 +251,7 @@ class Crawl:
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
         options = frontier_options(self.config)
         session = None
-        if self._store is None and self.run is not None:
+        if self.has_heartbeats and self.run is not None:
             session = make_session(self.config, self.run.run_id, self._worker_id, options)
         return Plan(
             spider=self.spider,

@@ -18,8 +18,19 @@ from shoal.notifications.service import Notifications
 from shoal.server.auth import AuthMiddleware, check_admin, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import actions, clusters, crawl, health, hosts, metrics, notifications, runs, settings
-from shoal.server.state import Server
+from shoal.server.routes import (
+    actions,
+    clusters,
+    crawl,
+    health,
+    hosts,
+    metrics,
+    notifications,
+    runs,
+    schedules,
+    settings,
+)
+from shoal.server.state import Server, check_schedules
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -31,12 +42,13 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config, *, visits: bool = False) -> FastAPI:
-    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
-    if the notifications cannot work as they are configured.
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, if
+    the notifications cannot work as they are configured, or if shoal.toml has an invalid schedule.
 
     ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
     """
     check_binding(config.serve)
+    check_schedules()
     notifier = Notifications(config)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
@@ -55,7 +67,7 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters, notifications, actions):
+    for each in (runs, hosts, clusters, notifications, actions, *(() if visits else (schedules,))):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
