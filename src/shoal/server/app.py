@@ -20,6 +20,7 @@ from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
 from shoal.server.routes import (
     actions,
+    charts,
     clusters,
     crawl,
     health,
@@ -67,7 +68,7 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters, notifications, actions, *(() if visits else (schedules,))):
+    for each in (runs, charts, hosts, clusters, notifications, actions, *(() if visits else (schedules,))):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

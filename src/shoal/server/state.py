@@ -23,6 +23,7 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
 from shoal.frontier import join_store, open_store
+from shoal.monitoring.charts import SpeedHistory
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
@@ -32,6 +33,8 @@ from shoal.schedules.definitions import read_file
 from shoal.schedules.runner import ScheduleRunner
 from shoal.schedules.schedule import Definition
 from shoal.schedules.service import Schedules
+from shoal.server.cache import TimedCache
+from shoal.server.dashboard.attention import Attention
 from shoal.server.dashboard.live import LiveViews
 from shoal.server.dashboard.navigation import ADMIN_ONLY, NAVIGATION, SERVED_ONLY
 from shoal.server.dashboard.shared_snapshot import SharedSnapshot
@@ -66,7 +69,10 @@ class Server:
         self.notifications = notifications
         self.visits = visits
         self.views = LiveViews()
+        self.cache = TimedCache()
         self.snapshots: SharedSnapshot
+        self.speed_history: SpeedHistory
+        self.attention: Attention
         self._overrides, self._sources = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
@@ -84,12 +90,14 @@ class Server:
         config = self.config
         self.store = await (join_store if self.visits else open_store)(config.frontier)
         self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
+        self.speed_history = SpeedHistory(self.store, config.project_name, without=[BatchSpider.name])
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
         self.schedules = Schedules(self.store, config.project_name)
         self.scheduled_runs = ScheduledRuns(self.schedules, self.jobs, config, self.orchestrator)
         self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
+        self.attention = Attention(self.store, config, self.notifications, self.schedules, without=[BatchSpider.name])
         if not self.visits:
             await self.local.open()
             self.remote.start()

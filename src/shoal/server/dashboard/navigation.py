@@ -6,8 +6,11 @@ NAVIGATION = (
     ("/", "Overview"),
     ("/ui/runs", "Runs"),
     ("/ui/batches", "Batches"),
+    ("/ui/schedules", "Schedules"),
+    ("/ui/notifications", "Notifications"),
+    ("/ui/actions", "Actions"),
     ("/ui/settings", "Settings"),
 )
-SERVED_ONLY = ("/ui/batches",)
+SERVED_ONLY = ("/ui/batches", "/ui/schedules")
 """Screens of a server that crawls itself."""
 ADMIN_ONLY = ("/ui/settings",)

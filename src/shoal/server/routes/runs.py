@@ -146,7 +146,7 @@ async def list_runs(
 async def read_run(run_id: RunId, request: Request) -> Response:
     """The state and the request counts of a run."""
     server = server_of(request)
-    return json_response(await _describe(server, await _find_run(server, run_id)))
+    return json_response(await _describe(server, await find_run(server, run_id)))
 
 
 @router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
@@ -170,7 +170,7 @@ async def cancel(run_id: RunId, request: Request) -> Response:
 
 async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
     server = server_of(request)
-    await _find_run(server, run_id)
+    await find_run(server, run_id)
     run = await server.store.transition(run_id, state)
     await record_action(request, what, run_id)
     if state == "running":
@@ -200,7 +200,7 @@ async def remove(
 ) -> Response:
     """Delete a run: its URLs, counts and item log. Its outputs are not touched."""
     server = server_of(request)
-    run = await _find_run(server, run_id)
+    run = await find_run(server, run_id)
     if run.state not in OVER and not force:
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
     await server.jobs.forget(run_id)
@@ -297,7 +297,7 @@ def _redact_history(history: History) -> dict[str, object]:
     return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
 
 
-async def _find_run(server: Server, run_id: str) -> Run:
+async def find_run(server: Server, run_id: str) -> Run:
     """Find a run. Batches are 404: each belongs to its caller. So are runs of other projects."""
     run = await server.store.get_run(run_id)
     if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
@@ -306,7 +306,7 @@ async def _find_run(server: Server, run_id: str) -> Run:
 
 
 async def _open_frontier(server: Server, run_id: str) -> Frontier:
-    run = await _find_run(server, run_id)
+    run = await find_run(server, run_id)
     return await server.store.frontier(run.run_id, run_options(run, server.config))
 
 

@@ -28,16 +28,11 @@ Missed = Annotated[
 ]
 
 
-class AddSchedule(StrictModel):
-    """Runs a spider of the registry at set times. Set either `cron` or `every`."""
+class ChangeSchedule(StrictModel):
+    """What runs, and when. Set either `cron` or `every`."""
 
-    model_config = with_examples(
-        {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
-        {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
-        strict=True,
-    )
+    model_config = with_examples({"spider": "Books", "every": "30m", "overlap": "wait"}, strict=True)
 
-    name: Word
     spider: Word
     arguments: Annotated[
         dict[Word, Scalar], Field(max_length=100, description="Constructor arguments of the spider."), at_most(100)
@@ -56,6 +51,18 @@ class AddSchedule(StrictModel):
     keep: Annotated[
         int | None, Field(ge=0, le=1_000_000, description="Number of ended runs to keep. Default: all.")
     ] = None
+
+
+class AddSchedule(ChangeSchedule):
+    """Runs a spider of the registry at set times. Set either `cron` or `every`."""
+
+    model_config = with_examples(
+        {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
+        {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
+        strict=True,
+    )
+
+    name: Word
 
 
 class ScheduleModel(BaseModel):

@@ -83,8 +83,13 @@ function toast(text, bad) {
   setTimeout(() => line.remove(), bad ? 12000 : 5000);
 }
 
+// The value at a path such as `results.0.error`.
+function at(values, path) {
+  return path.split(".").reduce((each, name) => (each === null || each === undefined ? undefined : each[name]), values);
+}
+
 function filled(text, values) {
-  return text.replace(/\{(\w+)\}/g, (all, name) => (name in values ? values[name] : all));
+  return text.replace(/\{([\w.]+)\}/g, (all, path) => at(values, path) ?? all);
 }
 
 function answerOf(xhr) {
@@ -107,6 +112,12 @@ document.addEventListener("htmx:afterRequest", (event) => {
   }
   if (elt.dataset.then) {
     location.href = elt.dataset.then.replace(/\{(\w+)\}/g, (all, name) => encodeURIComponent(answer[name]));
+    return;
+  }
+  const failure = elt.dataset.problem && at(answer, elt.dataset.problem);
+  if (failure) {
+    toast(failure, true);
+    refresh();
     return;
   }
   if (elt.dataset.result) show(elt.dataset.result, answer);
@@ -193,7 +204,10 @@ async function draw(place) {
 function paint(place, data) {
   const values = [data.times, ...data.series.map((each) => each.values)];
   let chart = CHARTS.get(place);
-  if (!data.times.length) return;
+  if (!data.times.length) {
+    if (!chart) place.textContent = "No history yet.";
+    return;
+  }
   if (!chart || chart.series.length !== values.length) {
     place.replaceChildren();
     chart = new uPlot(chartOptions(place, data.series), values, place);
