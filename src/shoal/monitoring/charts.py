@@ -40,7 +40,7 @@ def state_chart(samples: Sequence[Sample]) -> Chart:
         ("failed", "dead", lambda each: each.dead),
         ("in flight", "leased", lambda each: each.leased),
         ("waiting to retry", "waiting", lambda each: each.waiting),
-        ("queued", "accent", lambda each: each.ready),
+        ("queued", "ready", lambda each: each.ready),
     )
     return Chart(
         [each.at for each in shown],

@@ -32,6 +32,8 @@ class Attention:
         self._facts = FactReader(store, config, notifications.limits, without=without)
         self._before: Snapshot | None = None
         self._marks: dict[str, Mark] = {}
+        self._since: dict[str, float] = {}
+        """When each problem was first seen."""
 
     async def find(self, snapshot: Snapshot) -> list[Problem]:
         """The problems at the time of a snapshot, critical ones first, then the newest."""
@@ -42,7 +44,8 @@ class Attention:
         facts = replace(facts, missed=await self._missed(), channels=await self._channels())
         found = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot
-        shown = [each for each in found if each.severity in _ORDER]
+        shown = [replace(each, since=self._since.get(each.key, each.since)) for each in found if each.severity in _ORDER]
+        self._since = {each.key: each.since for each in shown}
         return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
 
     async def _missed(self) -> tuple[MissedTime, ...]:

@@ -176,13 +176,23 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// Times on the axis: with seconds for short ranges, with the day for long ones.
+function timesOf(u, moments) {
+  const seconds = moments.length > 1 ? moments[moments.length - 1] - moments[0] : 0;
+  const parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  if (seconds < 300) parts.second = "2-digit";
+  if (seconds > 86400) Object.assign(parts, { day: "numeric", month: "short" });
+  const format = new Intl.DateTimeFormat(undefined, parts);
+  return moments.map((moment) => format.format(new Date(1000 * moment)));
+}
+
 function chartOptions(place, series) {
   const axis = { stroke: colour("muted"), grid: { stroke: colour("line") }, ticks: { stroke: colour("line") } };
   return {
     width: Math.max(260, place.clientWidth - 16), height: 200, legend: { live: true },
     scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
-    axes: [axis, { ...axis, size: 60 }],
-    series: [{}, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
+    axes: [{ ...axis, values: timesOf, space: 80 }, { ...axis, size: 60 }],
+    series: [{ label: "Time", value: (u, moment) => (moment ? FULL.format(new Date(1000 * moment)) : "") }, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
   };
 }
 
