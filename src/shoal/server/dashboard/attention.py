@@ -44,7 +44,8 @@ class Attention:
         facts = replace(facts, missed=await self._missed(), channels=await self._channels())
         found = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot
-        shown = [replace(each, since=self._since.get(each.key, each.since)) for each in found if each.severity in _ORDER]
+        shown = [each for each in found if each.severity in _ORDER]
+        shown = [replace(each, since=self._since.get(each.key, each.since)) for each in shown]
         self._since = {each.key: each.since for each in shown}
         return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
 
