@@ -42,6 +42,9 @@ COMMANDS = {
     "Inspect": {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
         "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
+        "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
+        "workers": CommandEntry("history", "List the processes that work on a run."),
+        "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),
         "audit": CommandEntry("audit", "Recount the requests of a run and check that none is lost."),
         "why": CommandEntry("audit", "Show what happened to a URL."),
         "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),

@@ -27,6 +27,7 @@ from shoal.server.routes import (
     hosts,
     metrics,
     notifications,
+    run_reports,
     runs,
     schedules,
     settings,
@@ -68,7 +69,8 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, charts, hosts, clusters, notifications, actions, *(() if visits else (schedules,))):
+    routes = (run_reports, runs, charts, hosts, clusters, notifications, actions)  # /api/runs/compare is no run
+    for each in routes if visits else (*routes, schedules):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

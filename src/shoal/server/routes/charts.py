@@ -12,7 +12,7 @@ from shoal.monitoring.charts import Chart, speed_chart, state_chart
 from shoal.monitoring.samples import read_history
 from shoal.server.errors import problems
 from shoal.server.responses import json_response
-from shoal.server.routes.runs import RunId, find_run
+from shoal.server.run_lookup import RunId, find_run
 from shoal.server.schemas.charts import ChartModel
 from shoal.server.state import Server, server_of
 

@@ -123,12 +123,17 @@ class RunList(BaseModel):
 class RetryFailed(StrictModel):
     """Which failed requests to retry."""
 
-    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {}, strict=True)
+    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {"url": "*/products/*"}, {}, strict=True)
 
     kinds: Annotated[
         list[Word] | None,
         Field(min_length=1, max_length=100, description="Error kinds to retry (default: all but `robots`, `scope`)."),
         at_most(100),
+    ] = None
+    host: Annotated[str | None, Field(min_length=1, max_length=260, description="Only requests of this host.")] = None
+    url: Annotated[
+        str | None,
+        Field(min_length=1, max_length=1000, description="Only URLs that match: `*` is any text, `?` any character."),
     ] = None
 
 
@@ -208,7 +213,7 @@ class HistoryModel(BaseModel):
     model_config = with_examples(
         {
             "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-            "parent": URL, "reason": "", "worker": "crawler-1",
+            "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
             "events": [
                 {
                     "at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s",
@@ -228,6 +233,7 @@ class HistoryModel(BaseModel):
     items: int
     parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
     reason: str
+    kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
     events: list[EventModel]
     worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
 
@@ -242,7 +248,7 @@ class FailedPage(BaseModel):
                 {
                     "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
                     "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
-                    "worker": "crawler-1",
+                    "kind": "http 500", "worker": "crawler-1",
                 }
             ],
         }
