@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import os
 import signal
@@ -54,6 +56,13 @@ def stands_still(site: Target, seconds: float = 0.8) -> bool:
     before = len(site.visits())
     time.sleep(seconds)
     return len(site.visits()) == before
+
+
+def is_genuine(secret: str, signature: str, body: bytes) -> bool:
+    """The recipe of the guide."""
+    at, _, code = signature.removeprefix("t=").partition(",v1=")
+    expected = hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(code, expected) and abs(time.time() - int(at)) < 60
 
 
 @contextmanager

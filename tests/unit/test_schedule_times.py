@@ -113,7 +113,9 @@ def test_the_latest_time_after_a_long_pause_is_found_quickly() -> None:
     assert latest(Cron("0 0 1 1 *", UTC), now - 86400, now) is None
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("1h30m", 5400), ("1d", 86400), ("2w", 1209600)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("15m", 900), ("1h30m", 5400), ("1d", 86400), ("2w", 1209600)]
+)
 def test_intervals_are_read(text: str, seconds: int) -> None:
     assert parse_interval(text) == seconds
 

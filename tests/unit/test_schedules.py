@@ -141,7 +141,7 @@ def test_a_run_beside_the_times_has_a_name_of_its_own() -> None:
     assert step.due == START + 3600.001
     assert step.after.run_id.endswith("-001")
     assert step.after.last == START
-    found, fired = steps(step.after, START + 3600)
+    _, fired = steps(step.after, START + 3600)
     assert fired == [START + 3600]
     assert run_now(schedule(run_id="r"), START, active=True) is None
     waits = run_now(schedule(run_id="r", overlap="wait"), START, active=True)
@@ -326,7 +326,7 @@ async def test_a_run_now_obeys_the_overlap_policy(schedules: Schedules) -> None:
     await schedules.add("a", HOURLY)
     first = (await schedules.run("a", make_run)).run
     assert first is not None
-    with pytest.raises(RunError, match=f"run {first.run_id} has not ended, and overlap is \"skip\""):
+    with pytest.raises(RunError, match=f'run {first.run_id} has not ended, and overlap is "skip"'):
         await schedules.run("a", make_run)
     await schedules.add("a", replace(HOURLY, overlap="wait"), replaces=True)
     assert (await schedules.run("a", make_run)).run is None
@@ -386,9 +386,14 @@ async def test_runs_of_servers_and_fleets_are_made(file: Path, schedules: Schedu
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings": {"browser.executable": "/bin/sh"}}, {"settings": {"frontier": "memory:"}}, {"arguments": {"settings": {}}},
-     {"more": 1}, {"arguments": 3}],
-)  # fmt: skip
+    [
+        {"settings": {"browser.executable": "/bin/sh"}},
+        {"settings": {"frontier": "memory:"}},
+        {"arguments": {"settings": {}}},
+        {"arguments": 3},
+        {"more": 1},
+    ],
+)
 def test_a_run_that_others_wrote_is_refused(change: dict[str, Any]) -> None:
     settings = {"schedule": "a", "registered": "Books", **change}
     with pytest.raises(RunError, match="run r has"):

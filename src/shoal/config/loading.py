@@ -61,8 +61,8 @@ def load_config(
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or else the one on this machine.
     """
     in_file = read_toml(file) if file is not None else {}
-    for name in _OTHER_TABLES:
-        in_file.pop(name, None)
+    for table in _OTHER_TABLES:
+        in_file.pop(table, None)
     typed = options or {}
     in_code = changed(code) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ or {})

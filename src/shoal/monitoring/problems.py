@@ -126,7 +126,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
     since: float = 0.0
-    """What happened before is not reported."""
+    """Failures, ends and losses before are not reported."""
     marks: Mapping[str, Mark] = {}
     """See `advance_marks`."""
     endings: tuple[Ending, ...] = ()
@@ -179,9 +179,7 @@ def _all_problems(
     for process in facts.lost:
         if process.at >= facts.since:
             yield _worker_lost(process.run_id, process.spider, process.name, process.at)
-    for missed in facts.missed:
-        if missed.at >= facts.since:
-            yield _schedule_missed(missed)
+    yield from map(_schedule_missed, facts.missed)
     yield from map(_channel_failing, facts.channels)
 
 
@@ -390,12 +388,17 @@ def _problem(
     kind: ProblemKind, severity: Severity, title: str, text: str, since: float, *, figure: float = 0.0,
     about: str = "", run_id: str = "", spider: str = "",
 ) -> Problem:  # fmt: skip
+    run_id, spider, about = map(_encodable, (run_id, spider, about))
     of = f"{_short(spider)}: " if spider else ""
     return Problem(
         key="/".join(filter(None, (kind, run_id, about))), kind=kind, severity=severity, run_id=run_id, spider=spider,
         title=_short(f"{of}{title}", 2 * _MAX_NAME), text=_short(text, _MAX_TEXT), since=since, figure=figure,
         about=about,
     )  # fmt: skip
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _short(text: str, limit: int = _MAX_NAME) -> str:

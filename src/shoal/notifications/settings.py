@@ -204,7 +204,7 @@ def _rule(file: str, name: str, given: object, channels: Mapping[str, ChannelTab
         raise ConfigError(f"{where}: {exc}{_near(exc, Rule)}") from None
     for channel in rule.channels:
         if channel not in channels:
-            known = did_you_mean(channel, channels) or f"; its channels are: {', '.join(channels) or 'none'}"
+            known = did_you_mean(channel, list(channels)) or f"; its channels are: {', '.join(channels) or 'none'}"
             raise ConfigError(f"{where}: there is no channel {channel!r}{known}")
     return rule
 

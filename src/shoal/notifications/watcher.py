@@ -21,9 +21,11 @@ from shoal.monitoring.problems import Mark, advance_marks, find_problems, store_
 from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
 from shoal.notifications.channels import Channel
 from shoal.notifications.delivery import Delivery
+from shoal.notifications.missed_times import read_missed
 from shoal.notifications.rules import limits_for
 from shoal.notifications.settings import NotificationSettings
-from shoal.ports import Store
+from shoal.ports import Documents, Store
+from shoal.schedules.service import Schedules
 from shoal.stores.documents import StoredValue
 
 log = logging.getLogger("shoal.notifications")
@@ -44,6 +46,11 @@ class Watch(Struct, frozen=True, kw_only=True):
     since: float
     """When the store was watched for the first time. What happened before is not reported."""
     marks: dict[str, Mark] = {}
+
+
+def watch_of(documents: Documents, project: str) -> StoredValue[Watch]:
+    """Who watches the runs of a project."""
+    return StoredValue(documents, f"watch/{project}", Watch)
 
 
 class Watcher:
@@ -69,7 +76,8 @@ class Watcher:
         self._limits = limits
         self._taker = SnapshotTaker(store, config, without=without)
         self._facts = FactReader(store, config, limits, without=without)
-        self._watch = StoredValue(store, f"watch/{project}", Watch)
+        self._schedules = Schedules(store, project)
+        self._watch = watch_of(store, project)
         self._delivery = Delivery(store, channels, settings, project, name, self._is_in_charge)
         self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name, _always)
         """For what cannot be stored: that the store is away."""
@@ -128,7 +136,8 @@ class Watcher:
         self._before, self._marks = snapshot, advance_marks(self._marks, snapshot)
         bad = {r.problem.run_id for r in self._delivery.reports.values() if r.problem.kind in _BAD_KINDS}
         facts = await self._facts.read(snapshot, since=held.since, marks=self._marks, bad=bad)
-        facts = replace(facts, channels=self._delivery.failing_channels())
+        missed = await read_missed(self._schedules, held.since)
+        facts = replace(facts, channels=self._delivery.failing_channels(), missed=missed)
         if before is not None:  # one snapshot alone cannot show that a problem is over
             await self._delivery.check(find_problems(snapshot, before, facts, self._limits), now)
 

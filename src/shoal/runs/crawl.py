@@ -157,10 +157,10 @@ class Crawl:
         """Set when the outputs are open and the crawl begins."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
-        self.address = self.config.frontier
-        """Where other processes find the store, once the crawl has started."""
         self.has_heartbeats = store is None
         """Send heartbeats, so that other processes get its pages soon after it was killed."""
+        self.address = self.config.frontier
+        """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None

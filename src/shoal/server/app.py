@@ -32,7 +32,7 @@ from shoal.server.routes import (
     schedules,
     settings,
 )
-from shoal.server.state import Server, check_schedules
+from shoal.server.state import Server, schedules_of_file
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -44,14 +44,14 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config, *, visits: bool = False) -> FastAPI:
-    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, if
-    the notifications cannot work as they are configured, or if shoal.toml has an invalid schedule.
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
+    shoal.toml has an invalid schedule or notifications that cannot work.
 
     ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
     """
     check_binding(config.serve)
-    check_schedules()
-    notifier = Notifications(config)  # before it serves, so that a wrong setting is one line
+    schedules_of_file()
+    notifier = Notifications(config, active=not visits)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,8 +69,8 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    routes = (run_reports, runs, charts, hosts, clusters, notifications, actions)  # /api/runs/compare is no run
-    for each in routes if visits else (*routes, schedules):
+    for each in (run_reports, runs, charts, hosts, clusters, schedules, notifications, actions):
+        # the first one has /api/runs/compare, which is no run
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

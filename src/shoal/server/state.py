@@ -97,18 +97,15 @@ class Server:
         self.schedules = Schedules(self.store, config.project_name)
         self.scheduled_runs = ScheduledRuns(self.schedules, self.jobs, config, self.orchestrator)
         self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
+        self.scheduled_runs.on_ended = self.schedule_runner.wake
         self.attention = Attention(self.store, config, self.notifications, self.schedules, without=[BatchSpider.name])
         if not self.visits:
             await self.local.open()
             self.remote.start()
-            await self._start_schedules()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
-
-    async def _start_schedules(self) -> None:
-        if (defined := check_schedules()) is not None:
-            await self.schedules.load(defined)
-        self.scheduled_runs.on_ended = self.schedule_runner.wake
-        self._loops.append(asyncio.create_task(self.schedule_runner.run()))
+            if (defined := schedules_of_file()) is not None:
+                await self.schedules.load(defined)
+            self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -196,7 +193,7 @@ class Server:
                 await self.store.close()
 
 
-def check_schedules() -> dict[str, Definition] | None:
+def schedules_of_file() -> dict[str, Definition] | None:
     """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
     file = find_config_file(os.environ)
     return None if file is None else read_file(file)

@@ -192,8 +192,7 @@ def retry_failed(
             count = await retry_matching(found, which)
             every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
             refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
-            detail = f"{count} requests, {', '.join(kind or ['all kinds'])}"
-            await record_action(store, "retry", run.run_id, detail, run.project)
+            await record_action(store, "retry", run.run_id, f"{count} requests, {which}", run.project)
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import AsJson, FrontierUrl, given, resolve
+from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ def list_notifications(
     """List reported problems, and the state of each channel."""
 
     async def work() -> None:
-        from shoal.notifications.service import Notifications
+        from shoal.notifications.service import list_channels, list_problems
+        from shoal.notifications.settings import load_notifications
 
-        service = Notifications(resolve(None, given({"frontier": frontier}), []).config)
+        project, settings = current_project(), load_notifications().settings
         async with opened_store(frontier, readonly=True) as store:
-            found = [report for report in await service.problems(store) if every or report.is_open]
-            channels = await service.channels(store)
+            found = [report for report in await list_problems(store, project) if every or report.is_open]
+            channels = await list_channels(store, project, settings)
         if as_json:
             _print_json(found, channels)
             return
@@ -99,12 +100,13 @@ def _channel_line(channel: ChannelInfo) -> str:
 
 
 @notify_app.add(
+    "test",
     examples="""
     shoal notify test
     shoal notify test ops
-    """
+    """,
 )
-def test(
+def send_test(
     channel: Annotated[
         str | None, typer.Argument(metavar="CHANNEL", help="The name of the channel (default: all).")
     ] = None,

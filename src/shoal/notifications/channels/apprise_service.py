@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ class AppriseService:
             interpret_escapes=False, interpret_emojis=False,
         )  # fmt: skip
         self._service: Any = apprise.Apprise(asset=asset)
-        with _one_at_a_time, _Captured():
+        with _one_at_a_time, _Captured(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of modules that its plugins import
             if not self._service.add(url.reveal()):
                 raise ConfigError(
                     f"{where}: apprise does not know this URL. See its list of services for how to write it"

@@ -11,6 +11,6 @@ NAVIGATION = (
     ("/ui/actions", "Actions"),
     ("/ui/settings", "Settings"),
 )
-SERVED_ONLY = ("/ui/batches", "/ui/schedules")
+SERVED_ONLY = ("/ui/batches",)
 """Screens of a server that crawls itself."""
 ADMIN_ONLY = ("/ui/settings",)

@@ -33,7 +33,13 @@ async def list_notifications(
     reports = await server.notifications.problems(server.store)
     shown = [_problem(report) for report in reports if report.is_open or not lasting]
     channels = await server.notifications.channels(server.store)
-    return json_response({"problems": shown[:limit], "channels": [_channel(channel) for channel in channels]})
+    return json_response(
+        {
+            "problems": shown[:limit],
+            "channels": [_channel(channel) for channel in channels],
+            "watched_since": await server.notifications.watched_since(server.store),
+        }
+    )
 
 
 @router.post("/test", response_model=TestPage, responses=problems(401, 422, 503))

@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from shoal.batch.redaction import redacted
 from shoal.errors import SinkError, SpiderError
 from shoal.schedules.definitions import DefinitionError, make_definition
-from shoal.schedules.schedule import Definition
+from shoal.schedules.schedule import Definition, describe_timing
 from shoal.schedules.service import Schedules, describe
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BodyError, BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
@@ -42,7 +43,9 @@ async def list_schedules(request: Request) -> Response:
 async def add(body: AddSchedule, request: Request) -> Response:
     """Add a schedule for a spider of the registry. Each time starts one run, however many servers there are."""
     server = server_of(request)
-    await server.schedules.add(body.name, _define(server, body.name, body))
+    definition = _define(server, body.name, body)
+    await server.schedules.add(body.name, definition)
+    await record_action(request, "add schedule", body.name, f"{definition.spider}, {describe_timing(definition)}")
     server.schedule_runner.wake()
     location = {"Location": f"/api/schedules/{body.name}"}
     return json_response(await _page(server.schedules, body.name), 201, location)
@@ -62,7 +65,9 @@ async def change(name: Name, body: ChangeSchedule, request: Request) -> Response
     there: 409."""
     server = server_of(request)
     await _find(server.schedules, name)
-    await server.schedules.add(name, _define(server, name, body), replaces=True)
+    definition = _define(server, name, body)
+    await server.schedules.add(name, definition, replaces=True)
+    await record_action(request, "change schedule", name, f"{definition.spider}, {describe_timing(definition)}")
     server.schedule_runner.wake()
     return json_response(await _page(server.schedules, name))
 
@@ -73,6 +78,7 @@ async def pause(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.pause(name)
+    await record_action(request, "pause schedule", name)
     return json_response(await _page(schedules, name))
 
 
@@ -82,6 +88,7 @@ async def resume(name: Name, request: Request) -> Response:
     server = server_of(request)
     await _find(server.schedules, name)
     await server.schedules.resume(name)
+    await record_action(request, "resume schedule", name)
     server.schedule_runner.wake()
     return json_response(await _page(server.schedules, name))
 
@@ -97,10 +104,11 @@ async def run(name: Name, request: Request) -> Response:
         raise ProblemError(422, "bad request", public_message(exc)) from exc
     if fired.cancelled:
         await server.scheduled_runs.cancelled(fired.cancelled)
-    if fired.run is not None:
+    if fired.run is not None and not server.visits:
         await server.scheduled_runs.launch(fired.run)
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
+    await record_action(request, "run schedule", name, f"run {run_id}" if run_id else "it waits for the earlier run")
     return json_response({"name": name, "run_id": run_id, "waits": not run_id}, 201)
 
 
@@ -110,6 +118,7 @@ async def remove(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.remove(name)
+    await record_action(request, "delete schedule", name)
     return json_response({"name": name, "removed": True})
 
 

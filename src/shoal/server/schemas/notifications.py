@@ -54,6 +54,7 @@ class NotificationPage(BaseModel):
                     "since": 1771156800.0, "reported_at": 1771157400.0, "closed_at": None, "undelivered": [],
                 }
             ],
+            "watched_since": 1771150000.0,
             "channels": [
                 {
                     "name": "ops", "type": "webhook", "failing": False, "delivered": 12, "delivered_at": 1771157400.0,
@@ -65,6 +66,10 @@ class NotificationPage(BaseModel):
 
     problems: list[ProblemModel]
     channels: list[ChannelModel]
+    watched_since: Annotated[
+        float | None,
+        Field(description="When a server began to look for problems; earlier events are not reported. `null`: never."),
+    ]
 
 
 class SendTest(StrictModel):
@@ -105,11 +110,7 @@ class ActionPage(BaseModel):
     """User actions, newest first."""
 
     model_config = with_examples(
-        {
-            "actions": [
-                {"at": 1771156800.0, "who": "operator (127.0.0.1)", "what": "pause", "target": RUN_ID, "detail": ""}
-            ]
-        }
+        {"actions": [{"at": 1771156800.0, "who": "admin (127.0.0.1)", "what": "pause", "target": RUN_ID, "detail": ""}]}
     )
 
     actions: list[ActionModel]

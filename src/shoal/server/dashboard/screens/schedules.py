@@ -25,15 +25,7 @@ _SEARCHED = 2000
 _NEXT = 5
 
 
-def _check_serves(server: Server) -> None:
-    if server.visits:
-        raise ProblemError(
-            404, "no schedules", "Schedules are shown by `shoal serve`: this server only looks."
-        )
-
-
 async def load(server: Server, request: Request) -> dict[str, Any]:
-    _check_serves(server)
     rows = []
     for each in await server.schedules.list_all():
         state = await server.store.run_state(each.run_id) if each.run_id else None
@@ -42,7 +34,6 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
 
 
 async def load_one(server: Server, request: Request) -> dict[str, Any]:
-    _check_serves(server)
     name = request.path_params["name"]
     schedule = await server.schedules.find(name)
     if schedule is None:
