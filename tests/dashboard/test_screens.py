@@ -15,6 +15,14 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "overview": lambda stage: "/",
     "runs": lambda stage: "/ui/runs",
     "run": lambda stage: f"/ui/runs/{stage.fleet.run_id}",
+    "compare": lambda stage: f"/ui/compare?a={stage.fleet.run_id}&b={stage.cluster.run_id}",
+    "batches": lambda stage: "/ui/batches",
+    "batch": lambda stage: f"/ui/batches/{stage.batch()}",
+    "schedules": lambda stage: "/ui/schedules",
+    "schedule": lambda stage: "/ui/schedules/yearly",
+    "notifications": lambda stage: "/ui/notifications",
+    "actions": lambda stage: "/ui/actions",
+    "settings": lambda stage: "/ui/settings",
 }
 """Name and address of every screen."""
 SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")

@@ -56,6 +56,7 @@ async def _read_result(session: Session, number: int) -> dict[str, Any] | None:
         "parts": _parts(result, session),
         "screenshot": _image(result.get("screenshot")),
         "truncated": bool(result.get("truncated")),
+        "rendered": bool(result.get("rendered")),
     }
 
 
