@@ -79,6 +79,11 @@ ENVIRONMENTS = {
             ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),
         ),
         Environment(
+            "shoal-schedules",
+            (f"{REPOSITORY}[api,redis,postgres]",),
+            ("shoal", "uvloop", "msgspec", "cronsim", "redis", "hiredis", "asyncpg"),
+        ),
+        Environment(
             "scrapy-redis",
             ("scrapy>=2.19", "scrapy-redis==0.9.*", "hiredis"),
             ("Scrapy", "scrapy-redis", "redis", "hiredis", "Twisted", "parsel", "lxml"),

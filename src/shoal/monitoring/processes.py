@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
-
 from shoal.frontier.local.processes import ProcessSlot
-from shoal.monitoring.reports import REPORTED_EVERY, ProcessReport, ProcessRole, read_processes
+from shoal.monitoring.reports import REPORTED_EVERY, ProcessFigures, ProcessReport, read_processes
 from shoal.ports import Documents, Holder, Workers, WorkerState
 
 ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
@@ -21,28 +19,15 @@ _LATE = 4 * REPORTED_EVERY
 """Seconds after which a process without heartbeats should have reported."""
 
 
-class RunProcess(Struct, frozen=True, kw_only=True):
+class RunProcess(ProcessFigures, frozen=True, kw_only=True):
     """A process that works on a run, or did so."""
 
-    name: str
     state: ProcessState
-    role: ProcessRole
-    machine: str = ""
-    pid: int = 0
-    slot: str = ""
-    epoch: int = 0
     started_at: float | None = None
     last_seen: float
     """Seconds since its last heartbeat or report."""
     leases: int = 0
     """Requests that it has leased."""
-    pages: int = 0
-    items: int = 0
-    failed: int = 0
-    pages_per_second: float = 0.0
-    memory: int = 0
-    browser: str = ""
-    tor: str = ""
 
 
 async def read_run_processes(documents: Documents, frontier: Workers, run_id: str) -> list[RunProcess]:
@@ -77,13 +62,16 @@ def _pid(worker: WorkerState) -> int:
 def _process(report: ProcessReport, worker: WorkerState | None, now: float) -> RunProcess:
     age = max(0.0, now - report.at)
     seen = age if worker is None or not worker.session else min(age, worker.silent_for)
+    figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
+    if age > _LATE:
+        figures["pages_per_second"] = 0.0
     return RunProcess(
-        name=report.name, state=_state(report, worker, age), role=report.role, machine=report.machine, pid=report.pid,
-        slot=report.slot, epoch=report.epoch, started_at=report.started_at, last_seen=round(seen, 1),
-        leases=0 if worker is None else worker.leases, pages=report.pages, items=report.items, failed=report.failed,
-        pages_per_second=0.0 if age > _LATE else report.pages_per_second, memory=report.memory,
-        browser=report.browser, tor=report.tor,
-    )  # fmt: skip
+        **figures,
+        state=_state(report, worker, age),
+        started_at=report.started_at,
+        last_seen=round(seen, 1),
+        leases=0 if worker is None else worker.leases,
+    )
 
 
 def _state(report: ProcessReport, worker: WorkerState | None, age: float) -> ProcessState:

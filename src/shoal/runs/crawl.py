@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
-from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -306,9 +305,7 @@ class Crawl:
         if run.state != "finished":
             return
         frontier = await store.frontier(run.run_id, frontier_options(self.config))
-        if (await frontier.stats()).finished:
-            at = time.localtime(run.ended_at or run.created_at)
-            ended = time.strftime("%Y-%m-%d %H:%M:%S", at)
+        if (ended := await finished_at(run, frontier)) is not None:
             log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
     def _source(self) -> Source:

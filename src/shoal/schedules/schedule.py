@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.schedules.times import Cron, Interval, Times, find_zone, parse_interval
+from shoal.schedules.times import Times, make_times
 
 OverlapPolicy: TypeAlias = Literal["skip", "wait", "cancel"]
 """What happens at a time while the run of an earlier one works: nothing; start when it has ended; cancel it."""
@@ -17,6 +17,7 @@ MissedPolicy: TypeAlias = Literal["one", "all", "none"]
 """Which times are made up for after all servers were down: the latest, all, or none."""
 Origin: TypeAlias = Literal["file", "store"]
 
+_DEFAULT_PROJECT = Config().project_name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -41,7 +42,7 @@ class Definition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     @property
     def times(self) -> Times:
         """ConfigError if another program stored an invalid definition."""
-        return Cron(self.cron, find_zone(self.time_zone)) if self.cron else Interval(parse_interval(self.every))
+        return make_times(*self.timing)
 
     @property
     def timing(self) -> tuple[str, str, str]:
@@ -75,7 +76,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     @property
     def run_prefix(self) -> str:
         """How the names of its runs begin. Names of runs are unique in a store, which projects may share."""
-        own = "" if self.project == Config().project_name else f"{self.project}."
+        own = "" if self.project == _DEFAULT_PROJECT else f"{self.project}."
         return f"{own}{self.name}_"
 
     def run_id_at(self, due: float) -> str:

@@ -12,7 +12,7 @@ import re
 import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
-from functools import cache
+from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Protocol
 
@@ -50,6 +50,7 @@ class Cron:
         """ConfigError if the expression is invalid."""
         self._zone = zone
         self._expression = _with_specific_hours(expression)
+        self._cached_after = lru_cache(maxsize=16)(self._find_after)  # servers ask for the same one again and again
         try:
             next(self._from(0.0))
         except ValueError as exc:
@@ -58,6 +59,9 @@ class Cron:
             raise ConfigError("no date matches it") from None
 
     def after(self, moment: float) -> float | None:
+        return self._cached_after(moment)
+
+    def _find_after(self, moment: float) -> float | None:
         return next((found for found in self._from(moment) if found > moment), None)
 
     def _from(self, moment: float) -> Iterator[float]:
@@ -84,7 +88,13 @@ def _with_specific_hours(expression: str) -> str:
     return " ".join(fields)
 
 
-@cache
+@lru_cache(maxsize=1024)
+def make_times(cron: str, every: str, time_zone: str) -> Times:
+    """The times of a cron expression, or of an interval if that is empty. ConfigError if it is invalid."""
+    return Cron(cron, find_zone(time_zone)) if cron else Interval(parse_interval(every))
+
+
+@lru_cache(maxsize=1024)
 def find_zone(name: str) -> tzinfo:
     """The time zone of an IANA name. ConfigError suggests the nearest one."""
     if name == "UTC":

@@ -69,8 +69,8 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
+    # The first one has /api/runs/compare, which is no run.
     for each in (run_reports, runs, charts, hosts, clusters, schedules, notifications, actions):
-        # the first one has /api/runs/compare, which is no run
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

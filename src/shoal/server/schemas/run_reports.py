@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from shoal.server.schemas.common import RUN_ID, URL, with_examples
-from shoal.server.schemas.runs import RunStateName
+from shoal.server.schemas.runs import RequestCounts, RunStateName
 
 _AT = 1771156800.0
 _FIGURES = {
@@ -16,20 +16,11 @@ _FIGURES = {
 }  # fmt: skip
 
 
-class SampleModel(BaseModel):
+class SampleModel(RequestCounts):
     """The counts of a run at one moment."""
 
     at: Annotated[float, Field(description="Unix time, in seconds.")]
-    pushed: int
-    ready: int
-    waiting: int
-    in_flight: int
-    done: int
-    failed: int
-    left: int
-    items: int
     incoming: Annotated[int, Field(description="Links of done pages that are not queued yet.")]
-    duplicates: int
     pages_per_second: Annotated[float | None, Field(description="Since the sample before; `null` for the first one.")]
     items_per_second: float | None
 

@@ -79,7 +79,9 @@ class RunStarted(BaseModel):
     worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
 
 
-class _Counts(BaseModel):
+class RequestCounts(BaseModel):
+    """Requests of a run by state, and its items."""
+
     pushed: int
     ready: int
     waiting: int
@@ -89,13 +91,14 @@ class _Counts(BaseModel):
     left: Annotated[int, Field(description="Ready, waiting and in flight, and links that are not queued yet.")]
     duplicates: int
     items: int
-    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
-class RunStats(_Counts):
+class RunStats(RequestCounts):
     """Request counts of a run: pushed = ready + waiting + in_flight + done + failed."""
 
     model_config = with_examples(_STATS)
+
+    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
 class RunPage(BaseModel):
@@ -184,7 +187,7 @@ class ItemPage(BaseModel):
     next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
 
 
-class Ledger(_Counts):
+class Ledger(RunStats):
     """Request counts, recounted from the requests themselves."""
 
     model_config = with_examples(
