@@ -11,7 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from shoal.monitoring.problems import Problem
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.messages import Message
 from shoal.notifications.settings import load_notifications
-from tests.acceptance.fleets import frontier_url
-from tests.acceptance.serving import PATIENCE, Api, beside, is_genuine, serving, until
+from tests.acceptance.fleets import SHOAL, frontier_url
+from tests.acceptance.serving import FAST, PATIENCE, Api, Process, beside, is_genuine, serving, until
 from tests.acceptance.target import Target, target
-from tests.databases import free_port
+from tests.databases import RedisServer, free_port
 from tests.servers import StreamServer, read_body, read_head
 from tests.servers import answer as page_of
 from tests.smtp_server import SmtpServer
@@ -202,10 +202,19 @@ class Pages(Spider):
 
     def parse(self, response):
         yield {"url": response.url, **({"title": "t"} if "full" in response.url else {})}
+
+class Broken(Pages):
+    name = "broken"
+
+    def opened(self):
+        raise RuntimeError("no database")
 """
 SETTINGS = """
 [spiders.Here]
-file = "pages.py"
+file = "pages.py:Pages"
+
+[spiders.Broken]
+file = "pages.py:Broken"
 
 [notifications]
 check_every = 0.2
@@ -214,7 +223,7 @@ retry_after = 0.3
 failing_after = 2
 
 [notifications.rules.everything]
-events = ["finished", "failed", "stalled", "few_items", "low_coverage", "store_away"]
+events = ["finished", "failed", "stalled", "few_items", "low_coverage", "store_away", "worker_lost"]
 """
 
 
@@ -231,8 +240,8 @@ def site() -> Iterator[Target]:
         yield made
 
 
-def start(api: Api, *urls: str) -> str:
-    status, answer = api.ask("POST", "/api/runs", {"spider": "Here", "urls": list(urls), "new_run": True})
+def start(api: Api, *urls: str, spider: str = "Here") -> str:
+    status, answer = api.ask("POST", "/api/runs", {"spider": spider, "urls": list(urls), "new_run": True})
     assert status == 201, answer
     run_id: str = answer["run_id"]
     return run_id
@@ -270,9 +279,12 @@ def test_a_receiver_that_is_down_gets_its_messages_later_and_the_other_channel_s
     port = free_port()
     with beside(SmtpServer()) as mail:
         project(
-            tmp_path, ops=webhook(f"http://127.0.0.1:{port}/{PATH_SECRET}"), mail=smtp(mail.port, 'security = "none"')
+            tmp_path,
+            ops=webhook("x").replace('url = "x"', 'url_env = "OPS_URL"'),
+            mail=smtp(mail.port, 'security = "none"'),
         )
-        environ = {**ENVIRON, "SHOAL_LOG_LEVEL": "DEBUG", "SHOAL_FRONTIER": "sqlite:///runs.db"}
+        url = f"http://127.0.0.1:{port}/{PATH_SECRET}"
+        environ = {**ENVIRON, "OPS_URL": url, "SHOAL_LOG_LEVEL": "DEBUG", "SHOAL_FRONTIER": "sqlite:///runs.db"}
         with serving(tmp_path, environ) as api:
             until_watched(api)
             run_id = start(api, f"{site.url}/a")
@@ -309,7 +321,7 @@ def assert_no_secret(folder: Path, environ: dict[str, str], api: Api) -> None:
     shown += [shoal(folder, environ, *words)[1] for words in (("config",), ("notify", "list", "--all", "--json"))]
     for text in shown:
         assert text
-        for secret in (KEY, PASSWORD):
+        for secret in SECRETS:
             assert secret not in text
 
 
@@ -371,6 +383,39 @@ def test_a_run_with_fewer_items_and_fields_than_before(tmp_path: Path, site: Tar
             assert any(good in each["text"] for each in texts)  # a bad run is no measure
 
 
+def test_a_run_that_fails_a_worker_that_is_killed_and_a_store_that_dies(tmp_path: Path, site: Target) -> None:
+    redis = RedisServer()
+    with beside(Receiver()) as receiver, ExitStack() as stack:
+        stack.callback(redis.close)
+        project(tmp_path, ops=webhook(receiver.url))
+        environ = {**ENVIRON, "SHOAL_FRONTIER": redis.url, "SHOAL_WORKER__SESSION": "2"}
+        api = stack.enter_context(serving(tmp_path, environ))
+        until_watched(api)
+        failed = start(api, f"{site.url}/a", spider="Broken")
+        until(lambda: len(receiver.messages) == 1, what="the failed run")
+        problem = json.loads(receiver.messages[0][1])["problem"]
+        assert (problem["kind"], problem["run_id"]) == ("failed", failed)
+        assert "no database" in problem["text"]
+
+        (tmp_path / "urls.txt").write_text(f"{site.url}/b?gate=1\n")
+        command = ["start", "pages.py:Pages", "--run-id", "r1", "--urls-file", "urls.txt"]
+        code, out = shoal(tmp_path, {**FAST, **environ}, *command)
+        assert code == 0, out
+        command = [*SHOAL, "worker", "pages.py:Pages", "--run-id", "r1"]
+        worker = Process(command, tmp_path, "worker", {**FAST, **environ})
+        stack.callback(worker.kill)
+        site.wait_until(lambda visits: any("gate" in visit.path for visit in visits))
+        worker.kill()
+        until(lambda: "problem.new worker_lost" in receiver.events(), what="the lost worker")
+        assert json.loads(receiver.messages[1][1])["problem"]["run_id"] == "r1"
+
+        redis.kill()
+        until(lambda: "problem.new store_away" in receiver.events(), what="the dead store")
+        redis.start()
+        until(lambda: "problem.resolved store_away" in receiver.events(), what="the store that is back")
+        assert len(receiver.messages) == 4
+
+
 def test_commands_routes_and_the_action_log(tmp_path: Path, site: Target) -> None:
     with beside(Receiver()) as receiver:
         project(tmp_path, ops=webhook(receiver.url), gone=webhook("http://127.0.0.1:9/"))
@@ -419,7 +464,7 @@ def test_commands_routes_and_the_action_log(tmp_path: Path, site: Target) -> Non
 def test_commands_are_in_the_action_log(tmp_path: Path, site: Target) -> None:
     project(tmp_path)
     environ = {"SHOAL_FRONTIER": frontier_url("redis")}
-    code, out = shoal(tmp_path, environ, "start", "pages.py", "--run-id", "r1")
+    code, out = shoal(tmp_path, environ, "start", "pages.py:Pages", "--run-id", "r1")
     assert code == 0, out
     for words in (
         ("pause", "r1"), ("resume", "r1"), ("retry-failed", "r1"), ("hosts", "set", "a.example", "--delay", "2"),

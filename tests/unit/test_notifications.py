@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from email import message_from_bytes
 from email.policy import default as default_policy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from shoal.config import Config, load_config
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.problems import Problem, ProblemKind, Severity
+from shoal.monitoring.problems import Limits, Problem, ProblemKind, Severity
 from shoal.monitoring.snapshot import Snapshot
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.channels.mail import Mail
@@ -114,6 +115,7 @@ SMTP = '[notifications.channels.ops]\ntype = "smtp"\nhost = "h"\nfrom = "a@b"\nt
         ('[notifications.channels.ops]\ntype = "pigeon"', "pigeon"),
         (WEBHOOK + 'key_evn = "A"', "unknown field `key_evn`; did you mean key_env?"),
         (SMTP.replace("c@d", "c@d\\nBcc: e@f"), r"\$\.to"),
+        (SMTP.replace("c@d", "c@d\\n"), r"\$\.to"),
         (SMTP.replace('"a@b"', '"nobody"'), r"\$\.from"),
         ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, failed, stalled"),
         ('[notifications.rules.x]\nchannels = ["op"]\n' + WEBHOOK, "no channel 'op'; did you mean ops?"),
@@ -721,3 +723,18 @@ async def test_a_test_message_reaches_the_channels_that_are_named(tmp_path: Path
 
 
 WEBHOOK_WITH_KEY = WEBHOOK + 'url = "http://127.0.0.1:9/hook"\nkey_env = "K"\n'
+
+
+def test_the_settings_of_the_guide_are_valid(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "notifications.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    settings = load_notifications(written(tmp_path, text)).settings
+    assert list(settings.channels) == ["ops", "mail"]
+    assert settings.rules["books"].item_drop == 0.3
+    for kind in get_args(ProblemKind):
+        assert f"| `{kind}` |" in guide
+    defaults = msgspec.structs.asdict(NotificationSettings())
+    for name, default in defaults.items():
+        assert name in ("channels", "rules") or f"| `{name}` | {default:g} |" in guide
+    for name in Limits.__struct_fields__:
+        assert f"`{name}`" in guide

@@ -33,7 +33,7 @@ from shoal.suggestions import did_you_mean
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Pages: TypeAlias = Annotated[int, Meta(ge=1)]
 Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
-Address: TypeAlias = Annotated[str, Meta(min_length=3, max_length=320, pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+$")]
+Address: TypeAlias = Annotated[str, Meta(min_length=3, max_length=320, pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+\Z")]
 
 _SECRETS = ("url", "key", "password", "token", "secret")
 """Keys of a channel that hold a secret. Each is read from KEY_env or KEY_file."""
@@ -83,7 +83,7 @@ class TelegramChannel(_Table, tag_field="type", tag="telegram", frozen=True, kw_
 
     token_env: Text | None = None
     token_file: Text | None = None
-    chat: Annotated[str, Meta(pattern=r"^(-?[0-9]{1,20}|@[A-Za-z0-9_]{3,40})$")]
+    chat: Annotated[str, Meta(pattern=r"^(-?[0-9]{1,20}|@[A-Za-z0-9_]{3,40})\Z")]
     timeout: Timeout = 15.0
 
 

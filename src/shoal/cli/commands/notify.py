@@ -119,7 +119,9 @@ def send_test(
     async def work() -> dict[str, str]:
         from shoal.notifications.service import Notifications
 
-        service = Notifications(resolve(None, {}, []).config)
+        config = resolve(None, {}, []).config
+        config.refuse_tor("`shoal notify`")
+        service = Notifications(config)
         try:
             return await service.test(channel)
         finally:

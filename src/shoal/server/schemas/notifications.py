@@ -23,7 +23,7 @@ class ProblemModel(BaseModel):
     text: str
     since: Annotated[float, Field(description="Unix time, in seconds.")]
     reported_at: Annotated[float, Field(description="When the last message on it was made.")]
-    closed_at: Annotated[float | None, Field(description="When it was over; `null` while it lasts.")]
+    closed_at: Annotated[float | None, Field(description="When it was over; `null` while it lasts.")] = None
     undelivered: Annotated[list[str], Field(description="Channels that have not delivered all messages on it yet.")]
 
 
