@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from shoal.config import Config
 from shoal.errors import ShoalError
 from shoal.monitoring.facts import FactReader
-from shoal.monitoring.problems import FailingChannel, Mark, MissedTime, Problem, advance_marks, find_problems
+from shoal.monitoring.problems import FailingChannel, Mark, Problem, advance_marks, find_problems
 from shoal.monitoring.snapshot import Snapshot
+from shoal.notifications.missed_times import read_missed
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
 from shoal.schedules.service import Schedules
@@ -41,25 +42,13 @@ class Attention:
             return find_problems(snapshot)
         self._marks = advance_marks(self._marks, snapshot)
         facts = await self._facts.read(snapshot, marks=self._marks)
-        facts = replace(facts, missed=await self._missed(), channels=await self._channels())
+        facts = replace(facts, missed=await read_missed(self._schedules, facts.since), channels=await self._channels())
         found = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot
         shown = [each for each in found if each.severity in _ORDER]
         shown = [replace(each, since=self._since.get(each.key, each.since)) for each in shown]
         self._since = {each.key: each.since for each in shown}
         return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
-
-    async def _missed(self) -> tuple[MissedTime, ...]:
-        """Times of schedules at which no run began."""
-        found = []
-        for each in await self._schedules.list_all():
-            if each.missed_at is not None:
-                reason = "No server was running at that time."
-                found.append(MissedTime(each.name, each.definition.spider, each.missed_at, reason))
-            if each.error:
-                at = each.fired_at if each.fired_at is not None else each.last
-                found.append(MissedTime(each.name, each.definition.spider, at, each.error))
-        return tuple(found)
 
     async def _channels(self) -> tuple[FailingChannel, ...]:
         try:
