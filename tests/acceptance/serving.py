@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import Target
 from tests.databases import RedisServer, free_port
@@ -90,7 +91,8 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
+            start = forking.Popen if list(command[: len(SHOAL)]) == SHOAL else subprocess.Popen
+            self.process: subprocess.Popen[Any] = start(
                 command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}, start_new_session=True
             )
 
