@@ -506,15 +506,15 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
 
 
 def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[Api, str]) -> None:
-    from shoal.server.schemas import clusters, hosts, runs
+    from shoal.server.schemas import clusters, hosts, runs, schedules
 
-    models = {**vars(runs), **vars(hosts), **vars(clusters)}
+    models = {**vars(runs), **vars(hosts), **vars(clusters), **vars(schedules)}
 
     api, _ = any_api
     described = must(api.get("/openapi.json"))
     ours = {path: steps for path, steps in described["paths"].items() if path.split("/")[2:3] != ["crawl"]}
     ours = {path: steps for path, steps in ours.items() if path.startswith("/api/")}
-    assert len(ours) == 16
+    assert len(ours) == 21
     for path, steps in ours.items():
         for method, step in steps.items():
             assert step["description"], (method, path)
