@@ -80,14 +80,14 @@ class ScheduleModel(BaseModel):
     jitter: float
     overlap: Overlap
     missed: Missed
-    keep: int | None
+    keep: int | None = None
     origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
     paused: bool
-    next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")]
+    next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")] = None
     waiting: Annotated[float | None, Field(description="A time whose run starts when the run before has ended.")] = None
     run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
-    run_state: Annotated[str | None, Field(description="Its state; `null` if there is none, or it was deleted.")]
-    fired_at: Annotated[float | None, Field(description="The time of the newest run.")]
+    run_state: Annotated[str | None, Field(description="Its state; `null` if there is none, or it was deleted.")] = None
+    fired_at: Annotated[float | None, Field(description="The time of the newest run.")] = None
     fired: Annotated[int, Field(description="Number of runs.")]
     skipped: Annotated[int, Field(description="Number of times that were skipped because of `overlap`.")]
     missed_times: Annotated[int, Field(description="Number of times that were not made up for.")]
