@@ -20,6 +20,8 @@ TOGETHER = (
 )
 """Files whose tests share servers that take long to start or packages that take long to download, or of which many at
 once would starve each other: five nodes with short sessions. The slowest comes first: it starts first."""
+FOLDERS = ("dashboard/",)
+"""Folders whose tests share servers."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
 """Tests that share a fixture per backend. The backend is the last of their parameters."""
 ALONE = ("acceptance/", "contracts/test_frontier.py::test_random_steps")
@@ -30,6 +32,8 @@ def group_of(nodeid: str) -> str:
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     if file in TOGETHER:
         return file
+    if file.startswith(FOLDERS):
+        return file.partition("/")[0]
     if test.startswith(BY_BACKEND):
         return f"{file}::{test.partition('[')[0]}-{test.rpartition('-')[2]}"
     return nodeid if f"{file}::{test}".startswith(ALONE) else file
@@ -40,7 +44,7 @@ def turn_of(nodeid: str) -> int:
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     if file in TOGETHER:
         return TOGETHER.index(file)
-    if test.startswith(BY_BACKEND):
+    if file.startswith(FOLDERS) or test.startswith(BY_BACKEND):
         return len(TOGETHER)
     starts = (*ALONE, "browser/", "contracts/", "")
     return next(len(TOGETHER) + 1 + turn for turn, start in enumerate(starts) if f"{file}::{test}".startswith(start))

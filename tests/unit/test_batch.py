@@ -946,3 +946,17 @@ async def test_the_gate_counts_what_comes() -> None:
     assert (await knock(config, content_length="11"))[0] == 413
     assert (await knock(config, content_length="10"))[0] == 200
     assert (await knock(config, content_length="x"))[0] == 200
+
+
+def test_a_page_in_several_forms() -> None:
+    """Fields beside another format are under ``also`` too."""
+    html = "<title>T</title><h1>Books</h1><a href='/a'>a</a>"
+    options = BatchOptions.model_validate({"also": ["markdown", "links"], "fields": {"heading": "h1", "none": "h6"}})
+    found = further_content(page(html), options)
+    assert "# Books" in str(found["markdown"])
+    assert found["links"] == [page(html).urljoin("/a")]
+    assert found["fields"] == {"heading": "Books", "none": None}
+    assert further_content(page(html), BatchOptions(format="markdown")) == {}
+    for wrong in ({"also": ["nonsense"]}, {"also": ["html"] * 5}, {"format": "fields"}):
+        with pytest.raises(ValidationError):
+            BatchOptions.model_validate(wrong)

@@ -10,11 +10,13 @@ from msgspec import Struct
 
 from shoal.config import Config
 from shoal.errors import ConfigError
+from shoal.monitoring.problems import Limits
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.delivery import ChannelState, read_channel_states, read_reports
 from shoal.notifications.messages import make_test_message
 from shoal.notifications.reports import Report
-from shoal.notifications.settings import LoadedSettings, NotificationSettings, load_notifications
+from shoal.notifications.rules import limits_for
+from shoal.notifications.settings import LoadedSettings, NotificationSettings, Rule, load_notifications
 from shoal.notifications.watcher import Watcher, watch_of
 from shoal.ports import Documents, Store
 from shoal.suggestions import did_you_mean
@@ -64,6 +66,14 @@ class Notifications:
         self._channels: dict[str, Channel] = open_channels(loaded, config, environ) if active else {}
         self._watcher: Watcher | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def limits(self, run_id: str, spider: str) -> Limits:
+        """From when on something is a problem of this run."""
+        return limits_for(self._settings.rules.values(), run_id, spider)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        return self._settings.rules
 
     def start(self, store: Store, name: str, *, without: Sequence[str] = ()) -> None:
         """Watch a store, if there is a channel. ``name``: of this process, unique. ``without``: names of spiders whose

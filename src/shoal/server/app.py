@@ -15,11 +15,12 @@ from starlette.staticfiles import StaticFiles
 from shoal import __version__
 from shoal.config import Config
 from shoal.notifications.service import Notifications
-from shoal.server.auth import AuthMiddleware, check_binding, check_role
+from shoal.server.auth import AuthMiddleware, check_admin, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
 from shoal.server.routes import (
     actions,
+    charts,
     clusters,
     crawl,
     health,
@@ -29,6 +30,7 @@ from shoal.server.routes import (
     run_reports,
     runs,
     schedules,
+    settings,
 )
 from shoal.server.state import Server, schedules_of_file
 
@@ -68,8 +70,9 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
     # The first one has /api/runs/compare, which is no run.
-    for each in (run_reports, runs, hosts, clusters, schedules, notifications, actions):
+    for each in (run_reports, runs, charts, hosts, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
+    app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])
     add_dashboard(app)

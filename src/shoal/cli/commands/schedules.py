@@ -25,10 +25,7 @@ schedule_app = Commands(
     help="Run spiders at set times.\n\n"
     "Schedules are stored in the frontier, and `shoal serve` starts their runs. With several servers, each time starts "
     "one run. Schedules in shoal.toml ([schedules.NAME]) are added when a server starts.",
-    epilog=(
-        'shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host\n'
-        "shoal schedule list --frontier redis://host"
-    ),
+    epilog=('shoal schedule add nightly Books --cron "30 2 * * *"\nshoal schedule list --frontier redis://host'),
     no_args_is_help=True,
 )
 app.add_typer(schedule_app, name="schedule")
@@ -56,8 +53,9 @@ def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], wh
 
 @schedule_app.add(
     examples="""
-    shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host
-    shoal schedule add often Books --every 15m -a category=travel --overlap wait --frontier redis://host
+    shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin
+    shoal schedule add often Books --every 15m -a category=travel --overlap wait
+    shoal schedule add daily Books --every 1d --frontier redis://host
     """
 )
 def add(

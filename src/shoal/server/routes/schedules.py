@@ -9,16 +9,23 @@ from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
 from shoal.errors import SinkError, SpiderError
-from shoal.schedules.definitions import make_definition
-from shoal.schedules.schedule import describe_timing
+from shoal.schedules.definitions import DefinitionError, make_definition
+from shoal.schedules.schedule import Definition, describe_timing
 from shoal.schedules.service import Schedules, describe
 from shoal.server.action_log import record_action
-from shoal.server.bodies import BoundedRoute
+from shoal.server.bodies import BodyError, BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
 from shoal.server.schemas.common import PRINTABLE
-from shoal.server.schemas.schedules import AddSchedule, ScheduleList, ScheduleModel, ScheduleRemoved, ScheduleRun
-from shoal.server.state import server_of
+from shoal.server.schemas.schedules import (
+    AddSchedule,
+    ChangeSchedule,
+    ScheduleList,
+    ScheduleModel,
+    ScheduleRemoved,
+    ScheduleRun,
+)
+from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/schedules", tags=["schedules"], route_class=BoundedRoute)
 
@@ -36,8 +43,7 @@ async def list_schedules(request: Request) -> Response:
 async def add(body: AddSchedule, request: Request) -> Response:
     """Add a schedule for a spider of the registry. Each time starts one run, however many servers there are."""
     server = server_of(request)
-    given = body.model_dump(exclude={"name"}, exclude_none=True)
-    definition = make_definition(body.name, given, server.orchestrator().registry)
+    definition = _define(server, body.name, body)
     await server.schedules.add(body.name, definition)
     await record_action(request, "add schedule", body.name, f"{definition.spider}, {describe_timing(definition)}")
     server.schedule_runner.wake()
@@ -51,6 +57,19 @@ async def read_schedule(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     return json_response(await _page(schedules, name))
+
+
+@router.put("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 409, 413, 422, 503))
+async def change(name: Name, body: ChangeSchedule, request: Request) -> Response:
+    """Replace what a schedule runs and when. New times count from now. One that is defined in shoal.toml is changed
+    there: 409."""
+    server = server_of(request)
+    await _find(server.schedules, name)
+    definition = _define(server, name, body)
+    await server.schedules.add(name, definition, replaces=True)
+    await record_action(request, "change schedule", name, f"{definition.spider}, {describe_timing(definition)}")
+    server.schedule_runner.wake()
+    return json_response(await _page(server.schedules, name))
 
 
 @router.post("/{name}/pause", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
@@ -101,6 +120,15 @@ async def remove(name: Name, request: Request) -> Response:
     await schedules.remove(name)
     await record_action(request, "delete schedule", name)
     return json_response({"name": name, "removed": True})
+
+
+def _define(server: Server, name: str, body: ChangeSchedule) -> Definition:
+    """The checked definition. BodyError names the key that is wrong."""
+    given = body.model_dump(exclude={"name"}, exclude_none=True)
+    try:
+        return make_definition(name, given, server.orchestrator().registry)
+    except DefinitionError as exc:
+        raise BodyError(f"body.{exc.key}", redacted(str(exc))) from exc
 
 
 async def _find(schedules: Schedules, name: str) -> None:

@@ -1,0 +1,1 @@
+"""Tests of the dashboard in Chromium, on a fleet that crawls."""

@@ -1,0 +1,42 @@
+"""Every screen: it opens without errors, needs no other server, fits on a phone, and is accessible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.browsing import NARROW, WIDE, OpenPage, Theme
+from tests.dashboard.stage import Stage
+
+SCREENS: dict[str, Callable[[Stage], str]] = {
+    "overview": lambda stage: "/",
+    "runs": lambda stage: "/ui/runs",
+    "run": lambda stage: f"/ui/runs/{stage.fleet.run_id}",
+    "compare": lambda stage: f"/ui/compare?a={stage.fleet.run_id}&b={stage.cluster.run_id}",
+    "batches": lambda stage: "/ui/batches",
+    "batch": lambda stage: f"/ui/batches/{stage.batch()}",
+    "schedules": lambda stage: "/ui/schedules",
+    "schedule": lambda stage: "/ui/schedules/yearly",
+    "notifications": lambda stage: "/ui/notifications",
+    "actions": lambda stage: "/ui/actions",
+    "settings": lambda stage: "/ui/settings",
+}
+"""Name and address of every screen."""
+SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")
+"""A folder: if it is set, a picture of every screen is saved there."""
+
+
+@pytest.mark.parametrize(("width", "theme"), [(WIDE, "light"), (NARROW, "dark")])
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen_is_sound(name: str, width: int, theme: Theme, stage: Stage, open_page: OpenPage) -> None:
+    """On a wide screen and on a phone, light and dark."""
+    shown = open_page(SCREENS[name](stage), width=width, theme=theme)
+    assert shown.page.locator("h1").count() == 1
+    assert shown.overflow <= 0
+    assert shown.findings() == []
+    assert not shown.is_hacked
+    if SCREENSHOTS:
+        shown.page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{width}-{theme}.png", full_page=True)
