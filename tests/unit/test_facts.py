@@ -92,7 +92,7 @@ async def test_an_end_counts_when_all_processes_have_written_their_last_report()
 async def test_a_process_that_was_killed_delays_the_end_only_for_a_while() -> None:
     runs = Runs()
     await runs.run("r1", done=1)
-    await runs.report("r1", age=20, ended=False)
+    await runs.report("r1", age=41, ended=False)
     await runs.store.transition("r1", "finished")
     assert await runs.kinds() == ["finished/r1"]
 

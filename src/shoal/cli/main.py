@@ -34,7 +34,7 @@ COMMANDS = {
     },
     "Server": {
         "serve": CommandEntry("serve", "Serve the HTTP API and the dashboard."),
-        "ui": CommandEntry("serve", "Show the dashboard of any frontier, also while other processes work on it."),
+        "ui": CommandEntry("serve", "Show the dashboard of any frontier."),
         "notify": CommandEntry("notify", "List reported problems and channels, or test a channel."),
         "schedule": CommandEntry("schedules", "Run spiders at set times."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),

@@ -8,7 +8,7 @@ from shoal.config import Config
 from shoal.errors import RunError
 from shoal.frontier.rules import is_retried
 from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mark, RunFailure, RunResult
-from shoal.monitoring.reports import REPORTED_EVERY, ProcessReport, field_coverage, read_processes
+from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
 from shoal.monitoring.snapshot import RunSnapshot, Snapshot
 from shoal.ports import Run, Store
 from shoal.runs.queries import run_options
@@ -17,7 +17,7 @@ RECENT = 86400.0
 """Seconds for which a run that has ended is of interest."""
 _ENDED = 50
 _GOOD_AMONG = 20
-_SILENT = 12 * REPORTED_EVERY
+_SILENT = 1.5 * LATE
 """Seconds without a report after which a process is lost. Clocks of machines differ a little."""
 
 
@@ -99,7 +99,7 @@ class FactReader:
     async def _read_ending(self, run: Run, now: float, bad: Collection[str]) -> Ending | None:
         """None while a process has yet to write its last report, or if the run was deleted."""
         reports = await read_processes(self._store, run.run_id)
-        if not all(report.ended or now - report.at > 3 * REPORTED_EVERY for report in reports):
+        if not all(report.ended or now - report.at > LATE for report in reports):
             return None
         result = await self._result(run, reports)
         if result is None:
