@@ -131,7 +131,7 @@ class _Nursery:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._folder.cleanup()
 
 

@@ -188,9 +188,9 @@ async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | Non
     failed: call this again later. Resume the run afterwards if it is finished."""
     frontier = await open_frontier(server_of(request), run_id)
     which = which or RetryFailed()
-    count = await retry_matching(frontier, DeadFilter.of(which.kinds or (), which.host, which.url))
-    wanted = [*(which.kinds or ()), *(each for each in (which.host, which.url) if each is not None)]
-    await record_action(request, "retry", run_id, f"{count} requests, {', '.join(wanted) or 'all kinds'}")
+    chosen = DeadFilter.of(which.kinds or (), which.host, which.url)
+    count = await retry_matching(frontier, chosen)
+    await record_action(request, "retry", run_id, f"{count} requests, {chosen}")
     return json_response({"run_id": run_id, "retried": count})
 
 
