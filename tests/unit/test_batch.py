@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from shoal.batch.admission import TooManySessionsError
-from shoal.batch.content import content_of, content_type, title_of
+from shoal.batch.content import content_of, content_type, further_content, title_of
 from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.options import BatchOptions, FieldQuery
 from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath

@@ -13,7 +13,7 @@ from shoal.server.state import server_of
 router = APIRouter(prefix="/api/settings", tags=["settings"])
 
 
-@router.get("", response_model=SettingList, responses=problems(401, 403))
+@router.get("", response_model=SettingList, responses=problems(401, 403, 422, 503))
 async def list_settings(request: Request) -> Response:
     """Every setting of this server with its value and where that comes from. Secrets are masked. For the role
     `admin`."""
