@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import shlex
 import subprocess
 import time
@@ -15,7 +17,9 @@ from urllib.parse import quote
 
 import pytest
 
+from shoal.server import schemas
 from shoal.urls.normalize import normalize_url
+from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, serving, stands_still, until
 from tests.acceptance.target import Target, host_of, target
@@ -104,7 +108,7 @@ def items_of(api: Api, run_id: str, limit: int = 7) -> list[Any]:
 def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Shoal's own, as it was told to be started."""
     with (folder / f"{words[0]}-{time.monotonic_ns()}.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = forking.Popen(
             [*SHOAL, *words], cwd=folder, stdout=log, stderr=log, env={**os.environ, "SHOAL_DOWNLOAD_DELAY": "0"}
         )
     try:
@@ -167,10 +171,21 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         dead = must(api.get(f"/api/runs/{run_id}/failed?limit=5"))
         assert dead["kinds"] == {"http 500": 1}
         assert [(each["url"], each["status"]) for each in dead["failed"]] == [(bad, 500)]
+        failures = must(api.get(f"/api/runs/{run_id}/failures"))["kinds"]
+        assert [(each["kind"], each["count"], each["examples"][0]["url"]) for each in failures] == [
+            ("http 500", 1, bad)
+        ]
+        assert must(api.get(f"/api/runs/{run_id}/failures?examples=0"))["kinds"][0]["examples"] == []
+        _check_reports(api, run_id, len(pages))
+
         site.mend()
         retry = f"/api/runs/{run_id}/retry-failed"
         assert must(api.ask("POST", retry, {"kinds": ["timeout"]}))["retried"] == 0
-        assert must(api.ask("POST", retry))["retried"] == 1
+        assert must(api.ask("POST", retry, {"host": "other.example"}))["retried"] == 0
+        assert must(api.ask("POST", retry, {"host": host_of(bad), "url": "*/good*"}))["retried"] == 0
+        assert must(api.ask("POST", retry, {"host": "a/b"}), 422)["error"]["kind"] == "bad request"
+        assert must(api.ask("POST", retry, {"kinds": ["http 500"], "url": "*/bad?*"}))["retried"] == 1
+        assert must(api.ask("POST", retry))["retried"] == 0
         assert must(api.ask("POST", f"/api/runs/{run_id}/resume"))["state"] == "running"
         assert must(api.ask("DELETE", f"/api/runs/{run_id}"), 409)["error"]["kind"] == "wrong state"
         with working(folder, begun) as worker:
@@ -181,6 +196,29 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         assert must(api.ask("POST", f"/api/runs/{run_id}/cancel"), 409)["error"]["kind"] == "wrong state"
         assert must(api.ask("DELETE", f"/api/runs/{run_id}")) == {"run_id": run_id, "removed": True}
         assert must(api.get(f"/api/runs/{run_id}"), 404)["error"]["kind"] == "no such run"
+
+
+def _check_reports(api: Api, run_id: str, pages: int) -> None:
+    """What a finished run left behind: its history, its process, its last items; and a comparison with itself."""
+    samples = must(api.get(f"/api/runs/{run_id}/history"))["samples"]
+    assert (samples[-1]["done"], samples[-1]["failed"], samples[-1]["left"]) == (pages, 1, 0)
+    assert samples[0]["pages_per_second"] is None
+    assert len(must(api.get(f"/api/runs/{run_id}/history?points=2"))["samples"]) <= 3
+    assert must(api.get(f"/api/runs/{run_id}/history?since={samples[-1]['at'] + 1}"))["samples"] == []
+    workers = must(api.get(f"/api/runs/{run_id}/workers"))
+    assert [(each["role"], each["state"], each["pages"], each["failed"]) for each in workers["workers"]] == [
+        ("worker", "ended", pages, 1)
+    ]
+    recent = must(api.get(f"/api/runs/{run_id}/items/recent?limit=5"))
+    assert len(recent["items"]) == 5
+    assert recent["fields"] == [{"type": "item", "field": "address", "filled": pages, "items": pages, "share": 1.0}]
+    compared = must(api.get(f"/api/runs/compare?a={run_id}&b={run_id}"))
+    assert (compared["a"]["outcome"], compared["b"]["failed_kinds"]) == ("finished", {"http 500": 1})
+    figures = {each["name"]: (each["a"], each["change"]) for each in compared["differences"]}
+    assert (figures["pages"], figures["failed: http 500"], figures["field address"]) == ((pages, 0), (1, 0), (1, 0))
+    assert must(api.get(f"/api/runs/compare?a={run_id}&b=none"), 404)["error"]["kind"] == "no such run"
+    for path in ("history", "workers", "failures", "items/recent"):
+        assert must(api.get(f"/api/runs/none/{path}"), 404)["error"]["kind"] == "no such run"
 
 
 def test_hosts_are_changed_and_blocked_live(folder: Path, site: Target) -> None:
@@ -366,7 +404,7 @@ def test_what_others_do_to_a_run_of_the_server_is_seen(any_api: tuple[Api, str],
         return  # nobody else can reach a store in memory
     run_id = start(api, "Here", urls=[f"{site.url}/{number}?gate=1" for number in range(3)])["run_id"]
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 3, what="all of it in flight")
-    subprocess.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
+    forking.run([*SHOAL, "cancel", run_id, *api.arguments], check=True, capture_output=True)
     until(lambda: run_of(api, run_id)["stats"]["in_flight"] == 0, what="all leases are released")
     assert run_of(api, run_id)["state"] == "cancelled"
     must(api.ask("DELETE", f"/api/runs/{run_id}"))
@@ -506,24 +544,22 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
 
 
 def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[Api, str]) -> None:
-    from shoal.server.schemas import clusters, hosts, runs, schedules
-
-    models = {**vars(runs), **vars(hosts), **vars(clusters), **vars(schedules)}
-
+    models: dict[str, Any] = {}
+    for module in pkgutil.iter_modules(schemas.__path__, f"{schemas.__name__}."):
+        models |= vars(importlib.import_module(module.name))
     api, _ = any_api
     described = must(api.get("/openapi.json"))
     ours = {path: steps for path, steps in described["paths"].items() if path.split("/")[2:3] != ["crawl"]}
     ours = {path: steps for path, steps in ours.items() if path.startswith("/api/")}
-    assert len(ours) == 21
+    assert len(ours) > 20
     for path, steps in ours.items():
         for method, step in steps.items():
             assert step["description"], (method, path)
             good = step["responses"].get("201") or step["responses"]["200"]
             name = good["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             model = models[name]
-            examples = described["components"]["schemas"][name]["examples"]
-            assert examples, name
-            for example in examples:
+            assert described["components"]["schemas"][name]["examples"], name
+            for example in model.model_config["json_schema_extra"]["examples"]:  # OpenAPI leaves out what is null
                 model.model_validate(example, strict=True)
             if "requestBody" in step:
                 text = str(step["requestBody"])

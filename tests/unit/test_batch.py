@@ -33,10 +33,10 @@ from shoal.batch.session import Session, SessionTooLargeError
 from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import UrlList
-from shoal.batch.webhook import sign
 from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
+from shoal.fetch.signed_post import sign
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item

@@ -16,7 +16,8 @@ from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.ports import Frontier, FrontierOptions, Holder
 from shoal.runs import lifecycle
-from shoal.runs.lifecycle import Plan, RunLifecycle
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Plan
 from shoal.spider import Spider
 from tests.unit.fakes import CONFIG, SITE, SharedMemoryStore, Web, eventually, memory_store, seed
 

@@ -12,7 +12,8 @@ from shoal.crawling.scheduler import Scheduler, frontier_options
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Counters
 from shoal.ports import Frontier
-from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Output, Plan
 from shoal.urls.scope import Scope
 
 

@@ -201,13 +201,15 @@ class Settler:
         self._counters.links_refused += links
 
     def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
-        items = 0
+        items, picked = 0, self._counters.picked
         for each, outcome in zip(settled, outcomes, strict=True):
             if outcome == "lost":
                 self._counters.leases_lost += 1
                 log.warning("lease lost; the page is not counted url=%s", each.lease.request.url)
             elif outcome != "waiting":
                 items += len(each.items)
+                if picked.room:
+                    picked.offer(each.items)
         if items:
             self._counters.items += items
             self._on_items()

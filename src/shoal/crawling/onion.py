@@ -94,7 +94,7 @@ async def open_fetcher(
     hosts: Hosts,
     networks: Sequence[str] | None,
     render: RenderChoice,
-) -> tuple[Fetcher, TorLayer | None]:
+) -> tuple[RoutingFetcher, TorLayer | None]:
     """The fetcher of a run, and its layer for Tor if the run goes through it. Both end with the stack."""
     fetcher = make_fetcher(config, networks, render=render, scope=run_id, hosts=hosts)
     stack.push_async_callback(fetcher.close)

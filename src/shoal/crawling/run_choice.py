@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shoal.config import NewRunPolicy
-from shoal.ports import Run, Store
+from shoal.ports import Frontier, Run, Store
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
@@ -38,6 +38,13 @@ def start_settings(spider: Spider, urls: Sequence[str] | None = None) -> dict[st
         "start_urls": [str(url) for url in (spider.start_urls if urls is None else urls)][:100],
         "arguments": {name: repr(value) for name, value in spider.arguments.items()},
     }
+
+
+async def finished_at(run: Run, frontier: Frontier) -> str | None:
+    """When the run was finished, in words. None if it was not, or has requests again."""
+    if run.state != "finished" or not (await frontier.stats()).finished:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.ended_at or run.created_at))
 
 
 async def choose_run(store: Store, wanted: WantedRun) -> Run:

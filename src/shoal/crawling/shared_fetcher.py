@@ -107,6 +107,10 @@ class _BorrowedBrowser:
             )  # fmt: skip
         return response
 
+    def status(self) -> str:
+        """Nothing: the browser belongs to all sessions."""
+        return ""
+
     def forget(self, scope: str) -> None:
         self._owner.forget(scope)
 

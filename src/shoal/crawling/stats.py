@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from shoal.identities.counts import IdentityCounts
-from shoal.ports import HostState, RunView, Stats
+from shoal.ports import Holder, HostState, RunView, Stats
 
 _MAX_REASONS = 100
 """Reasons of dropped items. Others are counted together: a page may decide them."""
@@ -39,13 +39,40 @@ class Latency:
         return both
 
 
+class PickedItems:
+    """Some of the items that were stored lately, encoded. It picks none before the first ``take``."""
+
+    __slots__ = ("_items", "room")
+
+    _MAX = 250
+    _MAX_BYTES = 1 << 18
+    """Of an item. Larger ones are not picked."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        """Bytes that it still picks."""
+        self._items: list[bytes] = []
+
+    def offer(self, items: Sequence[bytes]) -> None:
+        """Pick items while there is room. Check ``room`` first: it is 0 most of the time in a fast crawl."""
+        for item in items:
+            if self.room and len(item) <= self._MAX_BYTES:
+                self._items.append(item)
+                self.room = max(0, self.room - len(item)) if len(self._items) < self._MAX else 0
+
+    def take(self) -> list[bytes]:
+        """The items that it picked since the last call: the first ones after that call, up to 250 and about 1 MB."""
+        taken, self._items, self.room = self._items, [], 1 << 20
+        return taken
+
+
 class Counters:
     """What one process did. The frontier counts for the whole run."""
 
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "redirected", "retried",
-        "started", "too_deep",
+        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "picked", "redirected",
+        "retried", "started", "too_deep",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,11 +91,13 @@ class Counters:
         """Dropped items by reason, up to a number of reasons."""
         self.callback_error = ""
         """The first error of a callback."""
+        self.picked = PickedItems()
+        """Some of the stored items."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of another part of the same process."""
         for name in self.__slots__:
-            if name not in ("callback_error", "drop_reasons", "errors", "started"):
+            if name not in ("callback_error", "drop_reasons", "errors", "picked", "started"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors.update(other.errors)
         self.drop_reasons.update(other.drop_reasons)
@@ -129,6 +158,14 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """None if it is not a node."""
     identities: IdentityCounts | None = None
     """None if it has no proxies."""
+    holder: Holder | None = None
+    """The slot under which it leases. None if its store knows itself which processes are alive."""
+    browser: str = ""
+    """What its browser does. Empty if it has none."""
+    tor: str = ""
+    """Whether its Tor daemon is ready. Empty if it does not go through Tor."""
+    error: str = ""
+    """What ended its part in the run. Empty if it works, or ended well."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,10 @@ class Renderer(Protocol):
 
     async def close(self) -> None: ...
 
+    def status(self) -> str:
+        """What the browser does, for people."""
+        ...
+
 
 class RoutingFetcher:
     """Fetches over HTTP, unless the request or the spider asks for a browser.
@@ -67,6 +71,10 @@ class RoutingFetcher:
         await self._http.close()
         if self._renderer is not None:
             await self._renderer.close()
+
+    def browser_status(self) -> str:
+        """What the browser does, for people. Empty if there is none."""
+        return "" if self._renderer is None else self._renderer.status()
 
     def _browser(self) -> Renderer:
         if self._renderer is None:

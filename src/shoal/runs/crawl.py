@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
-from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -24,9 +23,11 @@ from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.item import Record
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
-from shoal.runs.lifecycle import Output, Plan, RunLifecycle
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
@@ -266,6 +267,7 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            process=RecordedProcess(self._worker_id, "crawl" if self._store is None else "server"),
             session=session,
             on_begin=self.started.set,
         )
@@ -303,9 +305,7 @@ class Crawl:
         if run.state != "finished":
             return
         frontier = await store.frontier(run.run_id, frontier_options(self.config))
-        if (await frontier.stats()).finished:
-            at = time.localtime(run.ended_at or run.created_at)
-            ended = time.strftime("%Y-%m-%d %H:%M:%S", at)
+        if (ended := await finished_at(run, frontier)) is not None:
             log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
     def _source(self) -> Source:

@@ -13,28 +13,24 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
-from shoal.config import Config
 from shoal.crawling.engine import Engine
-from shoal.crawling.engine_options import Drain, EngineOptions
+from shoal.crawling.engine_options import EngineOptions
 from shoal.crawling.hooks import SpiderHooks
-from shoal.crawling.onion import make_onion, open_fetcher
+from shoal.crawling.onion import WayOut, make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.seeder import Source
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.http.rendering import Render, render_choice
-from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder, Run, RunState, Store
+from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
+from shoal.ports import Frontier, Holder, Run, RunState, Store
 from shoal.runs.last_questions import failed_url, last_stats
-from shoal.runs.worker_session import WorkerSession
+from shoal.runs.plan import Output, Plan
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
-from shoal.spider import Spider
 
 log = logging.getLogger("shoal.run")
 
@@ -45,63 +41,6 @@ _SEEDING_POLLS = 10
 """Polls between two checks that seeding is complete."""
 GRACE = 0.5
 """Seconds that pages in flight have when a worker stops, or a run is cancelled."""
-
-
-class Output(Drain, Protocol):
-    """An output of a run."""
-
-    async def finish(self, *, finished: bool) -> None:
-        """Write what the item log has, and close the output. ``finished``: the run is over."""
-        ...
-
-
-class Plan(Struct, kw_only=True):
-    """How one process takes part in a run."""
-
-    spider: Spider
-    config: Config
-    options: FrontierOptions
-    frontier: Frontier | None = None
-    """Used instead of a new one."""
-    open_outputs: Callable[[Frontier], Awaitable[Sequence[Output]]]
-    make_scheduler: Callable[[Frontier], Scheduler]
-    source: Source | None = None
-    """Start requests. None: another process pushes them."""
-    fetcher: Fetcher | None = None
-    """Used instead of a new one. The caller closes it."""
-    networks: Sequence[str] | None = None
-    """See `make_fetcher`."""
-    shared: bool = False
-    """Other processes, or other crawls of this process, use the frontier too."""
-    near: bool = False
-    """Another process of this machine has the frontier."""
-    output_names: tuple[str, ...] = ()
-    """For the summary."""
-    resumes: bool = False
-    """A paused run continues when this process begins. Otherwise the process waits until somebody resumes the run."""
-    watches: bool = False
-    """Poll the state of the run: another process may pause, resume or cancel it."""
-    stays: bool = False
-    """Stay when the run is finished: it may get more requests."""
-    is_private: bool = False
-    """The run ends with this process, so its outputs are complete when it ends, for whatever reason."""
-    keep_items: bool = True
-    grace: float | None = None
-    """Seconds that pages in flight have after a stop. None: ``shutdown_grace``."""
-    output_timeout: float | None = None
-    """Seconds that outputs have after a stop. None: as long as they need."""
-    holder: Holder | None = None
-    """The slot in a cluster under which this process works."""
-    may_work: Callable[[], bool] | None = None
-    """See `EngineOptions`."""
-    session: WorkerSession | None = None
-    """The session of this process as a worker. It has a holder of its own."""
-    on_begin: Callable[[], None] = lambda: None
-    """Called when the outputs are open and the engine exists."""
-    on_state: Callable[[str], None] = lambda state: None
-    """Called when this process moved the run to another state."""
-    on_unseeded: Callable[[], Awaitable[object]] | None = None
-    """Called when seeding is incomplete and no process is seeding."""
 
 
 class RunLifecycle:
@@ -122,6 +61,8 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._tor: WayOut | None = None
+        self._browser_status: Callable[[], str] = lambda: ""
         self.queries = QueryUsage()
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
@@ -169,6 +110,10 @@ class RunLifecycle:
             in_flight=0 if engine is None else engine.in_flight,
             looped_at=None if engine is None else engine.looped_at,
             identities=None if engine is None or engine.identities is None else engine.identities.counts,
+            holder=self._plan.holder if self._plan.session is None else self._plan.session.holder,
+            browser=self._browser_status(),
+            tor="" if self._tor is None else "ready" if self._tor.ready else "not ready",
+            error="" if self.error is None else str(self.error),
         )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
@@ -186,6 +131,8 @@ class RunLifecycle:
             assert self.engine is not None
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
+            if self._plan.process is not None:
+                await stack.enter_async_context(recording(self._make_recorder(self._plan.process)))
             hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
             stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:
@@ -200,6 +147,10 @@ class RunLifecycle:
                 self.error = failure
                 summary = msgspec.structs.replace(summary, state="failed", error=str(failure))
             return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
+
+    def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
+        assert self.frontier is not None
+        return RunRecorder(self._store, self.run_id, process, lambda: self.vitals(process.name), self.frontier.stats)
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
         plan, session = self._plan, self._plan.session
@@ -218,7 +169,8 @@ class RunLifecycle:
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
             config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
-            fetcher, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
+            routing, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
+            fetcher, self._tor, self._browser_status = routing, tor, routing.browser_status
         self._outputs = await plan.open_outputs(frontier)
         self.engine = Engine(
             plan.spider,

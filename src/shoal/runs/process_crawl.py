@@ -24,7 +24,7 @@ from shoal.frontier import file_of, share_store
 from shoal.frontier.local.sharing import start_alone
 from shoal.ports import Frontier, Sink, Store
 from shoal.runs.crawl import Crawl
-from shoal.runs.lifecycle import Plan
+from shoal.runs.plan import Plan
 from shoal.runs.process_fork import ForkedProcesses
 from shoal.runs.process_part import Part
 from shoal.runs.process_workers import WorkerProcesses
@@ -166,7 +166,7 @@ class ProcessCrawl(Crawl):
         assert life.engine is not None
         assert scheduler is not None
         while not life.stopping:
-            await asyncio.sleep(_POLL)
+            await self._workers.wait_for_end(_POLL)
             if self.config.scope.max_pages is not None:
                 try:
                     await scheduler.next_requests(0)  # counts the pages of all workers

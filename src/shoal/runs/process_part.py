@@ -22,9 +22,10 @@ from shoal.crawling.stats import Counters, Latency
 from shoal.errors import RunError
 from shoal.frontier import share_store
 from shoal.frontier.local.processes import name_process
+from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
-from shoal.runs.lifecycle import Plan
+from shoal.runs.plan import Plan
 from shoal.runs.process_fork import inherited
 from shoal.selector.usage import QueryUsage
 from shoal.spider import Spider
@@ -36,7 +37,7 @@ _LAST_REPORT = 2.0
 _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process ends, whatever it does."""
 _OUTPUT_TIMEOUT = 1.2
-_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "started")
+_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "started")
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
 
 
@@ -80,6 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What the spider counted with ``self.stats.inc``."""
     error: str = ""
     """Why it ended early."""
+    is_last: bool = False
     matched: list[str] = []
     """In the last report: the queries that found something, and those that did not, with the number of pages."""
     unmatched: dict[str, int] = {}
@@ -136,6 +138,7 @@ class CrawlPart(Crawl):
             super()._plan(store, collector),
             source=None, resumes=False, watches=True, is_private=False, keep_items=True,
             output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+            process=RecordedProcess(self._worker_id, "worker"),
         )  # fmt: skip
 
     @property
@@ -194,7 +197,7 @@ class _Tether:
             self._reporting.join(_LAST_REPORT)
         queries = self._crawl.queries
         matched, unmatched = sorted(queries.matched), queries.unmatched()
-        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error)
+        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error, is_last=True)
         self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
 
 

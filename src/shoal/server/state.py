@@ -23,6 +23,7 @@ from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
 from shoal.frontier import join_store, open_store
 from shoal.monitoring.snapshot import SnapshotTaker
+from shoal.notifications.service import Notifications
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
@@ -45,10 +46,11 @@ _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
-    def __init__(self, config: Config, *, visits: bool = False) -> None:
+    def __init__(self, config: Config, notifications: Notifications, *, visits: bool = False) -> None:
         """``visits``: see `shoal.server.app.create_app`."""
         config.refuse_tor("the API")
         self.config = config
+        self.notifications = notifications
         self.visits = visits
         self.views = LiveViews()
         self.snapshots: SharedSnapshot
@@ -79,6 +81,7 @@ class Server:
         if not self.visits:
             await self.local.open()
             self.remote.start()
+            self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
                 await self.schedules.load(defined)
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
@@ -142,6 +145,7 @@ class Server:
                 service.stop_waiting()
 
     async def close(self) -> None:
+        await self.notifications.close()
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)

@@ -49,19 +49,21 @@ Result = TypeVar("Result")
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
-_SHORT_QUEUE_EXAMPLES = 12
+_SHORT_QUEUE_PART = 5
+"""One of so many further examples has a short queue."""
 FOREVER = 1e6
 
 
 def check_machine(make_harness: Callable[[], Harness], with_settings: settings = SETTINGS) -> None:
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
-    for kind, examples in ((FrontierMachine, with_settings.max_examples), (ShortQueueMachine, _SHORT_QUEUE_EXAMPLES)):
+    examples = with_settings.max_examples
+    for kind, count in ((FrontierMachine, examples), (ShortQueueMachine, max(1, examples // _SHORT_QUEUE_PART))):
 
         class Machine(kind):  # type: ignore[misc, valid-type]
             def make_harness(self) -> Harness:
                 return make_harness()
 
-        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=examples))
+        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=count))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
@@ -271,6 +273,20 @@ class FrontierMachine(RuleBasedStateMachine):
     @rare
     def retry_dead(self, kinds: list[str] | None) -> None:
         self._retry(kinds)
+
+    @precondition(lambda self: self.pair.model.in_state("dead"))
+    @rule(kinds=st.sampled_from([None, ["timeout", "worker lost", FULL_KIND]]), numbers=st.sets(st.integers(0, 9)))
+    @rare
+    def retry_some_of_the_dead(self, kinds: list[str] | None, numbers: set[int]) -> None:
+        """By their fingerprints."""
+        urls = sorted({entry.request.url for entry in self.pair.model.in_state("dead")})
+        urls = [url for number, url in enumerate(urls) if number in numbers]
+        assert self._do(self._retry_urls(kinds, urls)) == self.pair.model.retry_dead(kinds, urls)
+
+    async def _retry_urls(self, kinds: list[str] | None, urls: list[str]) -> int:
+        frontier = self.pair.frontier
+        only = [each.fingerprint async for each in frontier.dead() if each.url in urls]
+        return await frontier.retry_dead(kinds, only=only)
 
     @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
     @rule(kinds=st.sampled_from([None, [FULL_KIND]]))

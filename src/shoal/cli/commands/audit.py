@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import opened_run
+from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
 from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
@@ -155,6 +155,7 @@ def _robots_answer(history: History) -> str:
     examples="""
     shoal retry-failed --frontier sqlite:///books.db
     shoal retry-failed --kind "http 500" --frontier sqlite:///books.db
+    shoal retry-failed --host shop.example --url "*/products/*"
     """,
 )
 def retry_failed(
@@ -164,6 +165,15 @@ def retry_failed(
         list[str],
         typer.Option("--kind", metavar="KIND", help='Retry only this kind of failure, such as "http 500". Repeatable.'),
     ] = [],
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="Retry only requests of this host.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="PATTERN", help='Retry only URLs that match, such as "*/products/*": * is any text.'
+        ),
+    ] = None,
 ) -> None:
     """Queue the failed requests of a run again.
 
@@ -174,10 +184,15 @@ def retry_failed(
 
     async def work() -> None:
         from shoal.frontier.rules import FULL_KIND, is_retried
+        from shoal.runs.dead_requests import DeadFilter, retry_matching
 
-        async with opened_run(frontier, run_id, readonly=False) as (run, store):
-            count = await store.retry_dead(kind or None)
-            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
+        which = DeadFilter.of(kind, host, url)
+        async with opened_store(frontier) as store:
+            run, found = await find_run(store, frontier, run_id)
+            count = await retry_matching(found, which)
+            every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
+            refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
+            await record_action(store, "retry", run.run_id, f"{count} requests, {which}", run.project)
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

@@ -15,6 +15,7 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
 from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
@@ -56,6 +57,7 @@ async def scale(name: Name, target: ScaleCluster, request: Request) -> Response:
             before.backup if target.backup is None else target.backup,
         )
         await coordinator.scale(after)
+    await record_action(request, "scale", name, f"{after.runner} Runners, {after.backup} Backup Runners")
     return json_response({"cluster": name, "before": before, "after": after})
 
 

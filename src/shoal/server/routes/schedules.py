@@ -11,8 +11,9 @@ from fastapi.responses import Response
 from shoal.batch.redaction import redacted
 from shoal.errors import SinkError, SpiderError
 from shoal.schedules.definitions import make_definition
-from shoal.schedules.schedule import Schedule
+from shoal.schedules.schedule import Schedule, describe_timing
 from shoal.schedules.service import Schedules, describe
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
@@ -40,6 +41,7 @@ async def add(body: AddSchedule, request: Request) -> Response:
     given = body.model_dump(exclude={"name"}, exclude_none=True)
     definition = make_definition(body.name, given, server.orchestrator().registry)
     await server.schedules.add(body.name, definition)
+    await record_action(request, "add schedule", body.name, f"{definition.spider}, {describe_timing(definition)}")
     server.schedule_runner.wake()
     location = {"Location": f"/api/schedules/{body.name}"}
     return json_response(await _page(server.schedules, body.name), 201, location)
@@ -59,6 +61,7 @@ async def pause(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.pause(name)
+    await record_action(request, "pause schedule", name)
     return json_response(await _page(schedules, name))
 
 
@@ -68,6 +71,7 @@ async def resume(name: Name, request: Request) -> Response:
     server = server_of(request)
     await _find(server.schedules, name)
     await server.schedules.resume(name)
+    await record_action(request, "resume schedule", name)
     server.schedule_runner.wake()
     return json_response(await _page(server.schedules, name))
 
@@ -87,6 +91,7 @@ async def run(name: Name, request: Request) -> Response:
         await server.scheduled_runs.launch(fired.run)
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
+    await record_action(request, "run schedule", name, f"run {run_id}" if run_id else "it waits for the earlier run")
     return json_response({"name": name, "run_id": run_id, "waits": not run_id}, 201)
 
 
@@ -96,6 +101,7 @@ async def remove(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.remove(name)
+    await record_action(request, "delete schedule", name)
     return json_response({"name": name, "removed": True})
 
 

@@ -1,0 +1,92 @@
+"""The processes of a run: what they report, together with what the store knows of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from shoal.frontier.local.processes import ProcessSlot
+from shoal.monitoring.reports import REPORTED_EVERY, ProcessFigures, ProcessReport, read_processes
+from shoal.ports import Documents, Holder, Workers, WorkerState
+
+ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
+"""``silent``: it should have been heard of. ``lost``: it stopped without saying so: killed, or cut off from the store.
+``ended``: it stopped in good order."""
+
+_ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
+_LATE = 4 * REPORTED_EVERY
+"""Seconds after which a process without heartbeats should have reported."""
+
+
+class RunProcess(ProcessFigures, frozen=True, kw_only=True):
+    """A process that works on a run, or did so."""
+
+    state: ProcessState
+    started_at: float | None = None
+    last_seen: float
+    """Seconds since its last heartbeat or report."""
+    leases: int = 0
+    """Requests that it has leased."""
+
+
+async def read_run_processes(documents: Documents, frontier: Workers, run_id: str) -> list[RunProcess]:
+    """The processes of a run, those that work first."""
+    return merge_processes(await frontier.workers(), await read_processes(documents, run_id), time.time())
+
+
+def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
+    """``reports``: those that wrote last first."""
+    left = {worker.worker: worker for worker in workers}
+    found = [_process(report, _take(left, report), now) for report in reports if report.role != "earlier"]
+    found += [_without_report(worker) for worker in left.values()]
+    return sorted(found, key=lambda each: (_ORDER[each.state], each.machine, each.name))
+
+
+def _take(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
+    """What the store knows of the process of a report. Each entry belongs to one process, the one that wrote last."""
+    if report.ended:
+        return None
+    for name, worker in left.items():
+        if name in (report.name, report.slot) or _pid(worker) == report.pid:
+            return left.pop(name)
+    return None
+
+
+def _pid(worker: WorkerState) -> int:
+    """The number of a process that uses a store of this machine; -1 if it is none."""
+    process = ProcessSlot.of(Holder(worker.worker, 0))
+    return -1 if process is None else process.pid
+
+
+def _process(report: ProcessReport, worker: WorkerState | None, now: float) -> RunProcess:
+    age = max(0.0, now - report.at)
+    seen = age if worker is None or not worker.session else min(age, worker.silent_for)
+    figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
+    if age > _LATE:
+        figures["pages_per_second"] = 0.0
+    return RunProcess(
+        **figures,
+        state=_state(report, worker, age),
+        started_at=report.started_at,
+        last_seen=round(seen, 1),
+        leases=0 if worker is None else worker.leases,
+    )
+
+
+def _state(report: ProcessReport, worker: WorkerState | None, age: float) -> ProcessState:
+    if report.ended:
+        return "ended"
+    if worker is not None and worker.session:  # the clock of the store decides
+        return "silent" if worker.silent_for > worker.session / 2 else "working"
+    if age <= _LATE:
+        return "working"
+    return "lost" if worker is None else "silent"
+
+
+def _without_report(worker: WorkerState) -> RunProcess:
+    silent = worker.session > 0 and worker.silent_for > worker.session / 2
+    return RunProcess(
+        name=worker.worker, state="silent" if silent else "working", role="worker", machine=worker.machine,
+        pid=worker.pid or max(0, _pid(worker)), last_seen=round(worker.silent_for, 1), leases=worker.leases,
+    )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Records a run while a process works on it: samples of its counters, and the report of the process.
+
+Nothing here disturbs the crawl: a store that is away or an error costs a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from msgspec import Struct
+
+from shoal.crawling.stats import Vitals
+from shoal.errors import ItemError
+from shoal.item import Record, decode_item
+from shoal.monitoring.reports import (
+    REPORTED_EVERY,
+    FieldCounts,
+    ProcessReport,
+    ProcessRole,
+    RecentItems,
+    fold_reports,
+    process_key,
+    recent_items_key,
+)
+from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.ports import Stats, Store
+
+log = logging.getLogger("shoal.monitoring")
+
+_FIRST = (0.5, 1.5)
+"""Seconds until the first record, so that it delays no start. A shorter crawl is recorded at its end."""
+_STANDBY = (30.0, 60.0)
+"""Seconds until a process checks again whether another one still takes the samples."""
+_ITEMS_EVERY = 10.0
+_FOLD_EVERY = 600.0
+_SILENT = 3600.0
+"""Seconds after which the report of a process is old."""
+_TIMEOUT = 20.0
+_LAST_TIMEOUT = 0.5
+_MAX_ITEMS = 20
+_MAX_ITEM = 2000
+_RATE_SECONDS = 60.0
+_encode = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class RecordedProcess(Struct, frozen=True):
+    """The process whose part in a run is recorded."""
+
+    name: str
+    role: ProcessRole
+
+
+class RunRecorder:
+    """Records the part of one process in one run. ``run`` until it is cancelled, then ``close``."""
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        process: RecordedProcess,
+        vitals: Callable[[], Vitals],
+        stats: Callable[[], Awaitable[Stats]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``stats``: the counters of the whole run."""
+        self._store = store
+        self._run_id = run_id
+        self._process = process
+        self._vitals = vitals
+        self._stats = stats
+        self._clock = clock
+        self._history = SampleHistory(store, run_id)
+        self._report = _OwnDocument(store, process_key(run_id, process.name))
+        self._items = _OwnDocument(store, recent_items_key(run_id, process.name))
+        self._started_at = clock()
+        self._fields = FieldCounts()
+        self._recent: deque[str] = deque(maxlen=_MAX_ITEMS)
+        self._has_new_items = False
+        self._pages: deque[tuple[float, int]] = deque()
+        self._next_sample = self._next_items = 0.0
+        self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
+
+    async def run(self) -> None:
+        self._count_items()  # from now on
+        await asyncio.sleep(random.uniform(*_FIRST))
+        while True:
+            try:
+                async with asyncio.timeout(_TIMEOUT):
+                    await self.record()
+            except Exception as exc:  # whatever it is, the crawl goes on
+                log.debug("could not record run %s: %s", self._run_id, exc)
+            await asyncio.sleep(REPORTED_EVERY * random.uniform(0.9, 1.1))
+
+    async def close(self) -> None:
+        """Write the last sample and the last report. A store that does not answer is not waited for."""
+        try:
+            async with asyncio.timeout(_LAST_TIMEOUT):
+                await self.record(last=True)
+        except Exception as exc:  # the crawl has ended, and ends well without it
+            log.debug("could not record the end of run %s: %s", self._run_id, exc)
+
+    async def record(self, *, last: bool = False) -> None:
+        """Write what is due now."""
+        if await self._store.run_state(self._run_id) is None:
+            return  # it was deleted: leave nothing behind
+        now = self._clock()
+        self._count_items()
+        await self._report.write(self._make_report(now, ended=last))
+        if self._has_new_items and (last or now >= self._next_items):
+            self._has_new_items, self._next_items = False, now + _ITEMS_EVERY
+            await self._items.write(RecentItems(now, list(self._recent)))
+        if last or now >= self._next_sample:
+            await self._sample(now, last=last)
+
+    async def _sample(self, now: float, *, last: bool) -> None:
+        stats = await self._stats()
+        sample = Sample.of(stats, now)
+        taken = await self._history.add(sample, self._process.name, final=last and stats.finished)
+        self._next_sample = 0.0 if taken else now + random.uniform(*_STANDBY)
+        if taken and not last and now >= self._next_fold:
+            self._next_fold = now + _FOLD_EVERY
+            await fold_reports(self._store, self._run_id, now - _SILENT)
+
+    def _count_items(self) -> None:
+        records = []
+        for payload in self._vitals().counters.picked.take():
+            try:
+                kind, record = decode_item(payload)
+            except ItemError as exc:
+                log.debug("an item cannot be shown: %s", exc)
+                continue
+            self._fields.count(kind, record)
+            records.append(record)
+        self._recent.extend(map(_as_json, records[-_MAX_ITEMS:]))
+        self._has_new_items = self._has_new_items or bool(records)
+
+    def _make_report(self, now: float, *, ended: bool) -> ProcessReport:
+        vitals = self._vitals()
+        counters, holder = vitals.counters, vitals.holder
+        return ProcessReport(
+            name=self._process.name,
+            machine=socket.gethostname(),
+            pid=os.getpid(),
+            role=self._process.role,
+            slot="" if holder is None else holder.slot,
+            epoch=0 if holder is None else holder.epoch,
+            started_at=self._started_at,
+            at=now,
+            ended=ended,
+            error=vitals.error[:_MAX_ITEM] if ended else "",
+            pages=counters.fetched,
+            items=counters.items,
+            failed=max(0, counters.errors.total() - counters.retried),
+            pages_per_second=0.0 if ended else round(self._speed(now, counters.fetched), 2),
+            memory=_resident_memory(),
+            browser=vitals.browser,
+            tor=vitals.tor,
+            items_counted=self._fields.items,
+            fields=self._fields.fields,
+        )
+
+    def _speed(self, now: float, pages: int) -> float:
+        seen = self._pages
+        if seen and now < seen[-1][0]:  # the clock was set back
+            seen.clear()
+        seen.append((now, pages))
+        while len(seen) > 2 and now - seen[1][0] >= _RATE_SECONDS:
+            seen.popleft()
+        then, before = seen[0]
+        return (pages - before) / (now - then) if now > then else 0.0
+
+
+class _OwnDocument:
+    """A document that only this process writes, so it need not be read before."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._version = b""
+
+    async def write(self, value: Struct) -> None:
+        content, version = _encode(value), os.urandom(16)
+        if not await self._store.put_document(self._key, content, replaces=self._version, version=version):
+            # A write was stored although its answer was lost, or the store went back in time.
+            found = await self._store.get_document(self._key)
+            replaces = b"" if found is None else found.version
+            if not await self._store.put_document(self._key, content, replaces=replaces, version=version):
+                return
+        self._version = version
+
+
+def _as_json(record: Record) -> str:
+    text = _encode_json(record).decode()
+    return text if len(text) <= _MAX_ITEM else text[:_MAX_ITEM] + "..."
+
+
+def _resident_memory() -> int:
+    if sys.platform != "linux":
+        return 0
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+@asynccontextmanager
+async def recording(recorder: RunRecorder) -> AsyncIterator[None]:
+    """Record while the block runs, and once more at its end."""
+    task = asyncio.create_task(recorder.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await recorder.close()
