@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -10,7 +11,7 @@ from fastapi.responses import Response
 from shoal.batch.redaction import redacted
 from shoal.errors import SinkError, SpiderError
 from shoal.schedules.definitions import DefinitionError, make_definition
-from shoal.schedules.schedule import Definition, describe_timing
+from shoal.schedules.schedule import Definition, Schedule, describe_timing
 from shoal.schedules.service import Schedules, describe
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BodyError, BoundedRoute
@@ -36,7 +37,8 @@ Name = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="Name 
 async def list_schedules(request: Request) -> Response:
     """All schedules of the project, also those that other servers, commands or shoal.toml added."""
     schedules = server_of(request).schedules
-    return json_response({"schedules": [await _page(schedules, each.name) for each in await schedules.list_all()]})
+    pages = await asyncio.gather(*(_describe(schedules, each) for each in await schedules.list_all()))
+    return json_response({"schedules": pages})
 
 
 @router.post("", status_code=201, response_model=ScheduleModel, responses=problems(401, 409, 413, 422, 503))
@@ -137,5 +139,9 @@ async def _find(schedules: Schedules, name: str) -> None:
 
 
 async def _page(schedules: Schedules, name: str) -> dict[str, object]:
-    found = await describe(schedules, await schedules.get(name))
+    return await _describe(schedules, await schedules.get(name))
+
+
+async def _describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
+    found = await describe(schedules, schedule)
     return {**found, "error": redacted(str(found["error"]))}
