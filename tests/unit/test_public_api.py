@@ -31,7 +31,7 @@ LAYERS = [
     {"testing"},
     {"crawling"},
     {"metrics"},
-    {"monitoring", "runs"},
+    {"runs", "monitoring"},
     {"cluster"},
     {"batch"},
     {"tasks"},

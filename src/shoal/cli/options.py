@@ -78,6 +78,12 @@ Tor = Annotated[
     bool, typer.Option("--tor", help="Send all pages through Tor. Each process starts a Tor daemon of its own.")
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
+Dashboard = Annotated[
+    bool,
+    typer.Option(
+        "--ui", help="Show the dashboard of this run at http://127.0.0.1:8000 while it works, or at a free port."
+    ),
+]
 MetricsPort = Annotated[
     str | None,
     typer.Option(

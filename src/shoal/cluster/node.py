@@ -221,6 +221,11 @@ class Node:
         running = None if self._slot is None else self._slot.running
         return None if running is None else await running.worker.snapshot()
 
+    @property
+    def address(self) -> str:
+        """Where other processes find the frontier."""
+        return self.config.frontier
+
     def vitals(self) -> Vitals:
         """What the node knows of itself, without a call to the store."""
         worker = None if self._slot is None else self._slot.worker

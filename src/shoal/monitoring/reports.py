@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from shoal.item import Record
+from shoal.item import PLAIN, Record
 from shoal.ports import Document, Documents
 from shoal.stores.documents import StoredValue
 
@@ -68,6 +68,11 @@ class FieldCoverage(Struct, frozen=True, kw_only=True):
     field: str
     filled: int
     items: int
+
+    @property
+    def name(self) -> str:
+        """The field; after the type, if the items have a class of their own."""
+        return self.field if self.type == PLAIN else f"{self.type}.{self.field}"
 
     @property
     def share(self) -> float:

@@ -9,7 +9,7 @@ from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordina
 from shoal.ports.documents import Document, Documents
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Hosts, HostState, HostUpdate
-from shoal.ports.inspection import Event, EventKind, History, Inspection, Rewind, Stats
+from shoal.ports.inspection import MAX_RETRIED, Event, EventKind, History, Inspection, Rewind, Stats
 from shoal.ports.items import ItemLog, LoggedItem, Sink
 from shoal.ports.queue import (
     Completion,
@@ -29,6 +29,7 @@ from shoal.ports.store import Frontier, ItemSource, RunView, Store
 from shoal.ports.workers import Heartbeat, Workers, WorkerState
 
 __all__ = [
+    "MAX_RETRIED",
     "Claim",
     "ClusterEvent",
     "ClusterStep",

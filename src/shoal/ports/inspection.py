@@ -10,6 +10,9 @@ from msgspec import Struct
 from shoal.http import Request
 from shoal.ports.queue import RequestState
 
+MAX_RETRIED = 1000
+"""Requests that one call of ``retry_dead`` names."""
+
 
 class Stats(Struct, frozen=True, kw_only=True):
     """The counters of a run."""
@@ -92,6 +95,10 @@ class History(Struct, frozen=True, kw_only=True):
     parent: str | None
     reason: str
     events: tuple[Event, ...]
+    fingerprint: bytes = b""
+    """Its name in the run. Empty for a link that is not in the queue yet."""
+    kind: str = ""
+    """Of the failure, if it is dead."""
     worker: str = ""
     """The worker, or the slot of a cluster, that has leased it, or whose lease ended done or dead. Empty if it is
     ready or waiting, or was leased by neither."""
@@ -125,9 +132,12 @@ class Inspection(Protocol):
         """The dead requests, in any order."""
         ...
 
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+    async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
         or the scope forbids. Returns how many.
+
+        ``only``: the fingerprints of the requests that are meant, at most `MAX_RETRIED`; that is one atomic step.
+        Fingerprints of other requests have no effect.
 
         With ``overflow="refuse"``, links that were refused return only while the queue has room, in the order in which
         they would be leased. The rest stay dead, so call it again later. Requests that died otherwise have been in the

@@ -157,6 +157,8 @@ class Crawl:
         """Set when the outputs are open and the crawl begins."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
+        self.address = self.config.frontier
+        """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
@@ -271,7 +273,9 @@ class Crawl:
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         if self.serves and frontier_kind(self.config.frontier) in ("memory", "sqlite"):
-            return await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
+            served = await open_served(self.config.frontier, self.spider.spider_name(), stack, self._poll_now)
+            self.address = served.address or self.address
+            return served.store
         store = await open_store(self.config.frontier)
         stack.push_async_callback(store.close)
         return store

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from shoal.errors import StoreBusyError, StoreError
 from shoal.frontier import file_of
@@ -20,7 +21,14 @@ _PATIENCE = 1.5
 _BETWEEN_TRIES = 0.05
 
 
-async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None]) -> Store:
+class ServedStore(NamedTuple):
+    """A store, and where other processes find it; empty if they cannot."""
+
+    store: Store
+    address: str
+
+
+async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None]) -> ServedStore:
     """Open a store in memory or in a file, and serve it until the stack is closed. The crawl works without that too, so
     a machine without a place for the socket costs a warning.
 
@@ -33,7 +41,8 @@ async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Cal
         server.on_change = on_change
     except StoreError as exc:
         log.warning("other commands cannot use this crawl while it runs: %s", exc)
-    return store
+        return ServedStore(store, "")
+    return ServedStore(store, url if file is not None else f"local:{server.path}")
 
 
 async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:

@@ -56,7 +56,7 @@ class ProcessCrawl(Crawl):
         self._processes = len(forked.workers)
         self._owner = forked.owner
         self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
-        self._address = self.config.frontier
+        self.address = self.config.frontier
         """Where worker processes find the frontier."""
         self._scheduler: Scheduler | None = None
         self._supervising: asyncio.Task[None] | None = None
@@ -101,21 +101,21 @@ class ProcessCrawl(Crawl):
         )  # fmt: skip
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
-        kind = frontier_kind(self._address)
+        kind = frontier_kind(self.address)
         if kind == "memory":
             path = await asyncio.to_thread(self._owner.own(None, self.spider.spider_name()).wait)
-            self._address = f"local:{path}"
+            self.address = f"local:{path}"
         elif kind == "sqlite":
             await self._own_file()
         self._owner.close()
-        store = await share_store(self._address)
+        store = await share_store(self.address)
         stack.push_async_callback(store.close)
         return store
 
     async def _own_file(self) -> None:
         """Start the process that owns the file. StoreBusyError if another process works on the file already. One that
         was killed a moment ago may not have ended yet."""
-        file = file_of(self._address)
+        file = file_of(self.address)
         assert file is not None
         try:
             await asyncio.to_thread(self._owner.own(file, "").wait)
@@ -148,7 +148,7 @@ class ProcessCrawl(Crawl):
         concurrency = -(-self.config.concurrency // self._processes)
         self._workers.start(
             Part(
-                frontier=self._address,
+                frontier=self.address,
                 run_id=self._life.run_id,
                 concurrency=concurrency,
                 relayed=self._workers.relays,

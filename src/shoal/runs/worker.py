@@ -67,6 +67,8 @@ class Worker:
         to those of the run."""
         self.spider = spider
         self.config = config
+        self.address = config.frontier
+        """Where other processes find the store."""
         self.run_id = run_id
         self.worker_id = new_worker_id()
         self.outputs = tuple(outputs)

@@ -306,6 +306,31 @@ class LedgerContract(ContractTests):
         assert await frontier.retry_dead(["robots"]) == 1
         assert await lease_names(frontier) == ["timeout", "robots", "http%20500", "dns"]
 
+    async def test_dead_requests_are_retried_by_their_fingerprints(self, frontier: Frontier) -> None:
+        """Only those that are dead, and of the kinds that are meant."""
+        kinds = ["timeout", "robots", "timeout", "dns"]
+        await push(frontier, *range(5))
+        for kind in kinds:
+            await fail(frontier, await lease_one(frontier), kind=kind)
+        dead = {each.url: each async for each in frontier.dead()}
+        assert [dead[page(number).url].kind for number in range(4)] == kinds
+        names = [dead[page(number).url].fingerprint for number in range(4)]
+        assert names == [page(number).fingerprint() for number in range(4)]
+        others = [page(4).fingerprint(), page("unknown").fingerprint()]
+        assert await frontier.retry_dead(only=[]) == 0
+        assert await frontier.retry_dead(["timeout"], only=[names[3], *others]) == 0
+        assert await frontier.retry_dead(["timeout"], only=[names[0], names[0], names[3], *others]) == 1
+        assert await frontier.dead_kinds() == {"timeout": 1, "robots": 1, "dns": 1}
+        assert await frontier.retry_dead(only=names) == 2
+        assert await frontier.dead_kinds() == {"robots": 1}
+        assert await frontier.retry_dead(["robots"], only=names) == 1
+        assert await frontier.retry_dead(["robots"], only=names) == 0
+        found = await history(frontier, page(0))
+        assert (found.state, found.attempts, found.kind, found.reason) == ("ready", 0, "", "")
+        assert [event.kind for event in found.events if event.kind == "retried"] == ["retried"]
+        assert await lease_names(frontier) == ["0", "1", "2", "3", "4"]
+        assert (await frontier.stats()).balanced
+
     # -- across restarts
 
     async def test_everything_survives_a_restart(self, harness: Harness) -> None:

@@ -272,6 +272,20 @@ class FrontierMachine(RuleBasedStateMachine):
     def retry_dead(self, kinds: list[str] | None) -> None:
         self._retry(kinds)
 
+    @precondition(lambda self: self.pair.model.in_state("dead"))
+    @rule(kinds=st.sampled_from([None, ["timeout", "worker lost", FULL_KIND]]), numbers=st.sets(st.integers(0, 9)))
+    @rare
+    def retry_some_of_the_dead(self, kinds: list[str] | None, numbers: set[int]) -> None:
+        """By their fingerprints."""
+        urls = sorted({entry.request.url for entry in self.pair.model.in_state("dead")})
+        urls = [url for number, url in enumerate(urls) if number in numbers]
+        assert self._do(self._retry_urls(kinds, urls)) == self.pair.model.retry_dead(kinds, urls)
+
+    async def _retry_urls(self, kinds: list[str] | None, urls: list[str]) -> int:
+        frontier = self.pair.frontier
+        only = [each.fingerprint async for each in frontier.dead() if each.url in urls]
+        return await frontier.retry_dead(kinds, only=only)
+
     @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
     @rule(kinds=st.sampled_from([None, [FULL_KIND]]))
     def retry_refused_links(self, kinds: list[str] | None) -> None:

@@ -5,7 +5,7 @@ It has its own clock and no store. `shoal.testing.machine` takes the same steps 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -360,8 +360,11 @@ class Model:
             entry.items += 1
             self.logged += 1
 
-    def retry_dead(self, kinds: Sequence[str] | None) -> int:
+    def retry_dead(self, kinds: Sequence[str] | None, only: Collection[str] | None = None) -> int:
+        """``only``: the URLs that are meant."""
         dead = [entry for entry in self.in_state("dead") if is_retried(entry.kind, kinds)]
+        if only is not None:
+            dead = [entry for entry in dead if entry.request.url in only]
         others = [entry for entry in dead if entry.kind != FULL_KIND]
         for entry in others:
             entry.state, entry.attempts, entry.kind, entry.reason = "ready", 0, "", ""

@@ -199,6 +199,24 @@ class OverflowContract(ContractTests):
         assert await frontier.retry_dead(["dns"]) == 0
         assert await frontier.retry_dead() == 1
 
+    async def test_named_links_return_while_there_is_room(self, harness: Harness) -> None:
+        """The best of them first, and after other failures that are named."""
+        frontier = await harness.open(limited(3))
+        await push(frontier, "one", "parent")
+        one, parent = (await frontier.lease(2, TTL)).leases
+        await fail(frontier, one)
+        low, *refused = page("low", priority=-1), page("late"), page("high", priority=5), page("not named", priority=9)
+        await complete(frontier, parent, children=[*map(page, range(3)), low, *refused])
+        assert await frontier.dead_kinds() == {"timeout": 1, FULL_KIND: 4}
+        await complete(frontier, *(await frontier.lease(3, TTL)).leases)
+        named = [each.fingerprint() for each in (low, *refused[:2], page("one"))]
+        assert await frontier.retry_dead(only=named) == 3
+        assert await frontier.dead_kinds() == {FULL_KIND: 2}
+        assert await lease_names(frontier) == ["high", "one", "late"]
+        assert await frontier.retry_dead([FULL_KIND], only=named) == 1
+        assert await frontier.retry_dead() == 1
+        assert await lease_names(frontier) == ["not%20named", "low"]
+
     async def test_a_retried_link_can_fail_and_be_retried_again(self, harness: Harness) -> None:
         frontier = await harness.open(limited(1))
         await overflow(frontier, 2, 1)

@@ -154,6 +154,7 @@ def _print_report(report: UrlReport) -> None:
     examples="""
     shoal retry-failed --frontier sqlite:///books.db
     shoal retry-failed --kind "http 500" --frontier sqlite:///books.db
+    shoal retry-failed books_1 --host shop.example --url "*/products/*" --frontier redis://host
     """,
 )
 def retry_failed(
@@ -163,6 +164,15 @@ def retry_failed(
         list[str],
         typer.Option("--kind", metavar="KIND", help='Retry only this kind of failure, such as "http 500". Repeatable.'),
     ] = [],
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="Retry only requests of this host.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="PATTERN", help='Retry only URLs that match, such as "*/products/*": * is any text.'
+        ),
+    ] = None,
 ) -> None:
     """Queue the failed requests of a run again.
 
@@ -173,10 +183,13 @@ def retry_failed(
 
     async def work() -> None:
         from shoal.frontier.rules import FULL_KIND, is_retried
+        from shoal.runs.dead_requests import DeadFilter, retry_matching
 
+        which = DeadFilter.of(kind, host, url)
         async with opened_run(frontier, run_id, readonly=False) as (run, store):
-            count = await store.retry_dead(kind or None)
-            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if is_retried(FULL_KIND, kind or None) else 0
+            count = await retry_matching(store, which)
+            every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
+            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if every else 0
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

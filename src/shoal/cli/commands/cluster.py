@@ -21,6 +21,7 @@ from shoal.cli.options import (
     AsJson,
     BatchSize,
     Concurrency,
+    Dashboard,
     FrontierUrl,
     KeepAlive,
     MetricsPort,
@@ -113,6 +114,7 @@ def node(
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
+    ui: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Join a cluster as a Runner or Backup Runner.
@@ -137,7 +139,7 @@ def node(
             made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=outputs_of(output, replace),
             keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved),
         ),
-        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
+        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
     Concurrency,
+    Dashboard,
     Delay,
     FrontierUrl,
     MetricsPort,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
         """A crawl, a worker or a node."""
 
         summary: Summary | None
+
+        @property
+        def address(self) -> str: ...
 
 
 Processes = Annotated[
@@ -133,6 +137,7 @@ def crawl(
     new_run: NewRun = False,
     processes: Processes = 1,
     metrics_port: MetricsPort = None,
+    ui: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Crawl a site without writing code.
@@ -153,7 +158,7 @@ def crawl(
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
-        metrics_port=metrics_port, processes=forked,
+        metrics_port=metrics_port, processes=forked, ui=ui,
     )  # fmt: skip
 
 
@@ -183,6 +188,7 @@ def run(
     resume: Resume = False,
     processes: Processes = 1,
     metrics_port: MetricsPort = None,
+    ui: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a spider on this machine.
@@ -199,7 +205,7 @@ def run(
     options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, tor=tor)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
-        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked,
+        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui,
     )  # fmt: skip
 
 
@@ -224,6 +230,7 @@ def _crawl_options(
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
     urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
+    ui: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
@@ -234,12 +241,12 @@ def execute(
     else:
         made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     made.serves = True
-    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:])
+    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
 
 
 def show_and_exit(
     made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: Sequence[str] = (),
-    notices: list[str] = [],
+    notices: list[str] = [], ui: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
 
@@ -255,23 +262,28 @@ def show_and_exit(
     progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
     for notice in notices:
         console.print(notice, style="yellow", soft_wrap=True)
-    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port))
+    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port, ui=ui))
     assert made.summary is not None
     summary.show(console, made.summary, resolved.config, command)
     outcome, _ = judge(made.summary)
     sys.exit(outcome.value if command or outcome is Outcome.FAILED else 0)
 
 
-def _beside(show: During | None, metrics_port: str | None) -> During | None:
-    """What runs beside a crawl: its progress, and the server of its metrics."""
-    if metrics_port is None:
-        return show
-    from shoal.metrics.serving import listen, parse_address, serve
+def _beside(show: During | None, metrics_port: str | None, *, ui: bool) -> During | None:
+    """What runs beside a crawl: its progress, the server of its metrics, and its dashboard."""
+    during = [] if show is None else [show]
+    if metrics_port is not None:
+        from shoal.metrics.serving import listen, parse_address, serve
 
-    listener = listen(parse_address(metrics_port))
+        listener = listen(parse_address(metrics_port))
+        during.append(lambda made: serve(made, listener))
+    if ui:
+        from shoal.cli.dashboard import check_installed, show_dashboard
 
-    async def both(made: Executed) -> None:
-        tasks = [serve(made, listener)] if show is None else [show(made), serve(made, listener)]
-        await asyncio.gather(*tasks)
+        check_installed()
+        during.append(show_dashboard)
 
-    return both
+    async def all_of_them(made: Executed) -> None:
+        await asyncio.gather(*(each(made) for each in during))
+
+    return all_of_them if during else None

@@ -16,6 +16,7 @@ from shoal.cli.options import (
     AllowChanged,
     BatchSize,
     Concurrency,
+    Dashboard,
     FrontierUrl,
     KeepAlive,
     MetricsPort,
@@ -75,6 +76,7 @@ def worker(
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
+    ui: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Work on a run together with other workers.
@@ -102,7 +104,7 @@ def worker(
     how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
     show_and_exit(
         Worker(made, resolved.config, run_id, outputs=outputs_of(output, replace), options=how),
-        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved),
+        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui,
     )  # fmt: skip
 
 

@@ -85,11 +85,14 @@ class MemoryInspection:
         parent = int.from_bytes(head.parent, "big")
         url = request_of(requests.read(parent)).url if parent in requests.records else None
         worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
+        kind, reason = requests.deaths.get(number, ("", ""))
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(number),
             status=head.status, items=head.items, parent=url,
-            reason=requests.deaths.get(number, ("", ""))[1],
+            reason=reason,
+            fingerprint=number.to_bytes(16, "big"),
+            kind=kind,
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
             worker=worker,
         )  # fmt: skip
@@ -106,8 +109,12 @@ class MemoryInspection:
         for number in list(self._requests.deaths):
             yield self._history(number)
 
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        chosen = {number: kind for number, (kind, _) in self._requests.deaths.items() if is_retried(kind, kinds)}
+    async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
+        deaths = self._requests.deaths
+        if only is not None:
+            numbers = dict.fromkeys(int.from_bytes(each, "big") for each in only)
+            deaths = {number: deaths[number] for number in numbers if number in deaths}
+        chosen = {number: kind for number, (kind, _) in deaths.items() if is_retried(kind, kinds)}
         refused = [number for number, kind in chosen.items() if kind == FULL_KIND]
         others = [number for number, kind in chosen.items() if kind != FULL_KIND]
         self._revive(others, RETRIED_DETAIL)

@@ -22,6 +22,7 @@ from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE
+from shoal.frontier.postgres.histories import history_of, incoming
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.postgres.workers import PostgresWorkers
 from shoal.frontier.receipts import Receipts
@@ -35,17 +36,15 @@ from shoal.frontier.rules import (
     new_nonce,
     push_fingerprint,
     queue_full,
-    read_event,
     reissued_token,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
-from shoal.frontier.staging import Moved, count_moved, incoming_history
+from shoal.frontier.staging import Moved, count_moved
 from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
-    Event,
     Failure,
     FrontierOptions,
     History,
@@ -263,10 +262,10 @@ class PostgresFrontier:
         count: int = await self._database.value("fence", self._run, self._offset(), storable_text(slot), epoch)
         return count
 
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+    async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         chosen = [storable_text(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
         count: int = await self._database.value(
-            "retry_dead", self._run, self._offset(), chosen, kinds is None, patient=True
+            "retry_dead", self._run, self._offset(), chosen, kinds is None, only, patient=True
         )
         return count
 
@@ -390,7 +389,7 @@ class PostgresFrontier:
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
             if staged:
-                return _incoming(*staged[0])
+                return incoming(*staged[0])
             if exact:
                 return None
             number = await self._database.value("search", self._run, request.url, patient=True)
@@ -399,7 +398,7 @@ class PostgresFrontier:
         return next(iter(await self._histories([number])), None)
 
     async def _histories(self, numbers: Sequence[int]) -> list[History]:
-        return [_history(row) for row in await self._database.call("histories", numbers, patient=True)]
+        return [history_of(row) for row in await self._database.call("histories", numbers, patient=True)]
 
     async def dead_kinds(self) -> dict[str, int]:
         return {row[0]: row[1] for row in await self._database.call("dead_kinds", self._run, patient=True)}
@@ -415,35 +414,10 @@ class PostgresFrontier:
         """Does nothing: the connections belong to the store."""
 
 
-def _read(url: str, payload: bytes) -> Request | None:
-    try:
-        return read_request(url, payload)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-
-
 def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
     return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
-
-
-def _incoming(url: str, payload: bytes, parent: str | None) -> History | None:
-    """The history of a link that is not in the queue yet."""
-    request = _read(url, payload)
-    return None if request is None else incoming_history(request, parent)
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:
     """How the store identifies an item that a client has read."""
     return (0, 0, b"", 0) if item is None else (item.seq, item.token, item.fingerprint, item.index)
-
-
-def _history(row: asyncpg.Record) -> History:
-    state, attempts, status, items, at, reason, worker, url, payload, parent, *columns = row
-    request = _read(url, payload)
-    events = zip(*(column or () for column in columns), strict=True)
-    return History(
-        url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
-        priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
-        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
-        worker=worker,
-    )  # fmt: skip

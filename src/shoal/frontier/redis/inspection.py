@@ -20,6 +20,7 @@ from shoal.frontier.redis.records import (
     read_head,
     read_host,
     read_items,
+    read_kind,
     read_reason,
     read_record,
     read_rewind,
@@ -152,8 +153,12 @@ class RunInspection:
             if cursor == b"0":
                 return
 
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
+    async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """One call for every ten thousand requests. Refused links come last."""
+        if only is not None:
+            listed = [storable_bytes(kind) for kind in (sorted(KINDS_NOT_RETRIED) if kinds is None else kinds)]
+            answer = await self._run("retry", b"named", len(listed), 0 if kinds is None else 1, *listed, *only)
+            return int(answer[1])
         others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
         retried = await self._retry(b"0", 0 if kinds is None else 1, *map(storable_bytes, others))
         return retried + (await self._retry(b"refused") if is_retried(FULL_KIND, kinds) else 0)
@@ -191,6 +196,8 @@ def _history(
         items=head.items,
         parent=above.url if above else None,
         reason=read_reason(cause),
+        fingerprint=fingerprint,
+        kind=read_kind(cause),
         events=(*read_events(events), Event(head.at, state, worker=worker)),
         worker=worker,
     )

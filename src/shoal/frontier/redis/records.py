@@ -271,6 +271,11 @@ def read_events(blob: bytes) -> list[Event]:
     return events
 
 
+def read_kind(cause: bytes) -> str:
+    """The kind of failure of a dead request."""
+    return read_text(cause, 0)[0] if cause else ""
+
+
 def read_reason(cause: bytes) -> str:
     """Why a request is dead, without the kind in front of it."""
     return cause[read_text(cause, 0)[1] :].decode(errors="replace") if cause else ""

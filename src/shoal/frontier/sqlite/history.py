@@ -12,7 +12,8 @@ from shoal.ports import Event, History, Holder
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _HISTORY = f"""
-    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, reason, payload,
+    SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, kind, reason, payload,
+        fingerprint,
         CASE WHEN state IN ({", ".join(map(str, sorted(CLAIMED)))}) THEN slot END
     FROM request
 """
@@ -49,14 +50,14 @@ class Histories:
         return self._history(self._db.execute(f"{_HISTORY} WHERE id = ?", (request,)).fetchone())
 
     def _history(self, row: StoredRow) -> History:
-        number, state, attempts, status, items, at, parent, reason, payload, slot = row
+        number, state, attempts, status, items, at, parent, kind, reason, payload, fingerprint, slot = row
         request = _decode(payload)
         above = self._db.execute("SELECT payload FROM request WHERE id = ?", (parent,)).fetchone()
         events = self._db.execute("SELECT at, what, detail, worker FROM event WHERE request = ? ORDER BY id", (number,))
         return History(
             url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
             attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
-            reason=reason or "", worker=slot or "",
+            reason=reason or "", worker=slot or "", fingerprint=fingerprint, kind=kind or "",
             events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from shoal.frontier.rules import SEED_ROLE, STATE_NAMES
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
-from shoal.frontier.sqlite.run_file import RunFile
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
@@ -86,5 +86,9 @@ class SQLiteInspection:
                 yield history
             last = page[-1][0]
 
-    async def retry_dead(self, kinds: Sequence[str] | None = None) -> int:
-        return await self._file.change(partial(self._lanes.retry_dead, kinds))
+    async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
+        def step(ledger: Ledger, now: float) -> int:
+            numbers = None if only is None else [each for each in map(self._seen.find, only) if each is not None]
+            return self._lanes.retry_dead(kinds, numbers, ledger, now)
+
+        return await self._file.change(step)

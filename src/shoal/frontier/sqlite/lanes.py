@@ -201,10 +201,12 @@ class StoredLanes:
             self._lanes.place(lane, now)
         return chosen
 
-    def retry_dead(self, kinds: Sequence[str] | None, ledger: Ledger, now: float) -> int:
+    def retry_dead(self, kinds: Sequence[str] | None, only: Sequence[int] | None, ledger: Ledger, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,
-        as many as there is room for."""
+        as many as there is room for. ``only``: the numbers of the requests that are meant."""
         dead = f"run = ? AND state = {DEAD} AND kind"
+        if only is not None:
+            dead = f"id IN ({', '.join(map(str, only))}) AND {dead}"
         others = KINDS_NOT_RETRIED | {FULL_KIND} if kinds is None else set(kinds) - {FULL_KIND}
         listed = msgspec.json.encode(sorted(others)).decode()
         chosen = f"{dead} {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"

@@ -174,18 +174,28 @@ END
 $$;
 
 -- Make dead requests of these kinds ready; with _except, of all other kinds. Links that were refused return in the order in
--- which they would be leased, while there is room beside the others. Returns how many.
-CREATE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _except boolean)
+-- which they would be leased, while there is room beside the others. _only: fingerprints of the requests that are meant; NULL
+-- for all. Returns how many.
+CREATE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _except boolean, _only bytea[])
 RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _at double precision := real_clock(_offset);
     _room bigint := room_for_links(_run, (SELECT r.link_limit FROM run r WHERE r.id = _run));
-    _ids bigint[] := ARRAY(
-        SELECT o.id FROM outcome o WHERE o.run = _run AND o.state = {DEAD} AND o.kind <> {FULL_KIND}
-            AND (o.kind = ANY(_kinds)) <> _except);
+    _named bigint[];
+    _ids bigint[];
     _new record;
     _count bigint;
 BEGIN
+    IF _only IS NULL THEN
+        _ids := ARRAY(
+            SELECT o.id FROM outcome o WHERE o.run = _run AND o.state = {DEAD} AND o.kind <> {FULL_KIND}
+                AND (o.kind = ANY(_kinds)) <> _except);
+    ELSE
+        _named := ARRAY(SELECT q.id FROM request q WHERE q.run = _run AND q.fingerprint = ANY(_only));
+        _ids := ARRAY(
+            SELECT o.id FROM outcome o WHERE o.id = ANY(_named) AND o.state = {DEAD} AND o.kind <> {FULL_KIND}
+                AND (o.kind = ANY(_kinds)) <> _except);
+    END IF;
     IF _room < cardinality(_ids) THEN
         _room := cardinality(_ids);
     END IF;
@@ -193,6 +203,7 @@ BEGIN
         _ids := _ids || ARRAY(
             SELECT o.id FROM outcome o JOIN request q ON q.id = o.id
             WHERE o.run = _run AND o.state = {DEAD} AND o.kind = {FULL_KIND}
+                AND (_only IS NULL OR o.id = ANY(_named))
             ORDER BY q.rank, q.id LIMIT _room - cardinality(_ids));
     END IF;
     WITH gone AS (

@@ -55,19 +55,19 @@ $$;
 -- What became of these requests. Names of holders are empty if there is none.
 CREATE FUNCTION histories(_ids bigint[])
 RETURNS TABLE (
-    state smallint, attempts integer, status integer, items integer, at double precision, reason text, worker text,
-    url text, payload bytea, parent text,
+    state smallint, attempts integer, status integer, items integer, at double precision, kind text, reason text, worker text,
+    fingerprint bytea, url text, payload bytea, parent text,
     event_at double precision[], event_what text[], event_detail text[], event_worker text[]
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT s.state, s.attempts, s.status, s.items, s.at, s.reason, holder_name(q.run, s.worker), q.url, q.payload, p.url,
-        e.at, e.what, e.detail, e.worker
+    SELECT s.state, s.attempts, s.status, s.items, s.at, s.kind, s.reason, holder_name(q.run, s.worker),
+        q.fingerprint, q.url, q.payload, p.url, e.at, e.what, e.detail, e.worker
     FROM unnest(_ids) WITH ORDINALITY u(id, nth) JOIN request q ON q.id = u.id LEFT JOIN request p ON p.id = q.parent
     CROSS JOIN LATERAL (  -- `held` has no index for this, so it is read last
-        SELECT o.state, o.attempts::integer, o.status::integer, o.items, o.at, o.reason, o.worker FROM outcome o
+        SELECT o.state, o.attempts::integer, o.status::integer, o.items, o.at, o.kind, o.reason, o.worker FROM outcome o
             WHERE o.id = q.id
-        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', 0 FROM ready r
+        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', '', 0 FROM ready r
             WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
-        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '',
+        UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '', '',
             CASE h.state WHEN {LEASED} THEN h.worker ELSE 0 END FROM held h
             WHERE h.id = q.id
         LIMIT 1
