@@ -5,16 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.dashboard.browsing import NARROW, WIDE, OpenPage, Theme
+from tests.dashboard.site import HOSTILE_QUERY, SCRIPT
 from tests.dashboard.stage import Stage
+
+
+def url_path(stage: Stage, path: str) -> str:
+    """The address of the screen of a URL."""
+    return f"/ui/runs/{stage.fleet.run_id}/url?url={quote(stage.site.url + path, safe='')}"
+
 
 SCREENS: dict[str, Callable[[Stage], str]] = {
     "overview": lambda stage: "/",
     "runs": lambda stage: "/ui/runs",
     "run": lambda stage: f"/ui/runs/{stage.fleet.run_id}",
+    "url": lambda stage: url_path(stage, "/broken/1"),
+    "url of a hostile page": lambda stage: url_path(stage, HOSTILE_QUERY),
+    "unknown url": lambda stage: url_path(stage, f"/{SCRIPT}"),
+    "hosts": lambda stage: "/ui/hosts",
+    "host": lambda stage: f"/ui/hosts/{stage.site.host}",
+    "workers": lambda stage: "/ui/workers",
+    "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
 }
 """Name and address of every screen."""
 SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from shoal.monitoring.reports import EARLIER, REPORTED_EVERY, ProcessReport
-from shoal.ports import WorkerState
+from shoal.monitoring.reports import EARLIER, REPORTED_EVERY, ProcessReport, read_processes
+from shoal.monitoring.snapshot import Snapshot
+from shoal.ports import Documents, WorkerState
 
 Condition: TypeAlias = Literal["active", "lost", "ended"]
 """``lost``: it fell silent without having ended."""
@@ -16,6 +17,10 @@ Condition: TypeAlias = Literal["active", "lost", "ended"]
 _SILENT = 3 * REPORTED_EVERY
 """Seconds without a report after which a process that sends no heartbeats is lost."""
 _RANK: dict[Condition, int] = {"active": 0, "lost": 1, "ended": 2}
+
+
+_FORGOTTEN = 3600.0
+"""Seconds after which a process that was lost or ended is not listed any more."""
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
@@ -46,10 +51,20 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     tor: str = ""
 
 
+async def read_process_states(documents: Documents, snapshot: Snapshot) -> list[ProcessState]:
+    """The processes of all runs in a snapshot: see `process_states`."""
+    found = []
+    for each in snapshot.runs:
+        reports = await read_processes(documents, each.run.run_id)
+        found += process_states(each.run.run_id, each.workers, reports, snapshot.at)
+    return sorted(found, key=_order)
+
+
 def process_states(
     run_id: str, workers: Sequence[WorkerState], reports: Iterable[ProcessReport], now: float
 ) -> list[ProcessState]:
-    """All processes of a run: active ones first, then lost ones, then those that ended, each by name."""
+    """The processes of a run: active ones first, then lost ones, then those that ended, each by name. One that was lost
+    or ended more than an hour ago is left out."""
     known = {worker.worker: worker for worker in workers}
     listed = [report for report in reports if report.name != EARLIER]
     newest: dict[str, int] = {}
@@ -61,7 +76,12 @@ def process_states(
         worker = None if is_replaced else known.pop(report.slot or report.name, None)
         states.append(_state(run_id, report, worker, now, is_replaced=is_replaced))
     states += [_unreported(run_id, worker) for worker in known.values()]
-    return sorted(states, key=lambda state: (_RANK[state.condition], state.name))
+    shown = [state for state in states if state.condition == "active" or state.silent_for < _FORGOTTEN]
+    return sorted(shown, key=_order)
+
+
+def _order(state: ProcessState) -> tuple[int, str]:
+    return _RANK[state.condition], state.name
 
 
 def _state(

@@ -60,4 +60,6 @@ async def _robots(frontier: Frontier, history: History, config: Config) -> str:
     rules = read_rules(stored.decode("utf-8", "replace"), config.user_agent, config.robots).rules
     if rules is None or rules.can_fetch(history.url, config.user_agent):
         return "allowed"
-    return "disallowed, but fetched: the run does not obey robots.txt, or it changed" if history.status else "disallowed"
+    return (
+        "disallowed, but fetched: the run does not obey robots.txt, or it changed" if history.status else "disallowed"
+    )

@@ -17,7 +17,7 @@ from shoal.config import Config
 from shoal.server.auth import AuthMiddleware, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs
+from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs, workers
 from shoal.server.state import Server
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -52,7 +52,7 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, clusters):
+    for each in (runs, hosts, workers, clusters):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])

@@ -5,4 +5,6 @@ from __future__ import annotations
 NAVIGATION = (
     ("/", "Overview"),
     ("/ui/runs", "Runs"),
+    ("/ui/hosts", "Hosts"),
+    ("/ui/workers", "Workers"),
 )

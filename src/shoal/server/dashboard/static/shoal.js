@@ -101,7 +101,8 @@ document.addEventListener("htmx:sseError", () => { document.getElementById("conn
 document.addEventListener("htmx:sseOpen", () => { document.getElementById("connection").hidden = true; });
 
 // What the reader opened stays open.
-Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.tagName === "DETAILS");
+Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
+  !((name === "open" && node.tagName === "DETAILS") || (name === "tabindex" && node.className === "table"));
 // A chart belongs to its script.
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
 
@@ -113,6 +114,10 @@ function dress(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     element.textContent = FULL.format(new Date(element.dateTime));
     element.title = element.dateTime;
+  }
+  // A table that is wider than the screen can be scrolled with the keyboard.
+  for (const table of root.querySelectorAll(".table, pre")) {
+    if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
   }
   root.querySelectorAll(".chart[data-source]").forEach(draw);
 }
