@@ -71,7 +71,7 @@ class WatchedPage:
 
     def see(self, text: str) -> None:
         """Wait until the page shows a text."""
-        self.page.get_by_text(text).first.wait_for(timeout=1000 * PATIENCE)
+        self.page.get_by_text(text).first.wait_for()
 
     def click(self, name: str, *, confirm: bool = False) -> None:
         """Click a button, and confirm it if the page asks."""
@@ -81,7 +81,7 @@ class WatchedPage:
 
     def toast(self, text: str) -> None:
         """Wait for a message about an action."""
-        self.page.locator("#toasts", has_text=text).wait_for(timeout=1000 * PATIENCE)
+        self.page.locator("#toasts", has_text=text).wait_for()
 
     def mark(self) -> None:
         """Remember this document: see `is_same`."""
@@ -124,16 +124,18 @@ class Browsers:
 
     def new_context(self, width: int = WIDE, theme: Theme = "light") -> BrowserContext:
         """A context of someone who is not logged in."""
-        return self._browser.new_context(
+        context = self._browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=theme, locale="en-GB", timezone_id="UTC"
         )
+        context.set_default_timeout(1000 * PATIENCE)
+        return context
 
     def context(self, user: str, width: int, theme: Theme) -> BrowserContext:
         key = (user, width, theme)
         if key not in self._contexts:
             context = self._contexts[key] = self.new_context(width, theme)
             if user not in self._cookies:
-                form = {"token": TOKENS[user], "next": "/ui/login"}
+                form: dict[str, str | float | bool] = {"token": TOKENS[user], "next": "/ui/login"}
                 context.request.post(f"{self._stage.url}/ui/login", form=form, max_redirects=0)
                 self._cookies[user] = context.cookies()
             context.add_cookies(self._cookies[user])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from urllib.parse import quote
@@ -36,7 +37,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
             raise ProblemError(422, "bad request", str(exc)) from exc
     return {
         "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
-        "parts": _parts, "state": _state(report),
+        "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
     }  # fmt: skip
 
 

@@ -93,6 +93,7 @@ async function refresh() {
   const response = await fetch(location.href, { headers: { "X-Part": "live" } });
   if (response.ok) {
     Idiomorph.morph(live, await response.text(), { morphStyle: "innerHTML" });
+    htmx.process(live);
     dress(live);
   }
 }
