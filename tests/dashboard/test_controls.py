@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import Dialog
 
 from shoal.http import Request
 from shoal.ports import History, HostState, HostUpdate
@@ -76,14 +77,15 @@ def test_running_run_is_not_deleted(stage: Stage, open_page: OpenPage) -> None:
     assert stage.api.ask("POST", f"/api/runs/{run_id}/cancel")[0] == 200
     shown = open_page(f"/ui/runs/{run_id}")
     shown.expected = ("409",)
-    shown.page.once("dialog", lambda dialog: (apart(lambda: resume(stage, run_id)), dialog.accept()))
+
+    def resume_first(dialog: Dialog) -> None:
+        assert stage.api.ask("POST", f"/api/runs/{run_id}/resume")[0] == 200
+        dialog.accept()
+
+    shown.page.once("dialog", resume_first)
     shown.click("Delete")
     shown.toast("cancel it first")
     assert state_of(stage, run_id) == "running"
-
-
-def resume(stage: Stage, run_id: str) -> None:
-    assert stage.api.ask("POST", f"/api/runs/{run_id}/resume")[0] == 200
 
 
 def test_retry_failed(stage: Stage, open_page: OpenPage) -> None:
