@@ -80,8 +80,9 @@ class WatchedPage:
         self.page.get_by_role("button", name=name, exact=True).click()
 
     def toast(self, text: str) -> None:
-        """Wait for a message about an action."""
+        """Wait for a message about an action, and remove it."""
         self.page.locator("#toasts", has_text=text).wait_for()
+        self.page.evaluate("document.getElementById('toasts').replaceChildren()")
 
     def mark(self) -> None:
         """Remember this document: see `is_same`."""
@@ -97,6 +98,11 @@ class WatchedPage:
         """Whether content from strangers was run."""
         return bool(self.page.evaluate("window.hacked !== undefined"))
 
+    def appear(self, width: int, theme: Theme) -> None:
+        """Continue in a window of this width, with this theme."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=theme)
+
     @property
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
@@ -104,7 +110,8 @@ class WatchedPage:
 
     def findings(self) -> list[str]:
         """Serious and critical findings of axe-core."""
-        self.page.evaluate(AXE.read_text())  # as a script of the page, the policy would refuse it
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())  # as a script of the page, the policy would refuse it
         found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [
             f"{each['id']}: {each['help']} {[node['html'][:150] for node in each['nodes'][:3]]}"

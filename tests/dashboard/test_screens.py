@@ -32,18 +32,20 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
 }
 """Name and address of every screen."""
+APPEARANCES: tuple[tuple[int, Theme], ...] = ((WIDE, "light"), (NARROW, "dark"))
 SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")
 """A folder: if it is set, a picture of every screen is saved there."""
 
 
-@pytest.mark.parametrize(("width", "theme"), [(WIDE, "light"), (NARROW, "dark")])
 @pytest.mark.parametrize("name", SCREENS)
-def test_screen_is_sound(name: str, width: int, theme: Theme, stage: Stage, open_page: OpenPage) -> None:
+def test_screen_is_sound(name: str, stage: Stage, open_page: OpenPage) -> None:
     """On a wide screen and on a phone, light and dark."""
-    shown = open_page(SCREENS[name](stage), width=width, theme=theme)
+    shown = open_page(SCREENS[name](stage))
     assert shown.page.locator("h1").count() == 1
-    assert shown.overflow <= 0
-    assert shown.findings() == []
+    for width, theme in APPEARANCES:
+        shown.appear(width, theme)
+        assert shown.overflow <= 0
+        assert shown.findings() == []
+        if SCREENSHOTS:
+            shown.page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{width}-{theme}.png", full_page=True)
     assert not shown.is_hacked
-    if SCREENSHOTS:
-        shown.page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{width}-{theme}.png", full_page=True)
