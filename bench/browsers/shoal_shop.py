@@ -9,6 +9,10 @@ class Shop(Spider):
         "throttle.enabled": False, "browser.recycle_pages": 100_000,
     }  # fmt: skip
 
+    def __init__(self, render="all", **arguments):
+        super().__init__(**arguments)
+        self.render = "auto" if render == "auto" else True
+
     def parse(self, response):
         yield response.follow_all("a.product", self.product)
         yield response.follow_all("a.next")

@@ -69,9 +69,19 @@ ENVIRONMENTS = {
             ("shoal", "aiohttp", "uvloop", "msgspec", "redis", "hiredis", "asyncpg", "kazoo"),
         ),
         Environment(
+            "shoal-browser",
+            (f"{REPOSITORY}[browser,redis,socks,testing]", "pytest-timeout"),
+            ("shoal", "playwright", "aiohttp", "uvloop"),
+        ),
+        Environment(
             "shoal-api",
-            (f"{REPOSITORY}[api,celery,redis]",),
+            (f"{REPOSITORY}[api,celery,redis,postgres]",),
             ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),
+        ),
+        Environment(
+            "shoal-schedules",
+            (f"{REPOSITORY}[api,redis,postgres]",),
+            ("shoal", "uvloop", "msgspec", "cronsim", "redis", "hiredis", "asyncpg"),
         ),
         Environment(
             "scrapy-redis",

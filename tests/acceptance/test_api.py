@@ -1046,7 +1046,7 @@ def test_it_ends_when_it_is_asked_to(tmp_path: Path, site: Target, waits: bool) 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/nowhere", 404), ("GET", "/", 404), ("GET", "/api/crawl/none", 404), ("GET", "/api/crawl/none/", 404),
+        ("GET", "/nowhere", 404), ("GET", "/api/crawl/none", 404), ("GET", "/api/crawl/none/", 404),
         ("GET", "/api/crawl/none/stream", 404), ("DELETE", "/api/crawl/none", 404), ("GET", "/api/crawl/%00", 422),
         ("GET", "/api/crawl/%ff%fe", 404), ("GET", "/api/crawl/" + "x" * 200, 422),
         ("GET", "/api/crawl/none?after=-1", 422), ("GET", "/api/crawl/none?limit=0", 422),

@@ -23,7 +23,7 @@ def test_the_examples_of_the_guide(tmp_path: Path, shop: str) -> None:
     host = shop.removeprefix("http://").rstrip("/")
     examples: list[tuple[str, str]] = []
     for kind, text in blocks(ROOT / "docs" / "api.md"):
-        text = text.replace("127.0.0.1:8080", host)
+        text = text.replace("127.0.0.1:8000", host)
         named = re.match(r"# (\S+\.(?:py|toml))\n", text)
         if named:
             (tmp_path / named[1]).write_text(text)
@@ -35,7 +35,7 @@ def test_the_examples_of_the_guide(tmp_path: Path, shop: str) -> None:
             ]
     assert len(examples) > 12
     with celery(tmp_path, 1, SHOAL_FRONTIER="memory:", SHOAL_BROWSER__SANDBOX="false") as fleet:
-        commands = [command.replace("localhost:8000", fleet.api.url) for command, _ in examples]
+        commands = [command.replace("localhost:8001", fleet.api.url) for command, _ in examples]
         script = f"\necho '{MARK}'\n".join(commands)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100,

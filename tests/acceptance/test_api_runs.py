@@ -167,10 +167,21 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         dead = must(api.get(f"/api/runs/{run_id}/failed?limit=5"))
         assert dead["kinds"] == {"http 500": 1}
         assert [(each["url"], each["status"]) for each in dead["failed"]] == [(bad, 500)]
+        failures = must(api.get(f"/api/runs/{run_id}/failures"))["kinds"]
+        assert [(each["kind"], each["count"], each["examples"][0]["url"]) for each in failures] == [
+            ("http 500", 1, bad)
+        ]
+        assert must(api.get(f"/api/runs/{run_id}/failures?examples=0"))["kinds"][0]["examples"] == []
+        _check_reports(api, run_id, len(pages))
+
         site.mend()
         retry = f"/api/runs/{run_id}/retry-failed"
         assert must(api.ask("POST", retry, {"kinds": ["timeout"]}))["retried"] == 0
-        assert must(api.ask("POST", retry))["retried"] == 1
+        assert must(api.ask("POST", retry, {"host": "other.example"}))["retried"] == 0
+        assert must(api.ask("POST", retry, {"host": host_of(bad), "url": "*/good*"}))["retried"] == 0
+        assert must(api.ask("POST", retry, {"host": "a/b"}), 422)["error"]["kind"] == "bad request"
+        assert must(api.ask("POST", retry, {"kinds": ["http 500"], "url": "*/bad?*"}))["retried"] == 1
+        assert must(api.ask("POST", retry))["retried"] == 0
         assert must(api.ask("POST", f"/api/runs/{run_id}/resume"))["state"] == "running"
         assert must(api.ask("DELETE", f"/api/runs/{run_id}"), 409)["error"]["kind"] == "wrong state"
         with working(folder, begun) as worker:
@@ -181,6 +192,29 @@ def test_a_fleet_is_started_paused_resumed_and_read_over_http(folder: Path, site
         assert must(api.ask("POST", f"/api/runs/{run_id}/cancel"), 409)["error"]["kind"] == "wrong state"
         assert must(api.ask("DELETE", f"/api/runs/{run_id}")) == {"run_id": run_id, "removed": True}
         assert must(api.get(f"/api/runs/{run_id}"), 404)["error"]["kind"] == "no such run"
+
+
+def _check_reports(api: Api, run_id: str, pages: int) -> None:
+    """What a finished run left behind: its history, its process, its last items; and a comparison with itself."""
+    samples = must(api.get(f"/api/runs/{run_id}/history"))["samples"]
+    assert (samples[-1]["done"], samples[-1]["failed"], samples[-1]["left"]) == (pages, 1, 0)
+    assert samples[0]["pages_per_second"] is None
+    assert len(must(api.get(f"/api/runs/{run_id}/history?points=2"))["samples"]) <= 3
+    assert must(api.get(f"/api/runs/{run_id}/history?since={samples[-1]['at'] + 1}"))["samples"] == []
+    workers = must(api.get(f"/api/runs/{run_id}/workers"))
+    assert [(each["role"], each["state"], each["pages"], each["failed"]) for each in workers["workers"]] == [
+        ("worker", "ended", pages, 1)
+    ]
+    recent = must(api.get(f"/api/runs/{run_id}/items/recent?limit=5"))
+    assert len(recent["items"]) == 5
+    assert recent["fields"] == [{"type": "item", "field": "address", "filled": pages, "items": pages, "share": 1.0}]
+    compared = must(api.get(f"/api/runs/compare?a={run_id}&b={run_id}"))
+    assert (compared["a"]["outcome"], compared["b"]["failed_kinds"]) == ("finished", {"http 500": 1})
+    figures = {each["name"]: (each["a"], each["change"]) for each in compared["differences"]}
+    assert (figures["pages"], figures["failed: http 500"], figures["field address"]) == ((pages, 0), (1, 0), (1, 0))
+    assert must(api.get(f"/api/runs/compare?a={run_id}&b=none"), 404)["error"]["kind"] == "no such run"
+    for path in ("history", "workers", "failures", "items/recent"):
+        assert must(api.get(f"/api/runs/none/{path}"), 404)["error"]["kind"] == "no such run"
 
 
 def test_hosts_are_changed_and_blocked_live(folder: Path, site: Target) -> None:

@@ -17,7 +17,7 @@ from shoal.frontier import join_store
 from shoal.monitoring.reports import ProcessReport, field_coverage, read_processes, read_recent_items
 from shoal.monitoring.samples import read_history
 from shoal.ports import Store
-from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url, site
+from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.acceptance.serving import until
 
 PAGES = 60
@@ -70,6 +70,44 @@ def test_a_crawl_in_a_file(tmp_path: Path, url: str) -> None:
     ask(frontier, question)
     subprocess.run([*SHOAL, "rm", _only_run(frontier), "--frontier", frontier], cwd=tmp_path, check=True)
     assert ask(frontier, lambda store: store.list_documents("")) == []
+
+
+def test_commands(tmp_path: Path, url: str) -> None:
+    """Two runs of a spider: their history, their processes, and what changed from one to the other."""
+    spider = 'REFUSED = "http://127.0.0.1:9/refused"\n' + SPIDER + f'    start_urls = ["{url}/"]\n'
+    spider += '    settings = {**settings, "retry.max_attempts": 1}\n'
+    with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/crawl.db", spider, name="alone.py") as fleet:
+        command = [*SHOAL, "run", "alone.py", "-q", "--frontier", fleet.frontier, "--new-run"]
+        subprocess.run([*command, "--max-pages", "20"], cwd=tmp_path, check=True, timeout=60)
+        (tmp_path / "alone.py").write_text(spider.replace('"title":', '"heading":').replace('/"]', '/", REFUSED]'))
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+        newest, oldest = [line.split()[0] for line in fleet.shoal("runs").stdout.splitlines()[1:]]
+
+        lines = fleet.shoal("history", newest).stdout.splitlines()
+        assert lines[-1].split()[2:6] == [str(PAGES + 1), "0", "1", str(PAGES + 1)]
+        last = [msgspec.json.decode(line) for line in fleet.shoal("history", "--json").stdout.splitlines()][-1]
+        assert (last["run_id"], last["done"], last["failed"]) == (newest, PAGES + 1, 1)
+
+        assert f"no process works on run {newest}; 1 have ended" in fleet.shoal("workers").stdout
+        (line,) = fleet.shoal("workers", "--all").stdout.splitlines()[1:]
+        assert line.split()[1:3] == ["ended", "crawl"]
+
+        compared = fleet.shoal("compare", oldest, newest).stdout
+        rows = {" ".join(words[:-3]): words[-3:] for line in compared.splitlines()[2:] if (words := line.split())}
+        assert "finished at its page limit" in compared
+        assert rows["pages"] == ["20", str(PAGES + 1), "+205.0%"]
+        assert "failed: connect" in compared
+        assert "field heading" in compared
+        found = [
+            msgspec.json.decode(line) for line in fleet.shoal("compare", oldest, newest, "--json").stdout.splitlines()
+        ]
+        shares = {each["name"]: (each["a"], each["b"]) for each in found if each["unit"] == "share"}
+        assert shares == {"field heading": (None, 1.0), "field title": (1.0, None), "field url": (1.0, 1.0)}
+
+        assert "0 requests" in fleet.shoal("retry-failed", "--host", "other.example").stdout
+        assert "0 requests" in fleet.shoal("retry-failed", "--url", "*/other").stdout
+        assert "1 requests" in fleet.shoal("retry-failed", "--host", "127.0.0.1:9", "--url", "*refused").stdout
+        assert "is not a host" in fleet.shoal("retry-failed", "--host", "a/b", check=False).stderr
 
 
 def _only_run(frontier: str) -> str:

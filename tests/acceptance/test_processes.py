@@ -32,6 +32,28 @@ class Pages(Spider):
         yield {"url": response.url, "title": response.css("h1::text").get(), "price": response.css("p.prise").get()}
         yield response.follow_all("a")
 """
+LATE_WORK = """
+import atexit, os, threading, time
+from concurrent.futures import ThreadPoolExecutor
+
+def note(what):
+    with open(f"{what}-{os.getpid()}", "w") as file:
+        file.write(what)
+
+def note_late(what):
+    time.sleep(0.2)
+    note(what)
+
+class Slow(Pages):
+    def opened(self):
+        atexit.register(note, "handler")
+        self.pool = ThreadPoolExecutor()
+
+    def closed(self, reason):
+        self.pool.submit(note_late, "pool")
+        threading.Thread(target=note_late, args=["thread"]).start()
+        print("printed", end="")
+"""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -99,6 +121,17 @@ def test_every_page_once_and_nobody_stays(here: Machine, url: str, frontier: tup
     assert "`h1" not in said
     here.wait_until(lambda: not here.processes(), "all processes ended", 20)
     assert list((here.runtime / "shoal").iterdir()) == []
+
+
+def test_workers_end_like_other_programs(here: Machine) -> None:
+    """They leave their memory to the system, but not what a spider still has to do."""
+    (here.folder / "pages.py").write_text(SPIDER + LATE_WORK)
+    with site(10) as url:
+        crawl = here.start(*[word.replace("pages.py", "pages.py:Slow") for word in run(url)])
+        said = ended(here, crawl)
+    assert said.count("printed") >= 2, said
+    for what in ("handler", "pool", "thread"):
+        assert len(list(here.folder.glob(f"{what}-*"))) >= 2, what
 
 
 def test_a_frontier_on_a_server_needs_no_owner(here: Machine, url: str) -> None:

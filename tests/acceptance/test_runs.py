@@ -122,6 +122,24 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
         assert "-O items.db: only files can be replaced" in says(*command, "spider.py", "-O", "items.db")
 
 
+def test_a_worker_of_a_finished_run_says_so(fleet: Fleet, url: str) -> None:
+    fleet.start(f"{url}/p/1", settings={"scope.max_depth": 0})
+    fleet.worker()
+    fleet.wait()
+    assert "already finished" not in (fleet.folder / "worker-0.log").read_text()
+    again = " ".join(fleet.shoal("worker", "spider.py", "--run-id", fleet.run_id).stderr.split())
+    assert f"run {fleet.run_id} already finished at 20" in again
+    assert "`shoal start` begins another run" in again
+    staying = fleet.worker("--keep-alive")
+    log, until = fleet.folder / "worker-1.log", time.monotonic() + 60
+    while "already finished" not in log.read_text():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+    assert "waiting for more requests" in " ".join(log.read_text().split())
+    assert staying.poll() is None
+    staying.kill()
+
+
 OWN_INIT = """
 from shoal import Spider
 

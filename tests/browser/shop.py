@@ -60,9 +60,10 @@ show();
 class Shop:
     """The tests' view of the shop."""
 
-    def __init__(self, url: str, products: int) -> None:
+    def __init__(self, url: str, products: int, *, mixed: bool = False) -> None:
         self.url = url
         self.products = products
+        self._mixed = mixed
 
     def asked(self) -> list[str]:
         """The paths that were asked for, in order."""
@@ -71,22 +72,41 @@ class Shop:
             return paths
 
     def expected(self) -> set[str]:
-        return {f"{self.url}/product/{number}" for number in range(self.products)}
+        paths = (place(number) if self._mixed else f"/product/{number}" for number in range(self.products))
+        return {self.url + path for path in paths}
 
 
 @contextmanager
-def serve(products: int, wait: float = 0.0) -> Iterator[Shop]:
-    """Run the shop in a process of its own."""
-    command = [sys.executable, "-m", "tests.browser.shop", str(products), str(wait)]
+def serve(products: int, wait: float = 0.0, *, mixed: bool = False) -> Iterator[Shop]:
+    """Run the shop in a process of its own. ``mixed``: only every tenth product needs scripts."""
+    command = [sys.executable, "-m", "tests.browser.shop", str(products), str(wait), *(["mixed"] if mixed else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Shop(process.stdout.readline().strip(), products)
+            yield Shop(process.stdout.readline().strip(), products, mixed=mixed)
         finally:
             process.kill()
 
 
-def make_app(products: int, wait: float) -> web.Application:
+def static_page(path: str, page: int, products: int) -> str:
+    """A page of the mixed shop that needs no scripts."""
+    if path == "/":
+        ids = range(page * PER_PAGE, min((page + 1) * PER_PAGE, products))
+        more = f'<a class="next" href="/?page={page + 1}">more</a>' if (page + 1) * PER_PAGE < products else ""
+        body = "".join(f'<a class="product" href="{place(i)}">product {i}</a> ' for i in ids) + more
+    else:
+        number = path.rpartition("/")[2]
+        words = "A fine thing that lasts for years, made of good wood by people who know their craft. " * 5
+        body = f'<h1>Product {number}</h1><p class="price">{number}.99</p><p>{words}</p><a href="/">home</a>'
+    return f"<!doctype html><html><head><title>Shop</title></head><body>{body}</body></html>"
+
+
+def place(number: int) -> str:
+    """Where a product of the mixed shop is: those that need scripts have a folder of their own."""
+    return f"/product/{number}" if number % 10 == 0 else f"/plain/{number}"
+
+
+def make_app(products: int, wait: float, *, mixed: bool = False) -> web.Application:
     log: list[str] = []
 
     @web.middleware
@@ -97,6 +117,9 @@ def make_app(products: int, wait: float) -> web.Application:
         return await handler(request)  # type: ignore[no-any-return]
 
     async def shell(request: web.Request) -> web.Response:
+        if mixed and not request.path.startswith("/product/"):
+            page = int(request.query.get("page", "0"))
+            return web.Response(text=static_page(request.path, page, products), content_type="text/html")
         return web.Response(text=SHELL, content_type="text/html")
 
     async def app_js(request: web.Request) -> web.Response:
@@ -126,7 +149,8 @@ def make_app(products: int, wait: float) -> web.Application:
     app = web.Application(middlewares=[record])
     app.add_routes(
         [
-            web.get("/", shell), web.get("/product/{number}", shell), web.get("/scroll", shell),
+            web.get("/", shell), web.get("/product/{number}", shell), web.get("/plain/{number}", shell),
+            web.get("/scroll", shell),
             web.get("/app.js", app_js), web.get("/api/list", listing), web.get("/api/product/{number}", product),
             web.get("/api/scroll", scroll), web.get("/-/log", show_log), web.get("/robots.txt", robots),
         ]
@@ -135,7 +159,7 @@ def make_app(products: int, wait: float) -> web.Application:
 
 
 async def main() -> None:
-    runner = web.AppRunner(make_app(int(sys.argv[1]), float(sys.argv[2])))
+    runner = web.AppRunner(make_app(int(sys.argv[1]), float(sys.argv[2]), mixed="mixed" in sys.argv))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

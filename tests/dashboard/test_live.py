@@ -38,7 +38,7 @@ def test_change_by_someone_else_is_shown(stage: Stage, open_page: OpenPage) -> N
 def test_workers_and_a_lost_one(stage: Stage, open_page: OpenPage) -> None:
     shown = open_page(f"/ui/workers?q={stage.fleet.run_id}")
     shown.mark()
-    until(lambda: shown.page.locator("#live .badge.active").count() == 2, what="two active workers")
+    until(lambda: shown.page.locator("#live .badge.working").count() == 2, what="two workers")
     until(lambda: shown.page.locator("#live .badge.lost").count() == 1, what="one lost worker")
     rows = shown.page.locator("[aria-labelledby=processes] tbody tr").all_inner_texts()
     pids = {worker.pid for worker in stage.fleet.workers}
@@ -98,7 +98,7 @@ def test_filters_of_workers(stage: Stage, open_page: OpenPage) -> None:
     shown = open_page("/ui/workers?q=nobody")
     shown.see("No process matches")
     shown.page.get_by_role("link", name="Show all").click()
-    shown.page.get_by_label("State").select_option("active")
+    shown.page.get_by_label("State").select_option("working")
     shown.click("Filter")
-    until(lambda: shown.page.locator("#live .badge.active").count() == 3, what="three active processes")
+    until(lambda: shown.page.locator("#live .badge.working").count() == 3, what="three processes")
     assert shown.page.locator("#live .badge.lost").count() == 0

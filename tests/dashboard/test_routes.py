@@ -13,17 +13,17 @@ def test_workers(stage: Stage) -> None:
     def lost_pids() -> set[int]:
         status, answer = stage.api.get("/api/workers")
         assert status == 200
-        return {each["pid"] for each in answer["processes"] if each["condition"] == "lost"}
+        return {each["pid"] for each in answer["processes"] if each["state"] == "lost"}
 
     until(lambda: stage.killed_worker in lost_pids(), what="the lost worker")
     _, answer = stage.api.get("/api/workers?limit=1000")
     fleet = {each["pid"]: each for each in answer["processes"] if each["run_id"] == stage.fleet.run_id}
     assert fleet.keys() == {worker.pid for worker in stage.fleet.workers}
-    active = [each for each in fleet.values() if each["condition"] == "active"]
-    assert len(active) == 2
-    assert all(each["role"] == "worker" and each["memory"] > 1e6 and each["pages"] > 0 for each in active)
-    runners = [each for each in answer["processes"] if each["role"] == "runner" and each["condition"] == "active"]
-    assert {each["cluster"] for each in runners} == {stage.cluster.run_id}
+    working = [each for each in fleet.values() if each["state"] == "working"]
+    assert len(working) == 2
+    assert all(each["role"] == "worker" and each["memory"] > 1e6 and each["pages"] > 0 for each in working)
+    runners = [each for each in answer["processes"] if each["role"] == "runner" and each["state"] == "working"]
+    assert {each["slot"] for each in runners} == {f"{stage.cluster.run_id}/0"}
     assert len(stage.api.get("/api/workers?limit=1")[1]["processes"]) == 1
 
 

@@ -13,7 +13,7 @@ from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.onion import make_onion
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
-from shoal.errors import FetchError, SinkError, SpiderError, StoreRewoundError
+from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreRewoundError
 from shoal.http import Request, Response
 from shoal.ports import Fetch, Lease, Rewind
 from shoal.spider import Spider
@@ -78,11 +78,11 @@ def links(count: int) -> str:
 # -- crawling
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_every_page_is_fetched_once(shared: bool) -> None:
+@pytest.mark.parametrize(("shared", "near"), [(False, False), (True, False), (True, True)])
+async def test_every_page_is_fetched_once(shared: bool, near: bool) -> None:
     frontier, web = await memory_frontier(), Web({"": links(30), "7": links(40)})
     drain = Drained()
-    engine = engine_of(frontier, web, drains=[drain], shared=shared)
+    engine = engine_of(frontier, web, drains=[drain], shared=shared, near=near)
     await finished(engine)
     assert sorted(web.fetched) == sorted(["", *map(str, range(40))])
     stats = await frontier.stats()
@@ -106,6 +106,60 @@ async def test_pages_of_a_shared_store_are_settled_together() -> None:
     assert (await frontier.inner.stats()).done == 201
     assert frontier.count("complete") <= 40
     assert frontier.count("lease") <= 60
+
+
+async def test_pages_are_settled_and_leased_in_one_round_trip_to_another_process() -> None:
+    frontier, web = Calls(await memory_frontier()), Web({"": links(40)})
+    answered: list[str] = []
+    leased = asyncio.Event()
+
+    async def complete(completions: Any) -> Any:
+        result = await frontier.inner.complete(completions)
+        leased.clear()
+        async with asyncio.timeout(10):
+            await leased.wait()  # the engine does not wait for this answer before it leases
+        answered.append("complete")
+        return result
+
+    async def lease(*arguments: Any, **options: Any) -> Any:
+        leased.set()
+        return await frontier.inner.lease(*arguments, **options)
+
+    frontier.replaced.update(complete=complete, lease=lease)
+    await finished(engine_of(frontier, web, settings={"concurrency": 8}, shared=True, near=True))
+    assert (await frontier.inner.stats()).done == 41
+    assert 0 < len(answered) <= 20
+
+
+@pytest.mark.parametrize("failing", ["complete", "lease"])
+async def test_an_error_in_one_of_two_calls_loses_nothing_of_the_other(failing: str) -> None:
+    frontier, web = Calls(await memory_frontier()), Web()
+    web.delay = lambda path: 0.0 if path == "first" else 60.0
+    both: set[str] = set()
+
+    async def complete(completions: Any) -> Any:
+        await asyncio.sleep(0.01)
+        both.add("complete")
+        if failing == "complete":
+            raise RunError("no such run")
+        return await frontier.inner.complete(completions)
+
+    async def lease(*arguments: Any, **options: Any) -> Any:
+        if failing == "lease" and web.fetched:
+            raise RunError("no such run")
+        both.add("lease")
+        return await frontier.inner.lease(*arguments, **options)
+
+    frontier.replaced.update(complete=complete, lease=lease)
+    await frontier.inner.push([Request(SITE + "first")])
+    with pytest.raises(RunError):
+        await finished(engine_of(frontier, web, settings={"concurrency": 1}, shared=True, near=True))
+    stats = await frontier.inner.stats()
+    assert both == {"complete", "lease"}
+    if failing == "lease":
+        assert (stats.done, stats.leased) == (1, 0)
+    else:
+        assert (stats.done, stats.leased) == (0, 1)  # only the page that could not be stored
 
 
 async def test_failed_pages_are_tried_again_and_then_dead() -> None:

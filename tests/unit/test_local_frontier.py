@@ -27,7 +27,9 @@ from shoal.frontier.local.processes import ProcessSlot, started_at
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
-from shoal.runs.process_part import CrawlPart, Report, total_of
+from shoal.runs.process_fork import WorkerProcess
+from shoal.runs.process_part import CrawlPart, Part, Report, total_of
+from shoal.runs.process_workers import WorkerProcesses
 from shoal.spider import Spider
 
 
@@ -150,6 +152,18 @@ def test_a_message_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wire.frame(bytes(10)) == b"\0\0\0\x0a" + bytes(10)
     with pytest.raises(FrontierError, match="longer than the limit"):
         wire.frame(bytes(11))
+    with pytest.raises(FrontierError, match="longer than the limit"):
+        wire.Messages().feed(b"\0\0\0\x0b")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 100])
+def test_messages_arrive_in_pieces_of_any_size(size: int) -> None:
+    sent = [b"", b"a", bytes(300), b"", b"last"]
+    stream = b"".join(map(wire.frame, sent))
+    messages = wire.Messages()
+    pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+    assert [message for piece in pieces for message in messages.feed(piece)] == sent
+    assert messages.feed(wire.frame(b"more") + b"\0") == [b"more"]
 
 
 @pytest_asyncio.fixture
@@ -191,7 +205,9 @@ async def test_only_methods_of_the_ports_are_called(path: Path) -> None:
         [("hello", b"", [hello]), ("close", b"", []), ("__class__", run, []), ("discard", run, []), ("lease", run, "x")]
     ):
         writer.write(wire.frame(wire.encode((number, 1e18, method, where, arguments))))
-    answers = [wire.decode_answer(await wire.read_message(reader)) for _ in range(5)]
+    messages, answers = wire.Messages(), list[wire.Answer]()
+    while len(answers) < 5:
+        answers += map(wire.decode_answer, messages.feed(await asyncio.wait_for(reader.read(4096), 10)))
     errors = {answer.number: answer.error for answer in answers}
     assert errors[0] is None
     assert all(errors[number] is not None for number in (1, 2, 3, 4))
@@ -243,3 +259,23 @@ def test_reports_add_up() -> None:
     total = total_of([report, report])
     assert (total.fetched, total.bytes, total.errors) == (6, 1000, Counter({"timeout": 4}))
     assert (sum(total.latency.counts), total.latency.seconds) == (2, 0.04)
+
+
+async def test_the_last_report_of_a_worker_is_noticed_at_once() -> None:
+    near, far = socket.socketpair()
+    codes: list[int | None] = [None]
+    workers = WorkerProcesses([WorkerProcess(os.getpid(), lambda: codes[0], near, None)], [])
+    workers.start(Part(frontier="memory:", run_id="run", concurrency=1, relayed=False))
+    with far:
+        far.setblocking(False)
+        async with asyncio.timeout(30):
+            assert b"run_id" in await asyncio.get_running_loop().sock_recv(far, 4096)
+            far.sendall(msgspec.json.encode(Report()) + b"\n")
+            await workers.wait_for_end(0.05)
+            far.sendall(msgspec.json.encode(Report(is_last=True)) + b"\n")
+            await workers.wait_for_end(600)
+            assert not workers.have_ended
+    codes[0] = 0
+    async with asyncio.timeout(30):
+        await workers.wait_for_end(600)
+    assert workers.have_ended

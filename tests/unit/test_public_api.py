@@ -31,7 +31,7 @@ LAYERS = [
     {"testing"},
     {"crawling"},
     {"metrics"},
-    {"runs", "monitoring"},
+    {"runs", "monitoring", "schedules"},
     {"cluster"},
     {"batch"},
     {"tasks"},

@@ -187,6 +187,15 @@ def test_only_some_items_are_picked() -> None:
     assert picked.take() == [b"small"]
 
 
+async def test_the_items_of_a_short_crawl_are_counted() -> None:
+    store = await memory_store()
+    process = Process(store)
+    async with recording(process.recorder):
+        await asyncio.sleep(0)
+        process.store_items({"a": 1})
+    assert (await only_report(store)).items_counted == {"item": 1}
+
+
 # -- samples
 
 
@@ -253,6 +262,7 @@ async def test_a_store_that_is_away_costs_a_record(
             return await super().run_state(run_id)
 
     monkeypatch.setattr(recorder_module, "REPORTED_EVERY", 0.01)
+    monkeypatch.setattr(recorder_module, "_FIRST", (0, 0))
     caplog.set_level(logging.INFO)
     store = await memory_store(kind=Away)
     async with recording(Process(store).recorder):

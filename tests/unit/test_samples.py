@@ -21,6 +21,8 @@ from shoal.monitoring.samples import (
     add_second,
     adds,
     read_history,
+    speeds,
+    spread,
 )
 from shoal.ports import Stats
 
@@ -125,6 +127,32 @@ async def test_a_new_sample_rewrites_only_the_small_document() -> None:
     changed = [each for each in await store.list_documents("run/r/history/") if before[each.key] != each.version]
     assert [each.key for each in changed] == ["run/r/history/seconds"]
     assert len(changed[0].value) < 20_000
+
+
+# -- reading
+
+
+def test_fewer_points_cover_the_whole_time() -> None:
+    samples = [sample(START + number, number) for number in range(1000)]
+    few = spread(samples, 20)
+    assert 18 <= len(few) <= 21
+    assert (few[0], few[-1]) == (samples[0], samples[-1])
+    assert max(gaps(few)) <= 60
+    assert set(few) <= set(samples)
+    assert spread(samples, 5000) == samples
+    assert spread([], 5) == []
+
+
+def test_the_speed_between_samples() -> None:
+    found = speeds(
+        [
+            Sample.of(Stats(done=10, dead=1, items=3), START),
+            Sample.of(Stats(done=18, dead=3, items=3), START + 5),
+            Sample.of(Stats(done=18, dead=0, items=13), START + 15),  # failed requests were retried
+        ]
+    )
+    assert found == [None, (2.0, 0.0), (0.0, 1.0)]
+    assert speeds([]) == []
 
 
 # -- who takes them

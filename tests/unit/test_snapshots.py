@@ -37,11 +37,11 @@ async def test_a_snapshot_has_the_active_runs_with_speed_outputs_and_what_ended_
     leased = await frontier.lease(4, 60)
     await frontier.complete([Completion(lease=lease, items=[b"1", b"2"]) for lease in leased.leases])
     assert await frontier.advance(claim, msgspec.msgpack.encode((3, b"")), 60)
-    second = (await taker.take(NOW + 2)).runs[0]
-    assert (second.pages_per_second, second.items_per_second, second.seconds_left) == (2.0, 4.0, 3.0)
+    second = (await taker.take(NOW + 8)).runs[0]
+    assert (second.pages_per_second, second.items_per_second, second.seconds_left) == (0.5, 1.0, 12.0)
     assert (second.outputs[0].name, second.outputs[0].written, second.outputs[0].lag) == ("books.jsonl", 3, 5)
     assert second.hosts[0].host == "a.example"
-    assert second.changed_at == NOW + 2
+    assert second.changed_at == NOW + 8
     later = (await taker.take(NOW + 100)).runs[0]
-    assert later.changed_at == NOW + 2
+    assert later.changed_at == NOW + 8
     assert (await taker.take(NOW + 131)).runs[0].pages_per_second == 0.0

@@ -35,11 +35,15 @@ COMMANDS = {
     "Server": {
         "serve": CommandEntry("serve", "Serve the HTTP API and the dashboard."),
         "ui": CommandEntry("serve", "Show the dashboard of any frontier, also while other processes work on it."),
+        "schedule": CommandEntry("schedules", "Run spiders at set times."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
     },
     "Inspect": {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
         "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
+        "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
+        "workers": CommandEntry("history", "List the processes that work on a run."),
+        "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),
         "audit": CommandEntry("audit", "Recount the requests of a run and check that none is lost."),
         "why": CommandEntry("audit", "Show what happened to a URL."),
         "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),

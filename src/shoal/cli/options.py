@@ -156,7 +156,7 @@ _OPTION_NAMES = {
 }
 
 
-def resolve(spider: Spider | None, options: Mapping[str, object], settings: list[str]) -> Resolved:
+def resolve(spider: Spider | type[Spider] | None, options: Mapping[str, object], settings: list[str]) -> Resolved:
     """All layers of the configuration, with this command line on top."""
     from shoal.config import find_config_file, load_config
 
@@ -164,7 +164,7 @@ def resolve(spider: Spider | None, options: Mapping[str, object], settings: list
     return load_config(
         file=find_config_file(os.environ),
         spider=None if spider is None else spider.settings,
-        spider_name="" if spider is None else type(spider).__name__,
+        spider_name="" if spider is None else (spider if isinstance(spider, type) else type(spider)).__name__,
         environ=os.environ,
         command_line={**options, **typed},
         options={key: _OPTION_NAMES[key] for key in options if key not in typed},

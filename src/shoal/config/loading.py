@@ -58,7 +58,8 @@ def load_config(
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or else the one on this machine.
     """
     in_file = read_toml(file) if file is not None else {}
-    in_file.pop("spiders", None)  # belongs to the spider registry
+    for table in ("spiders", "schedules"):  # they are read by the registry, and by the server
+        in_file.pop(table, None)
     typed = options or {}
     in_code = changed(code) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ or {})

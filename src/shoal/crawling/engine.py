@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 from shoal.config import Config
 from shoal.crawling.engine_options import Drain, EngineOptions
@@ -184,15 +185,29 @@ class Engine:
             if self._interruption is not None:
                 raise self._interruption
             linger = self._linger()
-            if self._settled and not linger:
-                await self._settle()
-            wait = None if self.stopping or self._halted else await self._lease_more()
+            wait = await self._settle_and_lease(lingers=linger > 0)
             if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
             if linger:
                 wait = linger if wait is None else min(wait, linger)
             if linger or not self._settled:
                 await self._sleep(wait)
+
+    async def _settle_and_lease(self, *, lingers: bool) -> float | None:
+        """Store what has ended, unless that waits for more, and fill the free places. Returns the same as
+        `_lease_more`."""
+        leases = not self.stopping and not self._halted
+        if self._pacing.overlaps and lingers:
+            return None  # one round trip will do for both
+        if self._pacing.overlaps and self._settled and leases and not self._isolating:
+            both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
+            for result in both:
+                if isinstance(result, BaseException):
+                    raise result
+            return cast("float | None", both[1])
+        if self._settled and not lingers:
+            await self._settle()
+        return await self._lease_more() if leases and not self.stopping else None
 
     def _linger(self) -> float:
         """Seconds to wait for more settlements, so that they are stored together."""

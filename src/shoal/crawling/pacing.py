@@ -36,6 +36,9 @@ class Pacing(Protocol):
     give_up_after: float | None
     """Seconds after the grace period of a stop at which the store is no longer waited for. None: never."""
 
+    overlaps: bool
+    """Whether the engine may lease before its settlements are answered."""
+
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         """Seconds to wait for more settlements before all of them are stored together."""
         ...
@@ -64,6 +67,7 @@ class LocalPacing:
     def __init__(self) -> None:
         self.poll_after = 0.0
         self.give_up_after: float | None = None
+        self.overlaps = False
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         return 0.0
@@ -92,10 +96,12 @@ class RoundTrip(NamedTuple):
     """Between two polls, at most."""
     ahead: float
     """The share of the places for which requests are leased ahead. They count as in flight at their hosts."""
+    enough: float
+    """With work for a larger share of the places there is enough to do."""
 
 
-_ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5, 1.0)
-_ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.01, 0.25)
+_ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5, 1.0, 0.75)
+_ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.01, 0.25, 0.25)
 
 
 class RemotePacing:
@@ -109,6 +115,7 @@ class RemotePacing:
         """``batch``: requests in one call, at most. ``near``: another process of this machine has the store."""
         self.poll_after = 0.0
         self.give_up_after: float | None = _GIVE_UP_AFTER
+        self.overlaps = near  # the owner begins calls in order, and nothing can rewind its store
         self._batch = batch
         self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
         self._poll = self._times.first_poll
@@ -116,7 +123,7 @@ class RemotePacing:
         """On the monotonic clock. 0: now."""
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
-        if 4 * busy <= 3 * concurrency or 4 * settled >= self._batch:
+        if busy <= self._times.enough * concurrency or 4 * settled >= self._batch:
             return 0.0
         return max(0.0, since + self._times.linger - time.monotonic())
 

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shoal.config import NewRunPolicy
-from shoal.ports import Run, Store
+from shoal.ports import Frontier, Run, Store
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.crawl")
@@ -40,6 +40,13 @@ def start_settings(spider: Spider, urls: Sequence[str] | None = None) -> dict[st
     }
 
 
+async def finished_at(run: Run, frontier: Frontier) -> str | None:
+    """When the run was finished, in words. None if it was not, or has requests again."""
+    if run.state != "finished" or not (await frontier.stats()).finished:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.ended_at or run.created_at))
+
+
 async def choose_run(store: Store, wanted: WantedRun) -> Run:
     """Find the run to resume, or create one. Processes that start at the same time on a shared store choose the same
     run, unless each of them wants a new one."""
@@ -58,8 +65,8 @@ async def choose_run(store: Store, wanted: WantedRun) -> Run:
 
 def _to_resume(runs: list[Run], wanted: WantedRun) -> Run | None:
     for run in runs:
-        if run.state in ("queued", "cancelled") or "seeds" in run.settings:  # runs of a fleet are for workers
-            continue
+        if run.state in ("queued", "cancelled") or not run.settings.keys().isdisjoint(("seeds", "schedule")):
+            continue  # runs of a fleet are for workers, those of a schedule for servers
         return None if run.state == "finished" and wanted.new == "after_finish" else run
     return None
 

@@ -152,6 +152,8 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """When its loop last ran, on the monotonic clock. None before it works, and on standby."""
     frontier: RunView | None = None
     """For further questions. None before it is opened."""
+    waits: bool = False
+    """It has no run now, and waits for the next one."""
     standing: Standing | None = None
     """None if it is not a node."""
     identities: IdentityCounts | None = None

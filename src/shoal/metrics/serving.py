@@ -145,6 +145,8 @@ async def _query(frontier: RunView) -> FrontierState | None:
 
 def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
     """Why a process is unhealthy; None if it is healthy."""
+    if vitals.waits:
+        return None
     if vitals.frontier is None:
         return "it has not started"
     if not up:

@@ -1,111 +1,101 @@
-"""The processes of runs: what they report, and what the store knows of their heartbeats and leases."""
+"""The processes of a run: what they report, together with what the store knows of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from shoal.frontier.local.processes import ProcessSlot
+from shoal.monitoring.reports import REPORTED_EVERY, ProcessFigures, ProcessReport, read_processes
+from shoal.ports import Documents, Holder, Workers, WorkerState
 
-from shoal.monitoring.reports import EARLIER, REPORTED_EVERY, ProcessReport, read_processes
-from shoal.monitoring.snapshot import Snapshot
-from shoal.ports import Documents, WorkerState
+ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
+"""``silent``: it should have been heard of. ``lost``: it stopped without saying so: killed, or cut off from the store.
+``ended``: it stopped in good order."""
 
-Condition: TypeAlias = Literal["active", "lost", "ended"]
-"""``lost``: it fell silent without having ended."""
-
-_SILENT = 3 * REPORTED_EVERY
-"""Seconds without a report after which a process that sends no heartbeats is lost."""
-_RANK: dict[Condition, int] = {"active": 0, "lost": 1, "ended": 2}
-
-
-_FORGOTTEN = 3600.0
-"""Seconds after which a process that was lost or ended is not listed any more."""
+_ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
+_LATE = 4 * REPORTED_EVERY
+"""Seconds after which a process without heartbeats should have reported."""
 
 
-class ProcessState(Struct, frozen=True, kw_only=True):
-    """A process of a run."""
+class RunProcess(ProcessFigures, frozen=True, kw_only=True):
+    """A process that works on a run, or did so."""
 
-    run_id: str
-    name: str
-    machine: str = ""
-    pid: int = 0
-    role: str = ""
-    """See `ProcessReport.role`. Empty if it reports nothing."""
-    condition: Condition = "active"
-    cluster: str = ""
-    """The cluster of a Runner."""
-    slot: str = ""
-    """The number of its slot in the cluster."""
-    epoch: int = 0
-    silent_for: float = 0.0
+    state: ProcessState
+    started_at: float | None = None
+    last_seen: float
     """Seconds since its last heartbeat or report."""
     leases: int = 0
-    started_at: float | None = None
-    pages: int = 0
-    items: int = 0
-    failed: int = 0
-    pages_per_second: float = 0.0
-    memory: int = 0
-    browser: str = ""
-    tor: str = ""
+    """Requests that it has leased."""
 
 
-async def read_process_states(documents: Documents, snapshot: Snapshot) -> list[ProcessState]:
-    """The processes of all runs in a snapshot: see `process_states`."""
-    found = []
-    for each in snapshot.runs:
-        reports = await read_processes(documents, each.run.run_id)
-        found += process_states(each.run.run_id, each.workers, reports, snapshot.at)
-    return sorted(found, key=_order)
+async def read_run_processes(documents: Documents, frontier: Workers, run_id: str) -> list[RunProcess]:
+    """The processes of a run, those that work first."""
+    return merge_processes(await frontier.workers(), await read_processes(documents, run_id), time.time())
 
 
-def process_states(
-    run_id: str, workers: Sequence[WorkerState], reports: Iterable[ProcessReport], now: float
-) -> list[ProcessState]:
-    """The processes of a run: active ones first, then lost ones, then those that ended, each by name. One that was lost
-    or ended more than an hour ago is left out."""
-    known = {worker.worker: worker for worker in workers}
-    listed = [report for report in reports if report.name != EARLIER]
-    newest: dict[str, int] = {}
-    for report in listed:
-        newest[report.slot] = max(report.epoch, newest.get(report.slot, 0))
-    states = []
-    for report in listed:
-        is_replaced = bool(report.slot) and report.epoch < newest[report.slot]
-        worker = None if is_replaced else known.pop(report.slot or report.name, None)
-        states.append(_state(run_id, report, worker, now, is_replaced=is_replaced))
-    states += [_unreported(run_id, worker) for worker in known.values()]
-    shown = [state for state in states if state.condition == "active" or state.silent_for < _FORGOTTEN]
-    return sorted(shown, key=_order)
+def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
+    """``reports``: those that wrote last first."""
+    left = {worker.worker: worker for worker in workers}
+    epochs: dict[str, int] = {}
+    for report in reports:
+        epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
+    found = [
+        _process(report, _take(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
+        for report in sorted(reports, key=lambda report: -report.epoch)
+        if report.role != "earlier"
+    ]
+    found += [_without_report(worker) for worker in left.values()]
+    return sorted(found, key=lambda each: (_ORDER[each.state], each.machine, each.name))
 
 
-def _order(state: ProcessState) -> tuple[int, str]:
-    return _RANK[state.condition], state.name
+def _take(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
+    """What the store knows of the process of a report. Each entry belongs to one process, the one that wrote last."""
+    if report.ended:
+        return None
+    for name, worker in left.items():
+        if name in (report.name, report.slot) or _pid(worker) == report.pid:
+            return left.pop(name)
+    return None
 
 
-def _state(
-    run_id: str, report: ProcessReport, worker: WorkerState | None, now: float, *, is_replaced: bool
-) -> ProcessState:
-    has_heartbeats = worker is not None and worker.session > 0
-    silent_for = worker.silent_for if worker is not None and has_heartbeats else max(0.0, now - report.at)
-    limit = worker.session if worker is not None and has_heartbeats else _SILENT
-    condition: Condition = "ended" if report.ended else "lost" if is_replaced or silent_for > limit else "active"
-    cluster, _, slot = report.slot.rpartition("/") if report.role == "runner" else ("", "", "")
-    return ProcessState(
-        run_id=run_id, name=report.name, machine=report.machine, pid=report.pid, role=report.role, condition=condition,
-        cluster=cluster, slot=slot, epoch=report.epoch, silent_for=silent_for,
-        leases=worker.leases if worker is not None else 0, started_at=report.started_at, pages=report.pages,
-        items=report.items, failed=report.failed,
-        pages_per_second=report.pages_per_second if condition == "active" else 0.0, memory=report.memory,
-        browser=report.browser, tor=report.tor,
-    )  # fmt: skip
+def _pid(worker: WorkerState) -> int:
+    """The number of a process that uses a store of this machine; -1 if it is none."""
+    process = ProcessSlot.of(Holder(worker.worker, 0))
+    return -1 if process is None else process.pid
 
 
-def _unreported(run_id: str, worker: WorkerState) -> ProcessState:
-    """A worker that has not reported yet, or only holds leases."""
-    condition: Condition = "lost" if 0 < worker.session < worker.silent_for else "active"
-    return ProcessState(
-        run_id=run_id, name=worker.worker, machine=worker.machine, pid=worker.pid, condition=condition,
-        silent_for=worker.silent_for, leases=worker.leases,
+def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, is_replaced: bool) -> RunProcess:
+    """``is_replaced``: another process has its slot now."""
+    age = max(0.0, now - report.at)
+    seen = age if worker is None or not worker.session else min(age, worker.silent_for)
+    figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
+    state = "lost" if is_replaced and not report.ended else _state(report, worker, age)
+    if age > _LATE or is_replaced:
+        figures["pages_per_second"] = 0.0
+    return RunProcess(
+        **figures,
+        state=state,
+        started_at=report.started_at,
+        last_seen=round(seen, 1),
+        leases=0 if worker is None else worker.leases,
+    )
+
+
+def _state(report: ProcessReport, worker: WorkerState | None, age: float) -> ProcessState:
+    if report.ended:
+        return "ended"
+    if worker is not None and worker.session:  # the clock of the store decides
+        return "silent" if worker.silent_for > worker.session / 2 else "working"
+    if age <= _LATE:
+        return "working"
+    return "lost" if worker is None else "silent"
+
+
+def _without_report(worker: WorkerState) -> RunProcess:
+    silent = worker.session > 0 and worker.silent_for > worker.session / 2
+    return RunProcess(
+        name=worker.worker, state="silent" if silent else "working", role="worker", machine=worker.machine,
+        pid=worker.pid or max(0, _pid(worker)), last_seen=round(worker.silent_for, 1), leases=worker.leases,
     )  # fmt: skip

@@ -37,6 +37,8 @@ from shoal.ports import Stats, Store
 
 log = logging.getLogger("shoal.monitoring")
 
+_FIRST = (0.5, 1.5)
+"""Seconds until the first record, so that it delays no start. A shorter crawl is recorded at its end."""
 _STANDBY = (30.0, 60.0)
 """Seconds until a process checks again whether another one still takes the samples."""
 _ITEMS_EVERY = 10.0
@@ -90,6 +92,8 @@ class RunRecorder:
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
 
     async def run(self) -> None:
+        self._count_items()  # from now on
+        await asyncio.sleep(random.uniform(*_FIRST))
         while True:
             try:
                 async with asyncio.timeout(_TIMEOUT):

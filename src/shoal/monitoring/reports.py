@@ -27,22 +27,17 @@ _MAX_REPORTS = 300
 _PAGE = 200
 
 
-class ProcessReport(Struct, frozen=True, kw_only=True):
-    """A process that works on a run, or did so."""
+class ProcessFigures(Struct, frozen=True, kw_only=True):
+    """Who a process of a run is, and what it did."""
 
     name: str
     """Unique; that of the worker, if it is one."""
-    machine: str
-    pid: int
     role: ProcessRole
+    machine: str = ""
+    pid: int = 0
     slot: str = ""
     """Under which it leases, with its epoch. Empty if it needs none."""
     epoch: int = 0
-    started_at: float
-    at: float
-    """When it wrote this, by its own clock. It does so every 5 seconds."""
-    ended: bool = False
-    """It stopped in good order."""
     pages: int = 0
     items: int = 0
     failed: int = 0
@@ -53,6 +48,16 @@ class ProcessReport(Struct, frozen=True, kw_only=True):
     """Bytes of resident memory; 0 if the system does not tell."""
     browser: str = ""
     tor: str = ""
+
+
+class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
+    """What a process writes about itself, every 5 seconds."""
+
+    started_at: float
+    at: float
+    """When it wrote this, by its own clock."""
+    ended: bool = False
+    """It stopped in good order."""
     items_counted: dict[str, int] = {}
     """Items whose fields were counted, by type: at most 50 per second."""
     fields: dict[str, dict[str, int]] = {}
@@ -221,7 +226,7 @@ def _sum(earlier: ProcessReport | None, more: Sequence[ProcessReport]) -> Proces
         for kind, counts in report.fields.items():
             _add_counts(fields.setdefault(kind, {}), counts)
     return ProcessReport(
-        name=EARLIER, machine="", pid=0, role="earlier", ended=True,
+        name=EARLIER, role="earlier", ended=True,
         started_at=min(each.started_at for each in every), at=max(each.at for each in every),
         pages=sum(each.pages for each in every), items=sum(each.items for each in every),
         failed=sum(each.failed for each in every), items_counted=counted, fields=fields,

@@ -53,6 +53,10 @@ class Sample(Struct, frozen=True, array_like=True):
             stats.incoming, stats.duplicates,
         )  # fmt: skip
 
+    @property
+    def stats(self) -> Stats:
+        return Stats(**{name: getattr(self, name) for name in self.__struct_fields__ if name != "at"})
+
 
 class RecentSamples(Struct, frozen=True, array_like=True):
     """The document with the newest samples, and the process that took the last one."""
@@ -116,6 +120,35 @@ class _Level(NamedTuple):
 
 
 _OLDER = (_Level("hours", _QUARTER, add_quarter), _Level("minutes", 60.0, add_minute))
+
+
+# -- reading
+
+
+def spread(samples: Sequence[Sample], points: int) -> list[Sample]:
+    """At most about this many of the samples: the last one of each part of the time, and the first one of all."""
+    if len(samples) <= points:
+        return list(samples)
+    begin, width = samples[0].at, (samples[-1].at - samples[0].at) / max(1, points - 1)
+    chosen = {(each.at - begin) // width: each for each in samples}
+    return list(dict.fromkeys([samples[0], *chosen.values()]))
+
+
+class Speed(NamedTuple):
+    """Pages and items per second before a sample."""
+
+    pages: float
+    items: float
+
+
+def speeds(samples: Sequence[Sample]) -> list[Speed | None]:
+    """The speed between each sample and the one before it. None for the first one."""
+    found: list[Speed | None] = [None] if samples else []
+    for before, after in zip(samples, samples[1:], strict=False):
+        seconds = after.at - before.at
+        pages = max(0, after.done + after.dead - before.done - before.dead) / seconds
+        found.append(Speed(round(pages, 3), round(max(0, after.items - before.items) / seconds, 3)))
+    return found
 
 
 # -- the documents of a run

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import RunError
-from shoal.ports import HostState, Rewind, Run, RunState, Stats, Store, WorkerState
+from shoal.ports import HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
 from shoal.runs.queries import run_options
 from shoal.sinks.drainer import position_of
 
@@ -17,7 +18,10 @@ ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
 MAX_RUNS = 50
 """Active runs in a snapshot: the newest ones."""
 _HOSTS = 20
+_RECENT = 10
 _RATE_SECONDS = 30.0
+_DETAILS_SECONDS = 5.0
+"""Workers, outputs and hosts of a run are read less often than its counters: they cost the store more."""
 
 
 class OutputState(Struct, frozen=True, kw_only=True):
@@ -79,13 +83,17 @@ class SnapshotTaker:
         self._without = without
         self._seen: dict[str, list[tuple[float, int, int]]] = {}
         self._changed: dict[str, tuple[int, float]] = {}
+        self._details: dict[str, RunSnapshot] = {}
+        self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
 
     async def take(self, now: float | None = None) -> Snapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
         now = time.time() if now is None else now
         project = self._config.project_name
         active = self._shown(await self._store.list_runs(project=project, states=ACTIVE, limit=2 * MAX_RUNS))
-        ended = self._shown(await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=10))
+        if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
+            ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
+            self._ended = now, self._shown(ended)[:_RECENT]
         found = []
         for run in active[:MAX_RUNS]:
             try:
@@ -95,7 +103,8 @@ class SnapshotTaker:
         names = {each.run.run_id for each in found}
         for name in self._seen.keys() - names:
             del self._seen[name], self._changed[name]
-        return Snapshot(at=now, runs=tuple(found), recent=tuple(ended))
+            self._details.pop(name, None)
+        return Snapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
 
     def _shown(self, runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if run.spider not in self._without]
@@ -103,20 +112,18 @@ class SnapshotTaker:
     async def _take_run(self, run: Run, now: float) -> RunSnapshot:
         frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
         stats = await frontier.stats()
-        outputs = [
-            OutputState(
-                name=role.role.partition(":")[2], written=(written := min(position_of(role.cursor), stats.items)),
-                lag=stats.items - written, held=role.held, finished=role.finished,
-            )
-            for role in await frontier.roles()
-            if role.role.startswith("sink:")
-        ]  # fmt: skip
         pages, items = self._speed(run.run_id, now, stats)
-        return RunSnapshot(
-            run=run, at=now, stats=stats, workers=tuple(await frontier.workers()), outputs=tuple(outputs),
-            hosts=tuple(await frontier.host_states(_HOSTS)),
-            rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
-            pages_per_second=pages, items_per_second=items, changed_at=self._changed[run.run_id][1],
+        known = self._details.get(run.run_id)
+        if known is None or not 0 <= now - known.at < _DETAILS_SECONDS:
+            known = self._details[run.run_id] = RunSnapshot(
+                run=run, at=now, stats=stats, workers=tuple(await frontier.workers()),
+                outputs=tuple(_output(role, stats) for role in await frontier.roles() if role.role.startswith("sink:")),
+                hosts=tuple(await frontier.host_states(_HOSTS)),
+                rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
+            )  # fmt: skip
+        return replace(
+            known, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
+            changed_at=self._changed[run.run_id][1],
         )  # fmt: skip
 
     def _speed(self, run_id: str, now: float, stats: Stats) -> tuple[float, float]:
@@ -132,3 +139,11 @@ class SnapshotTaker:
         if seconds <= 0:
             return 0.0, 0.0
         return max(0, ended - pages) / seconds, max(0, stats.items - items) / seconds
+
+
+def _output(role: RoleState, stats: Stats) -> OutputState:
+    written = min(position_of(role.cursor), stats.items)
+    return OutputState(
+        name=role.role.partition(":")[2], written=written, lag=stats.items - written, held=role.held,
+        finished=role.finished,
+    )  # fmt: skip

@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
-from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
@@ -157,6 +156,8 @@ class Crawl:
         """Set when the outputs are open and the crawl begins."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
+        self.has_heartbeats = store is None
+        """Send heartbeats, so that other processes get its pages soon after it was killed."""
         self.address = self.config.frontier
         """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
@@ -249,7 +250,7 @@ class Crawl:
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
         options = frontier_options(self.config)
         session = None
-        if self._store is None and self.run is not None:
+        if self.has_heartbeats and self.run is not None:
             session = make_session(self.config, self.run.run_id, self._worker_id, options)
         return Plan(
             spider=self.spider,
@@ -304,9 +305,7 @@ class Crawl:
         if run.state != "finished":
             return
         frontier = await store.frontier(run.run_id, frontier_options(self.config))
-        if (await frontier.stats()).finished:
-            at = time.localtime(run.ended_at or run.created_at)
-            ended = time.strftime("%Y-%m-%d %H:%M:%S", at)
+        if (ended := await finished_at(run, frontier)) is not None:
             log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
     def _source(self) -> Source:

@@ -77,13 +77,18 @@ class Orchestrator:
         return _blocking(self.aget_stats(name, run_id))
 
     def choose(
-        self, name: str, arguments: Mapping[str, object] | None = None, mode: ExecutionMode | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None = None,
+        mode: ExecutionMode | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> Chosen:
-        """Create and configure a spider. SpiderError if it does not exist or does not accept these arguments;
-        ConfigError if its settings are wrong, or a fleet cannot share the frontier."""
+        """Create and configure a spider. ``settings`` override those of the file, the spider and the environment.
+        SpiderError if it does not exist or does not accept these arguments; ConfigError if its settings are wrong, or a
+        fleet cannot share the frontier."""
         entry = self.registry[name]
         spider = _make(load_spider(self.registry.reference(name)), {**entry.arguments, **(arguments or {})})
-        resolved = self._resolve(spider)
+        resolved = self._resolve(spider, settings)
         mode = mode or entry.execution_mode
         if mode == "distributed":
             check_fleet(resolved.config)
@@ -138,11 +143,12 @@ class Orchestrator:
         finally:
             await store.close()
 
-    def _resolve(self, spider: Spider | type[Spider]) -> Resolved:
+    def _resolve(self, spider: Spider | type[Spider], settings: Mapping[str, object] | None = None) -> Resolved:
         kind = spider if isinstance(spider, type) else type(spider)
         return load_config(
-            file=self._file, environ=os.environ, spider=spider.settings, spider_name=kind.__name__, code=self._settings
-        )
+            file=self._file, environ=os.environ, spider=spider.settings, spider_name=kind.__name__,
+            code={**(settings or {}), **self._settings},
+        )  # fmt: skip
 
 
 def _make(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:

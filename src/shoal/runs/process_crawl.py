@@ -166,7 +166,7 @@ class ProcessCrawl(Crawl):
         assert life.engine is not None
         assert scheduler is not None
         while not life.stopping:
-            await asyncio.sleep(_POLL)
+            await self._workers.wait_for_end(_POLL)
             if self.config.scope.max_pages is not None:
                 try:
                     await scheduler.next_requests(0)  # counts the pages of all workers

@@ -7,13 +7,17 @@ connection ends before that, it exits: the crawl could not begin, and one error 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -157,6 +161,16 @@ def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: 
     if errors is not None:
         os.close(errors)
     return WorkerProcess(process.pid, process.poll, near, output)
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit, but leave it to the system to free the memory. Threads are waited for and exit handlers run, as always."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it, or the spider has closed it
+            stream.flush()
+    os._exit(code)
 
 
 def inherited() -> Inherited | None:

@@ -81,6 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What the spider counted with ``self.stats.inc``."""
     error: str = ""
     """Why it ended early."""
+    is_last: bool = False
     matched: list[str] = []
     """In the last report: the queries that found something, and those that did not, with the number of pages."""
     unmatched: dict[str, int] = {}
@@ -196,7 +197,7 @@ class _Tether:
             self._reporting.join(_LAST_REPORT)
         queries = self._crawl.queries
         matched, unmatched = sorted(queries.matched), queries.unmatched()
-        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error)
+        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error, is_last=True)
         self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
 
 

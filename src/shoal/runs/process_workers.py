@@ -22,7 +22,7 @@ log = logging.getLogger("shoal.worker")
 
 _LONGEST_REPORT = 2**20
 _KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
-_EXIT_POLL = 0.02
+_EXIT_POLL = 0.002  # a worker has closed its connection: it is about to end
 _decode = msgspec.json.Decoder(Report).decode
 
 
@@ -44,6 +44,7 @@ class WorkerProcesses:
         self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
         self._keeping: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._ending = asyncio.Event()
         self.error = ""
         """Why the first worker that failed did."""
 
@@ -56,11 +57,20 @@ class WorkerProcesses:
         """Let all begin."""
         forked, self._forked = self._forked, []
         self._keeping = [asyncio.create_task(self._keep(part, worker)) for worker in forked]
+        for task in self._keeping:
+            task.add_done_callback(lambda _: self._ending.set())
 
     @property
     def have_ended(self) -> bool:
         """Whether none is left that works, or will."""
         return all(task.done() for task in self._keeping)
+
+    async def wait_for_end(self, timeout: float) -> None:
+        """Until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._ending.wait()
+        self._ending.clear()
 
     @property
     def in_flight(self) -> int:
@@ -149,7 +159,9 @@ class WorkerProcesses:
         with suppress(OSError):
             while line := await reader.readline():
                 with suppress(msgspec.MsgspecError):
-                    self._reports[pid] = _decode(line)
+                    self._reports[pid] = report = _decode(line)
+                    if report.is_last:
+                        self._ending.set()
 
     async def _read_output(self, output: int | None) -> None:
         if output is None or self._on_line is None:

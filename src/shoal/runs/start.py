@@ -68,6 +68,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     networks: tuple[str, ...] | None = None
     """For a run that a stranger may have started: the only private networks that workers may contact. None: no
     limit."""
+    schedule: str = ""
+    """The schedule that created the run."""
 
     @classmethod
     def of(cls, run: Run) -> RunSettings:
@@ -190,6 +192,22 @@ def _settings(
         keep_items=config.items.keep,
         scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope)),
     )
+
+
+def queued_run(
+    spider: Spider, config: Config, run_id: str, *, outputs: Sequence[str], networks: Sequence[str], schedule: str
+) -> Run:
+    """The run of a schedule for a fleet, not yet stored. Its first worker pushes the start requests."""
+    _check_outputs(outputs)
+    settings = msgspec.structs.replace(
+        _settings(spider, config, "spider", None, None, _with_spiders(spider, outputs)),
+        networks=tuple(networks), schedule=schedule,
+    )  # fmt: skip
+    check_arguments(run_id, settings.arguments)
+    return Run(
+        run_id=run_id, spider=spider.spider_name(), state="queued", created_at=time.time(), settings=_stored(settings),
+        project=config.project_name,
+    )  # fmt: skip
 
 
 async def _choose_run(

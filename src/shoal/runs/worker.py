@@ -13,13 +13,14 @@ from msgspec import Struct
 from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.retrying import Persistence
+from shoal.crawling.run_choice import finished_at
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError
 from shoal.frontier import share_store
 from shoal.monitoring.recorder import RecordedProcess
-from shoal.ports import Frontier, Holder, Store
+from shoal.ports import Frontier, Holder, Run, Store
 from shoal.runs.lifecycle import GRACE, RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.start import RunSettings, find_run
@@ -130,12 +131,21 @@ class Worker:
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = self.config.with_settings(settings.shared_settings())
             check_proxies(self.spider, self.config)
+            if run.state == "finished":
+                await persist(partial(self._report_finished, store, run, settings))
             self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))
             if self._stop_asked:
                 self._life.stop()
             self.summary = await self._life.work()
             self.error = self._life.error
         return self.summary
+
+    async def _report_finished(self, store: Store, run: Run, settings: RunSettings) -> None:
+        """Log that there is nothing to do for now. The outputs of the run are completed all the same."""
+        ended = await finished_at(run, await store.frontier(run.run_id, settings.options))
+        if ended is not None:
+            next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"
+            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
 
     def _plan(self, settings: RunSettings, *, shared: bool) -> Plan:
         options = self._options

@@ -17,8 +17,8 @@ from shoal.config import Config
 from shoal.server.auth import AuthMiddleware, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, runs, workers
-from shoal.server.state import Server
+from shoal.server.routes import clusters, crawl, health, hosts, metrics, run_reports, runs, schedules, workers
+from shoal.server.state import Server, schedules_of_file
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -30,11 +30,13 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 
 def create_app(config: Config, *, visits: bool = False) -> FastAPI:
-    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network.
+    """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
+    shoal.toml has an invalid schedule.
 
     ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
     """
     check_binding(config.serve)
+    schedules_of_file()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,7 +54,8 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     install(app)
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    for each in (runs, hosts, workers, clusters):
+    # The first one has /api/runs/compare, which is no run.
+    for each in (run_reports, runs, hosts, workers, clusters, schedules):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])

@@ -32,7 +32,7 @@ class _JobRequest(Struct, frozen=True):
     urls: Sequence[str] | None
 
 
-class _Job(Struct, frozen=True):
+class Job(Struct, frozen=True):
     """A crawl and its task, which returns the error that ended the crawl."""
 
     crawl: Crawl
@@ -47,7 +47,7 @@ class Jobs:
         self._store = store
         self._networks = networks
         self._limit = limit
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._requests: dict[str, _JobRequest] = {}
         self._failures: dict[str, str] = {}
         self._admission = asyncio.Lock()
@@ -93,6 +93,20 @@ class Jobs:
         if job_request is not None and run.run_id not in self._jobs:
             await _wait_until_started(self._add(run, self._make_crawl(job_request), job_request))
 
+    async def take(self, run: Run, chosen: Chosen) -> Job:
+        """Work on a run that is in the store. Other servers see by its heartbeats that it is worked on.
+        TooManySessionsError: the server is at its limit."""
+        await self._wait_for_ended()
+        async with self._admission:
+            job_request = _JobRequest(chosen, None)
+            crawl = self._make_crawl(job_request)
+            crawl.has_heartbeats = True
+            return self._add(run, crawl, job_request)
+
+    def has(self, run_id: str) -> bool:
+        """Whether a run works in this server."""
+        return run_id in self._jobs
+
     async def _wait_for_ended(self) -> None:
         """Wait for crawls whose run is already over. The state of a run is visible shortly before its crawl has
         released its output and its place in this server; a caller that saw the state may start the next run at once."""
@@ -122,9 +136,9 @@ class Jobs:
                 return run
         return None
 
-    def _add(self, run: Run, crawl: Crawl, job_request: _JobRequest) -> _Job:
+    def _add(self, run: Run, crawl: Crawl, job_request: _JobRequest) -> Job:
         crawl.run = run
-        job = _Job(crawl, asyncio.create_task(self._run(crawl, run.run_id)))
+        job = Job(crawl, asyncio.create_task(self._run(crawl, run.run_id)))
         self._jobs[run.run_id] = job
         self._requests[run.run_id] = job_request
         if len(self._requests) > _MAX_RESUMABLE:
@@ -173,7 +187,7 @@ class Jobs:
         await asyncio.gather(*(job.task for job in jobs), return_exceptions=True)
 
 
-async def _wait_until_started(job: _Job) -> None:
+async def _wait_until_started(job: Job) -> None:
     """Wait until the crawl has opened its outputs. Raise the error of a crawl that cannot start."""
     started = asyncio.create_task(job.crawl.started.wait())
     await asyncio.wait({job.task, started}, return_when=asyncio.FIRST_COMPLETED)

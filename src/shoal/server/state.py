@@ -26,10 +26,15 @@ from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
+from shoal.schedules.definitions import read_file
+from shoal.schedules.runner import ScheduleRunner
+from shoal.schedules.schedule import Definition
+from shoal.schedules.service import Schedules
 from shoal.server.dashboard.live import LiveViews
 from shoal.server.dashboard.navigation import NAVIGATION
 from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
+from shoal.server.scheduled_runs import ScheduledRuns
 from shoal.tasks.remote import RemoteBatches
 
 log = logging.getLogger("shoal.server")
@@ -52,6 +57,10 @@ class Server:
         self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
         self.jobs: Jobs
+        self.schedules: Schedules
+        self.scheduled_runs: ScheduledRuns
+        self.schedule_runner: ScheduleRunner
+        self._loops: list[asyncio.Task[None]] = []
         self.local: BatchService
         self.work: LocalWork
         self.remote = RemoteBatches(config, partial(self._make_service, distributed=True))
@@ -63,9 +72,16 @@ class Server:
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
+        self.schedules = Schedules(self.store, config.project_name)
+        self.scheduled_runs = ScheduledRuns(self.schedules, self.jobs, config, self.orchestrator)
+        self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
+        self.scheduled_runs.on_ended = self.schedule_runner.wake
         if not self.visits:
             await self.local.open()
             self.remote.start()
+            if (defined := schedules_of_file()) is not None:
+                await self.schedules.load(defined)
+            self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -126,13 +142,23 @@ class Server:
                 service.stop_waiting()
 
     async def close(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         await self.jobs.close()
+        await self.scheduled_runs.close()
         await self.local.close()
         await self.remote.close()
         await self.fetcher.close()
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.close()
+
+
+def schedules_of_file() -> dict[str, Definition] | None:
+    """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
+    file = find_config_file(os.environ)
+    return None if file is None else read_file(file)
 
 
 def _find_overrides(config: Config) -> dict[str, object]:

@@ -154,7 +154,7 @@ def _print_report(report: UrlReport) -> None:
     examples="""
     shoal retry-failed --frontier sqlite:///books.db
     shoal retry-failed --kind "http 500" --frontier sqlite:///books.db
-    shoal retry-failed books_1 --host shop.example --url "*/products/*" --frontier redis://host
+    shoal retry-failed --host shop.example --url "*/products/*"
     """,
 )
 def retry_failed(

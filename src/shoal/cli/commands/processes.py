@@ -63,13 +63,14 @@ def work_as_part(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     from shoal.cli import progress
     from shoal.crawling.garbage import collect_rarely
     from shoal.printable import LogFormatter
+    from shoal.runs.process_fork import end_process
 
     collect_rarely()
     progress.set_up_logging(progress.console(), "WARNING" if quiet else resolved.config.log_level)
     if part.relayed:
         for handler in logging.getLogger("shoal").handlers:
             handler.setFormatter(LogFormatter(_RELAYED))
-    sys.exit(run_part(part, connection, spider, resolved.config))
+    end_process(run_part(part, connection, spider, resolved.config))
 
 
 def without_processes(arguments: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -35,9 +35,13 @@ from shoal.cli.options import (
     set_rendering,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
+    from shoal.ports import Run
+    from shoal.runs.queue_worker import QueueWorker
+    from shoal.runs.worker import Worker
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
@@ -52,11 +56,19 @@ app = Commands()
     examples="""
     shoal worker books.py --run-id books_1 --frontier redis://host
     shoal worker books.py --run-id books_1 --frontier redis://host --processes 4
+    shoal worker Books --keep-alive --frontier redis://host
     """
 )
 def worker(
     spider: SpiderName,
-    run_id: Annotated[str, typer.Option("--run-id", metavar="ID", help="The ID of the run, from `shoal start`.")],
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            metavar="ID",
+            help="The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one).",
+        ),
+    ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],
     replace: Replace = [],
@@ -81,8 +93,10 @@ def worker(
 ) -> None:
     """Work on a run together with other workers.
 
-    The worker exits when the run is finished. SIGTERM or Ctrl-C releases its leases within a second and uses up no
-    attempts. If a worker is killed, the others take over its requests when its leases expire.
+    The worker exits when the run is finished. With --keep-alive and without --run-id, it takes the runs of the spider
+    one after the other, as `shoal start`, schedules and the API queue them. SIGTERM or Ctrl-C releases its leases
+    within a second and uses up no attempts. If a worker is killed, the others take over its requests when its leases
+    expire.
     """
     if processes > 1:
         _run_processes(processes, metrics_port)
@@ -91,21 +105,47 @@ def worker(
 
     options = given(
         {
-            "frontier": frontier,
-            "concurrency": concurrency,
-            "lease.batch": batch_size,
-            "tor.enabled": tor or None,
+            "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None,
             "proxies": proxy or None,
         }
-    )
-    check_fleet(resolve(None, options, setting).config)
-    made, resolved = prepare(spider, options, setting, run_id)
-    set_rendering(made, render, render_auto)
-    how = WorkerOptions(keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved))
-    show_and_exit(
-        Worker(made, resolved.config, run_id, outputs=outputs_of(output, replace), options=how),
-        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui,
     )  # fmt: skip
+    check_fleet(resolve(None, options, setting).config)
+    outputs, stays = outputs_of(output, replace), keep_alive and run_id is not None
+
+    def make_worker(run_id: str, made: Spider, resolved: Resolved) -> Worker:
+        set_rendering(made, render, render_auto)
+        how = WorkerOptions(keep_alive=stays, allow_changed=allow_changed, grace=shutdown_grace(resolved))
+        return Worker(made, resolved.config, run_id, outputs=outputs, options=how)
+
+    if run_id is not None:
+        made, resolved = prepare(spider, options, setting, run_id)
+        chosen: Worker | QueueWorker = make_worker(run_id, made, resolved)
+    elif keep_alive:
+        chosen, resolved = _queue_worker(spider, options, setting, make_worker)
+    else:
+        raise ConfigError("which run? Pass --run-id ID, or --keep-alive to take all runs of the spider one by one")
+    show_and_exit(chosen, resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui)
+
+
+def _queue_worker(
+    name: str, options: Mapping[str, object], setting: list[str],
+    make_worker: Callable[[str, Spider, Resolved], Worker],
+) -> tuple[QueueWorker, Resolved]:  # fmt: skip
+    """A worker for all runs of a spider. The spider is created for each run, with the arguments of that run."""
+    from shoal.runs.queue_worker import QueueWorker
+    from shoal.runs.start import RunSettings
+    from shoal.spider import load_spider
+
+    reference, entry = find_spider(name)
+    kind = load_spider(reference)
+
+    def make(run: Run) -> Worker:
+        arguments = {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments}
+        made = make_spider(reference, arguments)
+        return make_worker(run.run_id, made, resolve(made, options, setting))
+
+    resolved = resolve(kind, options, setting)
+    return QueueWorker(resolved.config, kind.spider_name(), make), resolved
 
 
 def _run_processes(count: int, metrics_port: str | None) -> NoReturn:

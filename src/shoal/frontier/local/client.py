@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from typing import cast
 
 import msgspec
 
@@ -17,60 +17,79 @@ from shoal.frontier.local import wire
 _SLOW = frozenset({"audit", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
 """Calls that may read a whole run."""
 _SLOW_FACTOR = 60.0
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that the last messages may take."""
 _decode_welcome = msgspec.msgpack.Decoder(wire.Welcome).decode
 
 
-class _Link:
+class _Link(asyncio.Protocol):
     """One open socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._lost = self._loop.create_future()
+        self._messages = wire.Messages()
         self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
         self._number = 0
-        self._reading = asyncio.create_task(self._read(reader))
 
     @property
     def is_open(self) -> bool:
-        return not self._reading.done()
+        return self._transport is not None and not self._transport.is_closing()
 
     async def call(self, method: str, run: bytes, arguments: msgspec.Raw, timeout: float) -> msgspec.Raw:
+        if self._transport is None or not self.is_open:
+            raise _closed()
         self._number += 1
         number = self._number
         message = wire.Call(number, clock.now() + timeout, method, run, arguments)
-        answer: asyncio.Future[wire.Answer] = asyncio.get_running_loop().create_future()
+        self._transport.write(wire.frame(wire.encode(message)))
+        answer: asyncio.Future[wire.Answer] = self._loop.create_future()
         self._waiting[number] = answer
+        timer = self._loop.call_later(timeout, _give_up, answer, timeout)
         try:
-            self._writer.write(wire.frame(wire.encode(message)))
-            async with asyncio.timeout(timeout):
-                answered = await answer
-        except TimeoutError:
-            raise StoreAwayError(f"the process that owns the frontier did not answer in {timeout:g} s") from None
+            answered = await answer
         finally:
+            timer.cancel()
             self._waiting.pop(number, None)
         if answered.error is not None:
             wire.raise_error(answered.error)
         return answered.result
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
         try:
-            while True:
-                answer = wire.decode_answer(await wire.read_message(reader))
+            for message in self._messages.feed(data):
+                answer = wire.decode_answer(message)
                 waiting = self._waiting.get(answer.number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        except (asyncio.IncompleteReadError, OSError, FrontierError, msgspec.MsgspecError):
-            pass
-        finally:
-            self._writer.close()
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(StoreAwayError("the process that owns the frontier closed the connection"))
+        except (FrontierError, msgspec.MsgspecError):
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set_result(None)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_closed())
 
     async def close(self) -> None:
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        if self._transport is not None:
+            self._transport.close()
+            if not (await asyncio.wait({self._lost}, timeout=_CLOSE_TIMEOUT))[0]:
+                self._transport.abort()
+
+
+def _give_up(answer: asyncio.Future[wire.Answer], timeout: float) -> None:
+    if not answer.done():
+        answer.set_exception(StoreAwayError(f"the process that owns the frontier did not answer in {timeout:g} s"))
+
+
+def _closed() -> StoreAwayError:
+    return StoreAwayError("the process that owns the frontier closed the connection")
 
 
 class OwnerConnection:
@@ -118,7 +137,8 @@ class OwnerConnection:
             if os.getuid() not in (0, os.stat(path).st_uid):  # ask nobody else what to fetch
                 raise StoreError(f"the socket {path} belongs to another user")
             async with asyncio.timeout(self._timeout):
-                return _Link(*await asyncio.open_unix_connection(path))
+                _, link = await asyncio.get_running_loop().create_unix_connection(_Link, path)
+                return link
         except (OSError, TimeoutError) as exc:
             if self._welcome is not None and not self._welcome.durable:
                 raise _ended() from exc

@@ -13,8 +13,9 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -30,20 +31,63 @@ _DEAD_PAGE = 200
 _ITEM_BYTES = 16 * 2**20
 """Items in one answer take about as much; at least one item is always sent."""
 _BACKLOG = 128
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that the last answers may take."""
 _CHANGES = frozenset({"push", "retry_dead", "transition", "update_host", "complete", "fail", "release"})
 """Calls after which there may be something to lease."""
 _decode_hello = msgspec.msgpack.Decoder(tuple[wire.Hello]).decode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int]).decode
 
 
-class _Client:
+class _Client(asyncio.Protocol):
     """A connection: who is at its other end, and the frontiers that it uses."""
 
-    def __init__(self, slot: ProcessSlot | None) -> None:
-        self.slot = slot
+    def __init__(self, server: FrontierServer) -> None:
+        self.slot: ProcessSlot | None = None
         """None if this system does not show the process. Then its leases expire by time alone."""
         self.frontiers: dict[bytes, Frontier] = {}
         self.dead: dict[int, AsyncIterator[History]] = {}
+        self.transport: asyncio.Transport
+        self.lost = asyncio.get_running_loop().create_future()
+        self._server = server
+        self._messages = wire.Messages()
+        self._is_known = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._server.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        try:
+            for message in self._messages.feed(data):
+                call = wire.decode_call(message)
+                if self._is_known:
+                    self._server.answer_soon(self, call)
+                else:
+                    self._greet(call)
+        except (FrontierError, msgspec.MsgspecError) as exc:
+            log.warning("a client of the frontier's socket sent a message that can't be read: %s", exc)
+            self.transport.close()
+
+    def _greet(self, call: wire.Call) -> None:
+        if call.method != wire.HELLO:
+            raise FrontierError(f"its first call is {call.method!r:.40}")
+        (hello,) = _decode_hello(call.arguments)
+        pid = peer_of(self.transport.get_extra_info("socket"), hello.pid)
+        started = started_at(pid) if pid else None
+        self.slot = None if started is None else ProcessSlot(pid, started, hello.client)
+        self._is_known = True
+        self.send(wire.frame(wire.encode((call.number, None, self._server.welcome))))
+
+    def send(self, answer: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+        self._server.left(self)
 
 
 class FrontierServer:
@@ -63,10 +107,10 @@ class FrontierServer:
         self.path = Path()
         """The socket, while it listens."""
         self._store = store
-        self._welcome = wire.Welcome(__version__, secrets.token_hex(8), durable)
+        self.welcome = wire.Welcome(__version__, secrets.token_hex(8), durable)
+        """The answer to a greeting."""
         self._watch = watch or ProcessWatch()
         self._server: asyncio.AbstractServer | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
         self._clients: set[_Client] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -79,7 +123,8 @@ class FrontierServer:
                 os.fchmod(listener.fileno(), 0o600)  # on Linux the file has this mode from its first moment on
             listener.bind(str(path))
             path.chmod(0o600)
-            self._server = await asyncio.start_unix_server(self._connected, sock=listener, backlog=_BACKLOG)
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(partial(_Client, self), sock=listener, backlog=_BACKLOG)
         except OSError as exc:
             listener.close()
             raise StoreError(f"cannot listen at {path}: {exc.strerror or exc}") from exc
@@ -93,14 +138,18 @@ class FrontierServer:
         await self._watch.stop()
         if self._calls:
             await asyncio.wait(self._calls)
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        clients = list(self._clients)
+        for client in clients:
+            client.transport.close()
+        if clients:
+            await asyncio.wait([client.lost for client in clients], timeout=_CLOSE_TIMEOUT)
+        for client in clients:
+            client.transport.abort()
 
     @property
     def clients(self) -> int:
         """How many are connected."""
-        return len(self._connections)
+        return len(self._clients)
 
     async def wait_for_change(self) -> None:
         """Until a client connects or leaves."""
@@ -109,44 +158,23 @@ class FrontierServer:
 
     # -- connections
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    def joined(self, client: _Client) -> None:
+        self._clients.add(client)
         self._changed.set()
-        client = None
-        try:
-            client = await self._greet(reader, writer)
-            self._clients.add(client)
-            while True:
-                call = wire.decode_call(await wire.read_message(reader))
-                answering = asyncio.create_task(self._answer(client, call, writer))
-                self._calls.add(answering)
-                answering.add_done_callback(self._calls.discard)
-        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
-            pass  # it left, or the server closes
-        except (FrontierError, msgspec.MsgspecError) as exc:
-            log.warning("a client of the frontier's socket sent a message that can't be read: %s", exc)
-        finally:
-            if client is not None:
-                self._clients.discard(client)
-            self._connections.discard(task)
-            self._changed.set()
-            writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Client:
-        call = wire.decode_call(await wire.read_message(reader))
-        if call.method != wire.HELLO:
-            raise FrontierError(f"its first call is {call.method!r:.40}")
-        (hello,) = _decode_hello(call.arguments)
-        pid = peer_of(writer.get_extra_info("socket"), hello.pid)
-        started = started_at(pid) if pid else None
-        writer.write(wire.frame(wire.encode((call.number, None, self._welcome))))
-        return _Client(None if started is None else ProcessSlot(pid, started, hello.client))
+    def left(self, client: _Client) -> None:
+        self._clients.discard(client)
+        self._changed.set()
 
     # -- calls
 
-    async def _answer(self, client: _Client, call: wire.Call, writer: asyncio.StreamWriter) -> None:
+    def answer_soon(self, client: _Client, call: wire.Call) -> None:
+        """Answer a call, in its own task."""
+        answering = asyncio.create_task(self._answer(client, call))
+        self._calls.add(answering)
+        answering.add_done_callback(self._calls.discard)
+
+    async def _answer(self, client: _Client, call: wire.Call) -> None:
         if clock.now() > call.not_after:
             return  # its client has given up, and may have repeated it
         try:
@@ -161,8 +189,7 @@ class FrontierServer:
             if not isinstance(exc, (FrontierError, ValueError)):
                 log.debug("%s failed", call.method, exc_info=exc)
             answer = wire.frame(wire.encode((call.number, wire.error_of(exc), None)))
-        if not writer.is_closing():
-            writer.write(answer)
+        client.send(answer)
         if call.method in _CHANGES:
             self.on_change()
 

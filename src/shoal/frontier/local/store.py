@@ -53,12 +53,15 @@ class _Remote:
         method = self.__dict__.get("_methods", {}).get(name)
         if method is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = partial(self._call, method)
+        made = partial(self._bound, method)
         self.__dict__[name] = made
         return made
 
-    async def _call(self, method: wire.Method, *arguments: Any, **named: Any) -> Any:
-        values = method.bind(arguments, named)
+    async def _bound(self, method: wire.Method, *arguments: Any, **named: Any) -> Any:
+        return await self._call(method, *method.bind(arguments, named))
+
+    async def _call(self, method: wire.Method, *values: Any) -> Any:
+        """A call with all arguments in the order of the port."""
         try:
             encoded = wire.encode(values)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
@@ -110,7 +113,7 @@ class SocketFrontier(_Remote):
         self._run = wire.encode(wire.RunKey(key.run_id, key.options, holder))
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
-        call = self._call(wire.FRONTIER["lease"], limit, ttl, counts_attempt=counts_attempt, nonce=nonce)
+        call = self._call(wire.FRONTIER["lease"], limit, ttl, counts_attempt, nonce)
         return await release_if_cancelled(call, lambda leased: self.release(leased.leases))
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
@@ -119,7 +122,7 @@ class SocketFrontier(_Remote):
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         deadline = clock.now() + ttl
-        call = self._call(wire.FRONTIER["reissue"], _bare(leases), ttl, nonce=nonce)
+        call = self._call(wire.FRONTIER["reissue"], _bare(leases), ttl, nonce)
         # The holder of the old tokens may have contacted the hosts.
         answer = await release_if_cancelled(
             call, lambda reissued: self.release([lease for lease in reissued if lease], contacted=True)
@@ -138,16 +141,16 @@ class SocketFrontier(_Remote):
         return answer
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
-        answer: list[bool] = await self._call(wire.FRONTIER["release"], _bare(leases), contacted=contacted)
+        answer: list[bool] = await self._call(wire.FRONTIER["release"], _bare(leases), contacted)
         return answer
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         """``last`` stays here: nothing can rewind the log of a local owner."""
-        items: list[LoggedItem] = await self._call(wire.FRONTIER["read_items"], after, limit)
+        items: list[LoggedItem] = await self._call(wire.FRONTIER["read_items"], after, limit, None)
         return items
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
-        moved: bool = await self._call(wire.FRONTIER["advance"], claim, cursor, ttl)
+        moved: bool = await self._call(wire.FRONTIER["advance"], claim, cursor, ttl, None)
         return moved
 
     async def dead(self) -> AsyncIterator[History]:

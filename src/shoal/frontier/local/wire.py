@@ -7,7 +7,6 @@ values that the port declares. Errors travel as the name of a class of `shoal.er
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
@@ -51,6 +50,8 @@ class Method(NamedTuple):
 
     name: str
     signature: inspect.Signature
+    keywords: tuple[str, ...]
+    """The arguments that must be named. They are the last ones."""
     decode_arguments: Callable[[Any], tuple[Any, ...]]
     decode_result: Callable[[Any], Any]
 
@@ -63,9 +64,8 @@ class Method(NamedTuple):
     def call(self, target: object, arguments: msgspec.Raw) -> Any:
         """The coroutine of this call on an object that implements the port. MsgspecError for bad arguments."""
         values = self.decode_arguments(arguments)
-        kinds = zip(values, self.signature.parameters.values(), strict=True)
-        named = {kind.name: value for value, kind in kinds if kind.kind is inspect.Parameter.KEYWORD_ONLY}
-        return getattr(target, self.name)(*values[: len(values) - len(named)], **named)
+        split = len(values) - len(self.keywords)
+        return getattr(target, self.name)(*values[:split], **dict(zip(self.keywords, values[split:], strict=True)))
 
 
 def _methods_of(port: type) -> dict[str, Method]:
@@ -81,6 +81,7 @@ def _methods_of(port: type) -> dict[str, Method]:
         found[name] = Method(
             name,
             signature.replace(parameters=own),
+            tuple(each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY),
             msgspec.msgpack.Decoder(arguments).decode,
             msgspec.msgpack.Decoder(hints["return"]).decode,
         )
@@ -173,9 +174,35 @@ def frame(payload: bytes) -> bytes:
     return len(payload).to_bytes(_LENGTH, "big") + payload
 
 
-async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """The next message. EOFError at the end, FrontierError for one that is too long."""
-    length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
-    if length > MAX_BYTES:
-        raise FrontierError(f"a message of {length} bytes is longer than the limit of {MAX_BYTES}")
-    return await reader.readexactly(length)
+class Messages:
+    """Cuts the bytes that arrive on a connection into messages."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        """The beginning of a message."""
+        self._wanted = _LENGTH
+        """How many bytes the rest must have before it is worth a look."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that end with these bytes. FrontierError for one that is too long."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
+        found, start = list[bytes](), 0
+        while (end := start + self._size(data, start)) <= len(data):
+            found.append(data[start + _LENGTH : end])
+            start = end
+        self._rest, self._wanted = bytearray(data[start:]), end - start
+        return found
+
+    @staticmethod
+    def _size(data: bytes, start: int) -> int:
+        """The size of the message that begins here, with its length; that of the length if it is not there yet."""
+        if len(data) - start < _LENGTH:
+            return _LENGTH
+        length = int.from_bytes(data[start : start + _LENGTH], "big")
+        if length > MAX_BYTES:
+            raise FrontierError(f"a message of {length} bytes is longer than the limit of {MAX_BYTES}")
+        return _LENGTH + length

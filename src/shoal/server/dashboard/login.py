@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
@@ -18,6 +19,7 @@ from shoal.server.state import server_of
 router = APIRouter(include_in_schema=False, route_class=BoundedRoute)
 
 _MAX_FORM = 20_000  # bytes
+_PENALTY = 1.0  # seconds before a wrong token is refused: guessing takes long
 
 
 @router.get(LOGIN)
@@ -35,6 +37,7 @@ async def log_in(request: Request) -> Response:
     wanted = _own_path(form.get("next", "/"))
     found = _find_name(_tokens(request), form.get("token", "").strip())
     if found is None:
+        await asyncio.sleep(_PENALTY)
         return page(request, "login.html", {"next": wanted, "problem": "This token is not known."}, 401)
     roles = server_of(request).config.serve.roles
     if found and ROLES.index(roles.get(found, "batch")) < ROLES.index("viewer"):

@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import Annotated, Any, cast
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
@@ -21,12 +21,14 @@ from shoal.http import Request as Page
 from shoal.item import decode_item
 from shoal.monitoring.url_report import report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
+from shoal.runs.dead_requests import DeadFilter, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
+from shoal.server.run_lookup import RunId, find_run, open_frontier
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.runs import (
     FailedPage,
@@ -49,8 +51,6 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
 _SEED_TIMEOUT = 60.0  # seconds
 _MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
-
-RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run_id` of the run.")]
 
 
 # -- starting and listing
@@ -146,7 +146,7 @@ async def list_runs(
 async def read_run(run_id: RunId, request: Request) -> Response:
     """The state and the request counts of a run."""
     server = server_of(request)
-    return json_response(await _describe(server, await _find_run(server, run_id)))
+    return json_response(await _describe(server, await find_run(server, run_id)))
 
 
 @router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
@@ -170,7 +170,7 @@ async def cancel(run_id: RunId, request: Request) -> Response:
 
 async def _transition(request: Request, run_id: str, state: RunState) -> Response:
     server = server_of(request)
-    await _find_run(server, run_id)
+    await find_run(server, run_id)
     run = await server.store.transition(run_id, state)
     if state == "running":
         await server.jobs.resume(run)
@@ -181,11 +181,13 @@ async def _transition(request: Request, run_id: str, state: RunState) -> Respons
 
 @router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
-    """Retry the failed requests of a run, with all attempts. Requests that robots.txt disallows stay failed unless you
+    """Retry the failed requests of a run, with all attempts: all, or those of some kinds, a host or a pattern of URLs.
+    Requests that robots.txt disallows stay failed unless you
     name the kind `robots`. Links that were refused because the queue was full return while it has room, the others stay
     failed: call this again later. Resume the run afterwards if it is finished."""
-    frontier = await _open_frontier(server_of(request), run_id)
-    count = await frontier.retry_dead(None if which is None else which.kinds)
+    frontier = await open_frontier(server_of(request), run_id)
+    which = which or RetryFailed()
+    count = await retry_matching(frontier, DeadFilter.of(which.kinds or (), which.host, which.url))
     return json_response({"run_id": run_id, "retried": count})
 
 
@@ -197,7 +199,7 @@ async def remove(
 ) -> Response:
     """Delete a run: its URLs, counts and item log. Its outputs are not touched."""
     server = server_of(request)
-    run = await _find_run(server, run_id)
+    run = await find_run(server, run_id)
     if run.state not in OVER and not force:
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
     await server.jobs.forget(run_id)
@@ -217,7 +219,7 @@ async def read_items(
 ) -> Response:
     """One page of a run's items, in log order. It may have fewer than `limit` items, to bound its size."""
     server = server_of(request)
-    frontier = await _open_frontier(server, run_id)
+    frontier = await open_frontier(server, run_id)
     items = _limit_bytes(await frontier.read_items(after, limit), server.config.serve.max_answer_bytes)
     shown = [dict(zip(("type", "item"), decode_item(item.payload), strict=True)) for item in items]
     return json_response(
@@ -242,7 +244,7 @@ def _limit_bytes(items: list[LoggedItem], max_bytes: int) -> list[LoggedItem]:
 @router.get("/{run_id}/ledger", response_model=Ledger, responses=problems(401, 404, 422, 503))
 async def read_ledger(run_id: RunId, request: Request) -> Response:
     """Recount the requests of a run. If the counts balance, no request is lost."""
-    frontier = await _open_frontier(server_of(request), run_id)
+    frontier = await open_frontier(server_of(request), run_id)
     counted = await frontier.audit()
     kinds = await frontier.dead_kinds()
     return json_response({"run_id": run_id, **ledger(counted), "failed_kinds": kinds, "balanced": counted.balanced})
@@ -256,7 +258,7 @@ async def read_url(
 ) -> Response:
     """The history of a URL: the pages that led to it, its attempts and waits, its items, what robots.txt says."""
     server = server_of(request)
-    report = await report_url(await _open_frontier(server, run_id), url, server.config)
+    report = await report_url(await open_frontier(server, run_id), url, server.config)
     if report is None:
         raise _no_such_url(run_id, url)
     found = {"parents": report.parents, "robots": report.robots}
@@ -267,7 +269,7 @@ async def read_url(
 async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
     """Retry one failed URL, with all attempts. One that has not failed, or that robots.txt or the scope forbids, stays
     as it is: then `retried` is 0. Resume the run afterwards if it is finished."""
-    frontier = await _open_frontier(server_of(request), run_id)
+    frontier = await open_frontier(server_of(request), run_id)
     page = Page(which.url)
     if await frontier.find(page, exact=True) is None:
         raise _no_such_url(run_id, which.url)
@@ -282,7 +284,7 @@ def _no_such_url(run_id: str, url: str) -> ProblemError:
 @router.get("/{run_id}/failed", response_model=FailedPage, responses=problems(401, 404, 422, 503))
 async def read_failed(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
     """Failed requests: counts by error kind, and up to `limit` requests, in any order."""
-    frontier = await _open_frontier(server_of(request), run_id)
+    frontier = await open_frontier(server_of(request), run_id)
     kinds = await frontier.dead_kinds()
     failed = await _read_failed(frontier, limit) if limit else []
     return json_response({"run_id": run_id, "kinds": kinds, "failed": failed})
@@ -305,20 +307,9 @@ def _redact_history(history: History) -> dict[str, object]:
         for event in history.events
     ]
     state = STATE_NAMES.get(history.state, history.state)
-    return {**msgspec.structs.asdict(history), "state": state, "reason": redacted(history.reason), "events": events}
-
-
-async def _find_run(server: Server, run_id: str) -> Run:
-    """Find a run. Batches are 404: each belongs to its caller. So are runs of other projects."""
-    run = await server.store.get_run(run_id)
-    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
-        raise ProblemError(404, "no such run", f"run {run_id} does not exist")
-    return run
-
-
-async def _open_frontier(server: Server, run_id: str) -> Frontier:
-    run = await _find_run(server, run_id)
-    return await server.store.frontier(run.run_id, run_options(run, server.config))
+    shown = msgspec.structs.asdict(history)
+    del shown["fingerprint"]
+    return {**shown, "state": state, "reason": redacted(history.reason), "events": events}
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:

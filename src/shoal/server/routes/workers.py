@@ -8,24 +8,24 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.errors import StoreAwayError
-from shoal.monitoring.processes import read_process_states
+from shoal.monitoring.fleet import read_fleet
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import problems
 from shoal.server.responses import json_response
-from shoal.server.schemas.workers import ProcessList
+from shoal.server.schemas.workers import FleetPage
 from shoal.server.state import server_of
 
 router = APIRouter(prefix="/api/workers", tags=["workers"], route_class=BoundedRoute)
 
 
-@router.get("", response_model=ProcessList, responses=problems(401, 422, 503))
+@router.get("", response_model=FleetPage, responses=problems(401, 422, 503))
 async def list_processes(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000, description="Number of processes.")] = 200
 ) -> Response:
-    """Every process of the unfinished runs: where it runs, its role, last heartbeat, speed and memory. Active ones come
-    first, then those that were lost, then those that ended."""
+    """Every process of the unfinished runs: where it runs, its role, last heartbeat, speed and memory. Those that
+    work come first."""
     server = server_of(request)
     snapshot = await server.snapshots.get()
     if snapshot.away:
         raise StoreAwayError(snapshot.away)
-    return json_response({"processes": (await read_process_states(server.store, snapshot))[:limit]})
+    return json_response({"processes": (await read_fleet(server.store, snapshot))[:limit]})

@@ -79,7 +79,9 @@ class RunStarted(BaseModel):
     worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
 
 
-class _Counts(BaseModel):
+class RequestCounts(BaseModel):
+    """Requests of a run by state, and its items."""
+
     pushed: int
     ready: int
     waiting: int
@@ -89,13 +91,14 @@ class _Counts(BaseModel):
     left: Annotated[int, Field(description="Ready, waiting and in flight, and links that are not queued yet.")]
     duplicates: int
     items: int
-    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
-class RunStats(_Counts):
+class RunStats(RequestCounts):
     """Request counts of a run: pushed = ready + waiting + in_flight + done + failed."""
 
     model_config = with_examples(_STATS)
+
+    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
 class RunPage(BaseModel):
@@ -123,12 +126,17 @@ class RunList(BaseModel):
 class RetryFailed(StrictModel):
     """Which failed requests to retry."""
 
-    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {}, strict=True)
+    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {"url": "*/products/*"}, {}, strict=True)
 
     kinds: Annotated[
         list[Word] | None,
         Field(min_length=1, max_length=100, description="Error kinds to retry (default: all but `robots`, `scope`)."),
         at_most(100),
+    ] = None
+    host: Annotated[str | None, Field(min_length=1, max_length=260, description="Only requests of this host.")] = None
+    url: Annotated[
+        str | None,
+        Field(min_length=1, max_length=1000, description="Only URLs that match: `*` is any text, `?` any character."),
     ] = None
 
 
@@ -187,7 +195,7 @@ class ItemPage(BaseModel):
     next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
 
 
-class Ledger(_Counts):
+class Ledger(RunStats):
     """Request counts, recounted from the requests themselves."""
 
     model_config = with_examples(
@@ -212,7 +220,7 @@ class EventModel(BaseModel):
 
 _HISTORY = {
     "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-    "parent": URL, "reason": "", "worker": "crawler-1",
+    "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
     "events": [
         {"at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s", "worker": "crawler-2"},
         {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
@@ -234,6 +242,7 @@ class HistoryModel(BaseModel):
     items: int
     parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
     reason: str
+    kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
     events: list[EventModel]
     worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
 
@@ -259,7 +268,7 @@ class FailedPage(BaseModel):
                 {
                     "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
                     "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
-                    "worker": "crawler-1",
+                    "kind": "http 500", "worker": "crawler-1",
                 }
             ],
         }

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from shoal.cluster.election import roles
 from shoal.errors import CoordinatorAwayError
-from shoal.monitoring.processes import read_process_states
+from shoal.monitoring.fleet import read_fleet
 from shoal.server.coordinators import opened_coordinator, read_view
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.errors import ProblemError
@@ -27,7 +27,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
             events = await coordinator.events(_EVENTS)
     except CoordinatorAwayError:
         raise ProblemError(503, "coordinator away", "The coordinator does not answer. Reload in a moment.") from None
-    processes = await read_process_states(server.store, await server.snapshots.get())
+    processes = await read_fleet(server.store, await server.snapshots.get())
     own = [each for each in processes if each.cluster == name]
     run = await server.store.get_run(own[0].run_id if own else name)
     is_shown = run is not None and run.project == server.config.project_name

@@ -1,0 +1,222 @@
+"""`shoal history`, `workers` and `compare`: how runs work and worked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.run_store import choose_run, opened_store
+from shoal.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.monitoring.compare import Comparison, Difference
+    from shoal.monitoring.processes import RunProcess
+    from shoal.monitoring.samples import Sample, Speed
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-=oO0#"
+_WIDTH = 60
+"""Characters of a sparkline."""
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal history --frontier sqlite:///books.db
+    shoal history books_1 --frontier redis://host --points 50
+    """
+)
+def history(
+    run: NewestRun = None,
+    frontier: FrontierUrl = None,
+    points: Annotated[int, typer.Option("--points", metavar="N", help="Print about N lines (default 12).", min=2)] = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Show the counts and the speed of a run over time.
+
+    A run is sampled every 5 seconds while a process works on it. Older samples are thinned out: one per minute for a
+    day, one per quarter of an hour for a week, then one per hour.
+    """
+    from shoal.monitoring.samples import read_history, speeds, spread
+
+    async def work() -> tuple[str, list[Sample]]:
+        async with opened_store(frontier, readonly=True) as store:
+            run_id = (await choose_run(store, run)).run_id
+            return run_id, await read_history(store, run_id)
+
+    run_id, samples = asyncio.run(work())
+    chosen = spread(samples, points)
+    if as_json:
+        _print_samples_as_json(run_id, chosen, speeds(chosen))
+    elif not samples:
+        print(f"run {run_id} has no history yet: no process has worked on it")
+    else:
+        wide = [speed.pages for speed in speeds(spread(samples, _WIDTH)) if speed is not None]
+        if wide:
+            print(f"pages/s  {sparkline(wide)}  at most {max(wide):.3g}\n")
+        _print_samples(chosen, speeds(chosen))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A line of bars, as high as the values."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    bars = _BARS if encoding.lower().replace("-", "") == "utf8" else _ASCII_BARS
+    highest = max(values, default=0.0) or 1.0
+    return "".join(bars[min(len(bars) - 1, int(value / highest * len(bars)))] for value in values)
+
+
+def _print_samples(samples: Sequence[Sample], found: Sequence[Speed | None]) -> None:
+    print(f"{'time':<19}", *(f"{name:>9}" for name in ("done", "left", "failed", "items", "pages/s")))
+    for sample, speed in zip(samples, found, strict=True):
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sample.at))
+        numbers = (sample.done, sample.stats.remaining, sample.dead, sample.items)
+        pace = "" if speed is None else f"{speed.pages:.3g}"
+        print(moment, *(f"{number:>9}" for number in numbers), f"{pace:>9}")
+
+
+def _print_samples_as_json(run_id: str, samples: Sequence[Sample], found: Sequence[Speed | None]) -> None:
+    import json
+
+    from shoal.crawling.stats import ledger
+
+    for sample, speed in zip(samples, found, strict=True):
+        counts = {name: value for name, value in ledger(sample.stats).items() if name not in ("seeding", "rewinds")}
+        pace = None if speed is None else speed.pages
+        print(json.dumps({"run_id": run_id, "at": sample.at, **counts, "pages_per_second": pace}))
+
+
+# -- processes
+
+
+@app.add(
+    examples="""
+    shoal workers --frontier redis://host
+    shoal workers books_1 --frontier redis://host --all
+    """
+)
+def workers(
+    run: NewestRun = None,
+    frontier: FrontierUrl = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Also list processes that have ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the processes that work on a run.
+
+    They report every 5 seconds. A lost process stopped without saying so: it was killed, or cannot reach the store.
+    """
+    from shoal.monitoring.processes import read_run_processes
+    from shoal.runs.queries import run_options
+
+    async def work() -> tuple[str, list[RunProcess]]:
+        config = resolve(None, given({"frontier": frontier}), []).config
+        async with opened_store(frontier, readonly=True) as store:
+            chosen = await choose_run(store, run)
+            opened = await store.frontier(chosen.run_id, run_options(chosen, config))
+            return chosen.run_id, await read_run_processes(store, opened, chosen.run_id)
+
+    run_id, found = asyncio.run(work())
+    shown = [each for each in found if everyone or each.state != "ended"]
+    if as_json:
+        import msgspec
+
+        for each in shown:
+            print(msgspec.json.encode(each).decode())
+    elif not shown:
+        ended = f"; {len(found)} have ended, see --all" if found else ""
+        print(f"no process works on run {run_id}{ended}")
+    else:
+        _print_processes(shown)
+
+
+def _print_processes(found: Sequence[RunProcess]) -> None:
+    width = max(4, *(len(printable(each.name)) for each in found))
+    print(
+        f"{'name':<{width}} {'state':<8} {'role':<7} {'seen':>8} {'leases':>6} {'pages':>9} {'items':>9} {'failed':>7} "
+        f"{'pages/s':>8} {'memory':>8}"
+    )
+    for each in found:
+        memory = f"{each.memory / 2**20:.0f} MB" if each.memory else ""
+        more = [f"slot {each.slot}, epoch {each.epoch}"] if each.slot not in ("", each.name) else []
+        more += [f"browser: {each.browser}"] if each.browser else []
+        more += [f"Tor: {each.tor}"] if each.tor else []
+        line = (
+            f"{printable(each.name):<{width}} {each.state:<8} {each.role:<7} {_duration(each.last_seen):>8} "
+            f"{each.leases:>6} {each.pages:>9} {each.items:>9} {each.failed:>7} {each.pages_per_second:>8.3g} "
+            f"{memory:>8}  {printable('; '.join(more))}"
+        )
+        print(line.rstrip())
+
+
+def _duration(seconds: float) -> str:
+    """A time with its largest unit."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# -- comparing
+
+
+@app.add(examples="shoal compare books_1 books_2 --frontier redis://host")
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="The ID of the older run, from `shoal runs`.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The ID of the newer run.")],
+    frontier: FrontierUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: pages, items, failures, fields.
+
+    For fields, the share of items is shown that have a value in them. Name the older run first.
+    """
+    from shoal.monitoring.compare import compare_runs
+
+    async def work() -> Comparison:
+        config = resolve(None, given({"frontier": frontier}), []).config
+        async with opened_store(frontier, readonly=True) as store:
+            return await compare_runs(store, await choose_run(store, first), await choose_run(store, second), config)
+
+    found = asyncio.run(work())
+    if as_json:
+        import msgspec
+
+        for each in found.differences:
+            print(msgspec.json.encode({**msgspec.structs.asdict(each), "change": each.change}).decode())
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    left = max(16, *(len(printable(each.name)) for each in found.differences))
+    columns = [max(12, len(run.run_id), len(run.outcome)) for run in (found.a, found.b)]
+    print(f"{'':<{left}}  {found.a.run_id:>{columns[0]}}  {found.b.run_id:>{columns[1]}}")
+    print(f"{'ended':<{left}}  {found.a.outcome:>{columns[0]}}  {found.b.outcome:>{columns[1]}}")
+    for each in found.differences:
+        change = each.change
+        percent = "" if not change else f"{change:+.1%}"
+        a, b = _figure(each, each.a), _figure(each, each.b)
+        print(f"{printable(each.name):<{left}}  {a:>{columns[0]}}  {b:>{columns[1]}}  {percent:>9}".rstrip())
+
+
+def _figure(difference: Difference, value: float | None) -> str:
+    if value is None:
+        return "-"
+    match difference.unit:
+        case "count":
+            return f"{value:.0f}"
+        case "seconds":
+            return _duration(value)
+        case "share":
+            return f"{value:.1%}"
+        case _:
+            return f"{value:.3g}/s"

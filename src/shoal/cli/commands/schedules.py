@@ -1,0 +1,234 @@
+"""`shoal schedule`: spiders that run at set times."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs
+from shoal.cli.run_store import current_project, opened_store
+
+if TYPE_CHECKING:
+    from shoal.schedules.schedule import Schedule
+    from shoal.schedules.service import Schedules
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
+
+app = Commands()
+schedule_app = Commands(
+    help="Run spiders at set times.\n\n"
+    "Schedules are stored in the frontier, and `shoal serve` starts their runs. With several servers, each time starts "
+    "one run. Schedules in shoal.toml ([schedules.NAME]) are added when a server starts.",
+    epilog=(
+        'shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host\n'
+        "shoal schedule list --frontier redis://host"
+    ),
+    no_args_is_help=True,
+)
+app.add_typer(schedule_app, name="schedule")
+
+
+@asynccontextmanager
+async def _opened(frontier: str | None) -> AsyncIterator[Schedules]:
+    from shoal.schedules.service import Schedules
+
+    async with opened_store(frontier) as store:
+        yield Schedules(store, current_project())
+
+
+def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with _opened(frontier) as schedules:
+            await work(schedules)
+
+    asyncio.run(main())
+
+
+@schedule_app.add(
+    examples="""
+    shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host
+    shoal schedule add often Books --every 15m -a category=travel --overlap wait --frontier redis://host
+    """
+)
+def add(
+    name: Name,
+    spider: Annotated[str, typer.Argument(metavar="SPIDER", help="A name from [spiders] in shoal.toml.")],
+    cron: Annotated[
+        str | None,
+        typer.Option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month and day of week."),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="INTERVAL", help="An interval such as 90s, 15m, 1h30m or 1d.")
+    ] = None,
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="The IANA time zone of --cron (default UTC).")
+    ] = None,
+    jitter: Annotated[
+        float | None, typer.Option("--jitter", metavar="SECONDS", help="Start each run up to this much later.")
+    ] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(
+            "--overlap", metavar="POLICY", help="While the run before still works: skip (default), wait or cancel it."
+        ),
+    ] = None,
+    missed: Annotated[
+        str | None,
+        typer.Option(
+            "--missed", metavar="POLICY", help="After all servers were down, start one run (default), all or none."
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", help="Keep N ended runs, and delete older ones (default: all).")
+    ] = None,
+    argument: Argument = [],
+    setting: Setting = [],
+    replace: Annotated[bool, typer.Option("--replace", help="Change a schedule of this name.")] = False,
+    frontier: FrontierUrl = None,
+) -> None:
+    """Add a schedule for a spider of shoal.toml."""
+    from shoal.runs.registry import Registry
+    from shoal.schedules.definitions import make_definition
+
+    values = given(
+        {
+            "spider": spider, "cron": cron, "every": every, "time_zone": time_zone, "jitter": jitter,
+            "overlap": overlap, "missed": missed, "keep": keep, "arguments": pairs(argument, "-a") or None,
+            "settings": pairs(setting, "--set") or None,
+        }
+    )  # fmt: skip
+    definition = make_definition(name, values, Registry.load())
+
+    async def work(schedules: Schedules) -> None:
+        added = await schedules.add(name, definition, replaces=replace)
+        print(f"schedule {name} is added; its first run is due {_moment(added.next_due, added)}")
+
+    _work(frontier, work)
+
+
+@schedule_app.add("list", examples="shoal schedule list --frontier redis://host")
+def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
+    """List the schedules of the project."""
+
+    async def work(schedules: Schedules) -> None:
+        from shoal.schedules.schedule import describe_timing
+        from shoal.schedules.service import describe
+
+        found = [(each, await describe(schedules, each)) for each in await schedules.list_all()]
+        if as_json:
+            for _, page in found:
+                print(json.dumps(page))
+            return
+        print(f"{'name':<20} {'spider':<16} {'when':<30} {'next':<20} last run")
+        for each, page in found:
+            following = "paused" if each.paused else _moment(page["next"], each)
+            last = f"{each.run_id} ({page['run_state'] or 'deleted'})" if each.run_id else "none"
+            error = f"; {each.error}" if each.error else ""
+            timing = describe_timing(each.definition)
+            print(f"{each.name:<20} {each.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
+
+    _work(frontier, work)
+
+
+@schedule_app.add(examples="shoal schedule show nightly --frontier redis://host")
+def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
+    """Show a schedule, its next times and its last runs."""
+
+    async def work(schedules: Schedules) -> None:
+        from itertools import islice
+
+        from shoal.schedules.service import describe
+        from shoal.schedules.times import each_after
+
+        found = await schedules.get(name)
+        page = await describe(schedules, found)
+        if as_json:
+            print(json.dumps(page))
+            return
+        page["next"] = None if page["next"] is None else _moment(page["next"], found)
+        for key in ("waiting", "fired_at", "missed_at"):
+            page[key] = None if page[key] is None else _moment(page[key], found)
+        for key, value in page.items():
+            if value not in (None, "", {}):
+                print(f"{key.replace('_', ' '):<14} {value}")
+        if not found.paused:
+            upcoming = islice(each_after(found.definition.times, max(found.last, schedules.now())), 5)
+            print(f"{'times':<14} {', '.join(_moment(due, found) for due in upcoming)}")
+        for run in (await schedules.runs(name))[:5]:
+            print(f"{'run':<14} {run.run_id} ({run.state})")
+
+    _work(frontier, work)
+
+
+@schedule_app.add(examples="shoal schedule pause nightly --frontier redis://host")
+def pause(name: Name, frontier: FrontierUrl = None) -> None:
+    """Start no more runs until you resume the schedule."""
+
+    async def work(schedules: Schedules) -> None:
+        await schedules.pause(name)
+        print(f"schedule {name} is paused: `shoal schedule resume {name}` continues it")
+
+    _work(frontier, work)
+
+
+@schedule_app.add(examples="shoal schedule resume nightly --frontier redis://host")
+def resume(name: Name, frontier: FrontierUrl = None) -> None:
+    """Continue a paused schedule with its next time."""
+
+    async def work(schedules: Schedules) -> None:
+        found = await schedules.resume(name)
+        print(f"schedule {name} continues; its next run is due {_moment(found.next_due, found)}")
+
+    _work(frontier, work)
+
+
+@schedule_app.add(examples="shoal schedule run nightly --frontier redis://host")
+def run(name: Name, frontier: FrontierUrl = None) -> None:
+    """Start a run of a schedule now, beside its times.
+
+    A server works on the run of a single spider, workers on that of a distributed one. The overlap policy applies.
+    """
+
+    async def work(schedules: Schedules) -> None:
+        from shoal.cli.options import resolve
+        from shoal.runs.orchestrator import Orchestrator
+        from shoal.schedules.runs import run_maker
+
+        config = resolve(None, given({"frontier": frontier}), []).config
+        fired = await schedules.run(name, run_maker(lambda: Orchestrator(frontier=config.frontier), config.serve.allow))
+        if fired.run is None:
+            print(f"schedule {name}: the run waits until the run before has ended")
+        else:
+            cancelled = f"; run {fired.cancelled} is cancelled" if fired.cancelled else ""
+            print(f"schedule {name}: run {fired.run.run_id} is queued{cancelled}")
+
+    _work(frontier, work)
+
+
+@schedule_app.add("rm", examples="shoal schedule rm nightly --frontier redis://host")
+def remove(name: Name, frontier: FrontierUrl = None) -> None:
+    """Delete a schedule. Its runs stay."""
+
+    async def work(schedules: Schedules) -> None:
+        await schedules.remove(name)
+        print(f"schedule {name} is deleted; its runs stay")
+
+    _work(frontier, work)
+
+
+def _moment(moment: object, schedule: Schedule) -> str:
+    """A time in the time zone of the schedule."""
+    if not isinstance(moment, float | int):
+        return "never"
+    from datetime import datetime
+
+    from shoal.schedules.times import find_zone
+
+    zone = find_zone(schedule.definition.time_zone)
+    return datetime.fromtimestamp(moment, zone).strftime("%Y-%m-%d %H:%M:%S %Z")

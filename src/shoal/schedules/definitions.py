@@ -1,0 +1,200 @@
+"""Read and check definitions of schedules: from ``[schedules.NAME]`` in shoal.toml, the command line and the API.
+
+::
+
+    [schedules.nightly]                  # in shoal.toml
+    spider = "Books"                     # a name in [spiders]
+    cron = "30 2 * * *"                  # or: every = "15m"
+    time_zone = "Europe/Berlin"
+    arguments = { category = "travel" }
+    settings = { download_delay = 2.0 }
+    jitter = 60
+    overlap = "skip"                     # or "wait", "cancel"
+    missed = "one"                       # or "all", "none"
+    keep = 30
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from shoal.config import Config, read_toml
+from shoal.config.layers import from_text, read_settings
+from shoal.errors import ConfigError, RunError
+from shoal.runs.registry import Registry
+from shoal.runs.trust import check_arguments
+from shoal.schedules.schedule import NAME, Definition, MissedPolicy, OverlapPolicy
+from shoal.schedules.times import Cron, find_zone, parse_interval
+from shoal.suggestions import did_you_mean
+
+SETTINGS = (
+    "download_delay", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep", "queue.max_size",
+    "queue.overflow", "scope.", "retry.", "robots.", "throttle.",
+)  # fmt: skip
+"""The settings that a schedule may change; a dot at the end stands for a whole section. None of them names a file, a
+program, a server or a proxy: whoever may write to the store must not gain those."""
+
+_MAX_JITTER = 86400.0
+_MAX_KEEP = 1_000_000
+
+
+def read_file(file: Path) -> dict[str, Definition]:
+    """The schedules of a shoal.toml. ConfigError names the file, the schedule and the key."""
+    table = read_toml(file).get("schedules", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f'{file}: "schedules" must be a table of schedules, such as [schedules.nightly]')
+    spiders = Registry.load(file)
+    found = {}
+    for name, given in table.items():
+        if not isinstance(given, dict):
+            raise ConfigError(f"{file}: [schedules.{name}] must be a table")
+        try:
+            found[name] = make_definition(name, given, spiders)
+        except ConfigError as exc:
+            raise ConfigError(f"{file}: {exc}") from exc
+    return found
+
+
+def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str]) -> Definition:
+    """Check what a user wrote. ``spiders``: the names in the registry. ConfigError names the schedule and the key."""
+    try:
+        _check_name(name)
+        for key in given:
+            if key not in Definition.__struct_fields__:
+                raise ConfigError(f'unknown key "{key:.80}"{did_you_mean(key, Definition.__struct_fields__)}')
+        values = dict(given)
+        for key, check in _CHECKS.items():
+            if key in values:
+                values[key] = _checked(key, values[key], check)
+        _check_spider(values.get("spider"), spiders)
+        _check_timing(values)
+        return msgspec.convert(values, Definition)
+    except ConfigError as exc:
+        raise ConfigError(f"schedule {name!r:.120}: {exc}") from None
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConfigError("its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit")
+
+
+def _checked(key: str, value: object, check: Callable[[Any], object]) -> object:
+    try:
+        return check(value)
+    except ConfigError as exc:
+        raise ConfigError(f'"{key}" {exc}') from None
+
+
+def _check_spider(spider: object, spiders: Collection[str]) -> None:
+    if not isinstance(spider, str) or not spider:
+        raise ConfigError('"spider" is missing: name a spider of [spiders] in shoal.toml')
+    if spider not in spiders:
+        known = did_you_mean(spider, list(spiders)) or f"; its spiders are: {', '.join(spiders) or 'none'}"
+        raise ConfigError(f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{known}')
+
+
+def _check_timing(values: Mapping[str, Any]) -> None:
+    cron, every = values.get("cron"), values.get("every")
+    if not cron and not every:
+        raise ConfigError('it is never due: set "cron", such as "30 2 * * *", or "every", such as "15m"')
+    if cron and every:
+        raise ConfigError('"cron" and "every" contradict each other; set one of them')
+    if every and values.get("time_zone", "UTC") != "UTC":
+        raise ConfigError('"time_zone" is for "cron"; an interval is the same in every time zone')
+    if cron:
+        try:
+            Cron(cron, find_zone(values.get("time_zone", "UTC")))
+        except ConfigError as exc:
+            raise ConfigError(
+                f'"cron" must be a cron expression such as "30 2 * * *", not {cron!r:.120}: {exc}'
+            ) from None
+    elif values.get("jitter", 0) >= (seconds := parse_interval(str(every))):
+        raise ConfigError(f'"jitter" must be less than "every", which is {seconds} s')
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 500 or not value.isprintable():
+        raise ConfigError(f"must be text, not {value!r:.80}")
+    return " ".join(value.split())
+
+
+def _interval(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value}s"
+    parse_interval(text := _text(value))
+    return text
+
+
+def _zone(value: object) -> str:
+    find_zone(text := _text(value))
+    return text
+
+
+def _jitter(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not is_number or not 0 <= (seconds := float(str(value))) <= _MAX_JITTER:
+        raise ConfigError(f"must be a number of seconds from 0 to {_MAX_JITTER:g}, not {value!r:.80}")
+    return seconds
+
+
+def _keep(value: object) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_KEEP):
+        raise ConfigError(f"must be a number of runs from 0 to {_MAX_KEEP}, not {value!r:.80}")
+    return value
+
+
+def _policy(words: tuple[str, ...]) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in words:
+            near = did_you_mean(str(value), words)
+            raise ConfigError(f"must be one of {', '.join(words)}, not {value!r:.80}{near}")
+        return str(value)
+
+    return check
+
+
+def _arguments(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"must be a table, not {value!r:.80}")
+    try:
+        plain: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+        check_arguments("of a schedule", plain)
+    except (TypeError, ValueError, OverflowError, RunError) as exc:
+        raise ConfigError(f"cannot be stored: {exc}") from None
+    return plain
+
+
+def check_settings(value: object) -> dict[str, Any]:
+    """The settings under their dotted keys, converted to their types. ConfigError names a bad one."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"must be a table, not {value!r:.80}")
+    values, problems = read_settings(Config, value, parse=from_text)
+    if problems:
+        raise ConfigError(f"has a problem: {problems[0]}")
+    for key in values:
+        if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in SETTINGS):
+            allowed = ", ".join(f"{each}*" if each.endswith(".") else each for each in SETTINGS)
+            raise ConfigError(
+                f'cannot change "{key}": set it in shoal.toml or in the spider. A schedule may change {allowed}'
+            )
+    plain: dict[str, Any] = msgspec.to_builtins(values)
+    return plain
+
+
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "spider": _text,
+    "cron": _text,
+    "every": _interval,
+    "time_zone": _zone,
+    "jitter": _jitter,
+    "overlap": _policy(get_args(OverlapPolicy)),
+    "missed": _policy(get_args(MissedPolicy)),
+    "keep": _keep,
+    "arguments": _arguments,
+    "settings": check_settings,
+}

@@ -1,0 +1,133 @@
+"""The loop in every server that starts the runs of schedules when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from shoal.errors import FrontierError, ShoalError
+from shoal.ports import Run
+from shoal.schedules.firing import fire
+from shoal.schedules.policy import wakes_at
+from shoal.schedules.schedule import Schedule
+from shoal.schedules.service import Schedules
+
+log = logging.getLogger("shoal.schedules")
+
+MAX_PAUSE = 10.0
+"""Seconds between two checks, at most: another server may have changed a schedule."""
+_POLL_WAITING = 1.0
+"""Seconds between two checks of a run that another one waits for."""
+_MIN_PAUSE = 0.01
+_MAX_STEPS = 1000
+"""Steps of one schedule before the others have a turn."""
+
+
+class Launcher(Protocol):
+    """Makes the runs of schedules, and sees that they are worked on."""
+
+    async def make_run(self, schedule: Schedule, due: float) -> Run:
+        """The run of a time. It is not stored yet. ShoalError if its spider cannot be used."""
+        ...
+
+    async def launch(self, run: Run) -> None:
+        """Begin to work on a run that was just created, unless it is for a fleet."""
+        ...
+
+    async def cancelled(self, run_id: str) -> None:
+        """A run was cancelled: stop working on it."""
+        ...
+
+    async def take_over(self) -> None:
+        """Work on runs that no server works on: it was killed, or was at its limit."""
+        ...
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+class ScheduleRunner:
+    """Starts the runs of a project's schedules. Every server has one; together they start each run once.
+
+    Errors of the store are logged, and the loop continues. An error of one schedule does not hinder the others: it is
+    recorded in that schedule, and its time stays due."""
+
+    def __init__(
+        self,
+        schedules: Schedules,
+        launcher: Launcher,
+        wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_event,
+    ) -> None:
+        """``wait`` sleeps until the event is set, or for so many seconds of the clock of ``schedules``."""
+        self._schedules = schedules
+        self._launcher = launcher
+        self._wait = wait
+        self._woken = asyncio.Event()
+        self._is_away = False
+
+    def wake(self) -> None:
+        """Check the schedules now: one was changed, or a run has ended."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            self._woken.clear()
+            try:
+                pause = await self.step()
+                self._is_away = False
+            except FrontierError as exc:
+                if not self._is_away:
+                    log.error("schedules wait: %s", exc)
+                self._is_away, pause = True, _POLL_WAITING
+            except Exception:  # a defect must not end the loop
+                log.exception("the schedules could not be checked")
+                pause = MAX_PAUSE
+            await self._wait(self._woken, pause)
+
+    async def step(self) -> float:
+        """Do everything that is due now. Returns the seconds until the next check."""
+        pause = MAX_PAUSE
+        for schedule in await self._schedules.list_all():
+            try:
+                pause = min(pause, await self._advance(schedule))
+            except FrontierError:
+                raise
+            except ShoalError as exc:
+                if schedule.error != str(exc):
+                    log.error("schedule %s cannot start a run: %s", schedule.name, exc)
+                await self._schedules.report_error(schedule.name, str(exc))
+        await self._launcher.take_over()
+        return max(pause, _MIN_PAUSE)
+
+    async def _advance(self, schedule: Schedule) -> float:
+        """Do the steps of one schedule that are due. Returns the seconds until its next one."""
+        current, store = schedule, self._schedules.store
+        for _ in range(_MAX_STEPS):
+            if self._seconds_to(current) > 0 and current.waiting is None:
+                break
+            fired = await fire(store, self._schedules.key(current.name), self._schedules.now(), self._launcher.make_run)
+            if fired.schedule is None:  # removed
+                return MAX_PAUSE
+            if fired.cancelled:
+                await self._launcher.cancelled(fired.cancelled)
+            if fired.run is not None:
+                await self._launcher.launch(fired.run)
+                await self._schedules.delete_old_runs(fired.schedule)
+            if fired.schedule == current:
+                return _POLL_WAITING  # it waits for a run to end
+            current = fired.schedule
+        return _POLL_WAITING if current.waiting is not None else max(0.0, self._seconds_to(current))
+
+    def _seconds_to(self, schedule: Schedule) -> float:
+        """The seconds until its next step, at most `MAX_PAUSE`."""
+        now = self._schedules.now()
+        at = wakes_at(schedule, now)
+        return MAX_PAUSE if at is None else min(MAX_PAUSE, at - now)

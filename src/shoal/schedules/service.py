@@ -1,0 +1,211 @@
+"""The schedules of a project in a store: for commands, the HTTP API, the dashboard and the loop in servers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from shoal.errors import ConfigError, RunError
+from shoal.ports import Run, RunState, Store
+from shoal.schedules.firing import Fired, MakeRun, take_step
+from shoal.schedules.policy import Step, run_now
+from shoal.schedules.schedule import NAME, Definition, Origin, Schedule, document_prefix, schedule_of_run
+from shoal.stores.documents import StoredValue
+from shoal.suggestions import did_you_mean
+
+log = logging.getLogger("shoal.schedules")
+
+_PAGE = 500
+_OVER: tuple[RunState, ...] = ("finished", "cancelled")
+_MAX_ERROR = 500
+
+
+class Schedules:
+    """The schedules of one project. Several processes may change them at the same time."""
+
+    def __init__(self, store: Store, project: str, now: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self.project = project
+        self.now = now
+
+    def key(self, name: str) -> str:
+        return f"{document_prefix(self.project)}{name}"
+
+    def _stored(self, name: str) -> StoredValue[Schedule]:
+        return StoredValue(self.store, self.key(name), Schedule)
+
+    # -- reading
+
+    async def list_all(self) -> list[Schedule]:
+        """All schedules, in the order of their names. Documents that another program has damaged are left out."""
+        prefix, after = document_prefix(self.project), ""
+        found: list[Schedule] = []
+        while page := await self.store.list_documents(prefix, after=after, limit=_PAGE):
+            for document in page:
+                try:
+                    found.append(msgspec.msgpack.decode(document.value, type=Schedule))
+                except msgspec.MsgspecError as exc:
+                    log.error("schedule %s is unreadable: %s", document.key.removeprefix(prefix), exc)
+            after = page[-1].key
+        return found
+
+    async def find(self, name: str) -> Schedule | None:
+        """A schedule; None if there is none of this name."""
+        return await self._stored(name).read() if NAME.fullmatch(name) else None
+
+    async def get(self, name: str) -> Schedule:
+        """A schedule. RunError suggests the nearest name."""
+        return await self.find(name) or await self._refuse(name)
+
+    async def runs(self, name: str) -> list[Run]:
+        """The runs of a schedule, newest first."""
+        return _runs_of(name, await self.store.list_runs(project=self.project))
+
+    # -- changing
+
+    async def add(self, name: str, definition: Definition, *, replaces: bool = False) -> Schedule:
+        """Store a schedule. RunError if there is one of this name, unless ``replaces``, or if shoal.toml defines
+        it."""
+
+        def update(found: Schedule | None) -> Schedule:
+            if found is not None and found.origin == "file":
+                raise RunError(f"schedule {name!r} is defined in shoal.toml: edit the file, and restart the server")
+            if found is not None and not replaces:
+                raise RunError(f"schedule {name!r} exists: remove it first, or choose another name")
+            return self._defined(name, definition, "store", found)
+
+        added = await self._stored(name).change(update)
+        assert added is not None
+        return added
+
+    async def load(self, definitions: Mapping[str, Definition]) -> None:
+        """Store the schedules of a shoal.toml, and remove those that it no longer has."""
+        for name, definition in definitions.items():
+            await self._stored(name).change(partial(self._defined, name, definition, "file"))
+        for schedule in await self.list_all():
+            if schedule.origin == "file" and schedule.name not in definitions:
+                await self._stored(schedule.name).change(
+                    lambda found: None if found is None or found.origin == "file" else found
+                )
+                log.info("schedule %s is removed: shoal.toml no longer has it", schedule.name)
+
+    def _defined(self, name: str, definition: Definition, origin: Origin, found: Schedule | None) -> Schedule:
+        """The schedule with this definition. New times count from now."""
+        if found is None:
+            return Schedule(
+                name=name, project=self.project, definition=definition, origin=origin, last=self.now()
+            )  # fmt: skip
+        if (found.definition, found.origin) == (definition, origin):
+            return found
+        changed = replace(found, definition=definition, origin=origin, error="")
+        if found.definition.timing != definition.timing:
+            changed = replace(changed, last=self.now(), waiting=None)
+        return changed
+
+    async def pause(self, name: str) -> Schedule:
+        """Start no runs until it is resumed. A run that works continues."""
+        return await self._change(name, lambda found: replace(found, paused=True, waiting=None))
+
+    async def resume(self, name: str) -> Schedule:
+        """Continue with the next time. Times during the pause are not made up for."""
+        return await self._change(
+            name, lambda found: replace(found, paused=False, last=self.now()) if found.paused else found
+        )
+
+    async def remove(self, name: str) -> None:
+        """Delete a schedule; its runs stay. RunError if shoal.toml defines it."""
+        found = await self.get(name)
+
+        def update(current: Schedule | None) -> None:
+            if (current or found).origin == "file":
+                raise RunError(
+                    f"schedule {name!r} is defined in shoal.toml: remove [schedules.{name}] there and restart the "
+                    "server, or pause it"
+                )
+
+        await self._stored(name).change(update)
+
+    async def run(self, name: str, make_run: MakeRun) -> Fired:
+        """Start a run now, beside the schedule's times. The overlap policy applies. RunError if it forbids the run."""
+
+        def decide(schedule: Schedule, active: bool) -> Step:
+            step = run_now(schedule, self.now(), active=active)
+            if step is None:
+                waits = " and another one waits already" if schedule.waiting is not None else ""
+                raise RunError(
+                    f"schedule {name!r}: run {schedule.run_id} has not ended{waits}, and overlap is "
+                    f'"{schedule.definition.overlap}"; wait, or cancel that run first'
+                )
+            return step
+
+        while True:
+            fired = await take_step(self.store, self.key(name), decide, make_run)
+            if fired.schedule is None:
+                await self._refuse(name)
+            if fired.changed:
+                return fired
+
+    async def report_error(self, name: str, error: str) -> None:
+        """Record why a run could not start, or failed. The next run that starts clears it."""
+        text = error[:_MAX_ERROR]
+        with suppress(RunError):  # removed in the meantime
+            await self._change(name, lambda found: found if found.error == text else replace(found, error=text))
+
+    async def delete_old_runs(self, schedule: Schedule) -> list[str]:
+        """Delete ended runs beyond the number to keep, oldest first. Returns their names."""
+        keep = schedule.definition.keep
+        if keep is None:
+            return []
+        ended = _runs_of(schedule.name, await self.store.list_runs(project=self.project, states=_OVER))
+        deleted = []
+        for run in ended[keep:]:
+            with suppress(RunError):  # another server was first
+                await self.store.delete_run(run.run_id)
+                deleted.append(run.run_id)
+        return deleted
+
+    async def _change(self, name: str, update: Callable[[Schedule], Schedule]) -> Schedule:
+        if not NAME.fullmatch(name):
+            return await self._refuse(name)
+        changed = await self._stored(name).change(lambda found: None if found is None else update(found))
+        return changed if changed is not None else await self._refuse(name)
+
+    async def _refuse(self, name: str) -> Schedule:
+        names = [each.name for each in await self.list_all()]
+        known = did_you_mean(name, names) or f"; there are: {', '.join(names[:20]) or 'none'}"
+        raise RunError(f"there is no schedule {name!r:.120}{known}")
+
+
+async def describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
+    """A schedule with its next time and the state of its newest run, for the HTTP API, the dashboard and commands."""
+    definition = schedule.definition
+    try:
+        due = schedule.next_due
+    except ConfigError:  # another program stored it
+        due = None
+    return {
+        "name": schedule.name,
+        **msgspec.structs.asdict(definition),
+        "origin": schedule.origin,
+        "paused": schedule.paused,
+        "next": due,
+        "waiting": schedule.waiting,
+        "run_id": schedule.run_id,
+        "run_state": await schedules.store.run_state(schedule.run_id) if schedule.run_id else None,
+        "fired_at": schedule.fired_at,
+        "fired": schedule.fired,
+        "skipped": schedule.skipped,
+        "missed_times": schedule.missed,
+        "missed_at": schedule.missed_at,
+        "error": schedule.error,
+    }
+
+
+def _runs_of(name: str, runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if schedule_of_run(dict(run.settings)) == name]
