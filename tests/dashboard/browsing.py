@@ -71,7 +71,7 @@ class WatchedPage:
 
     def see(self, text: str) -> None:
         """Wait until the page shows a text."""
-        self.page.get_by_text(text).first.wait_for(timeout=1000 * PATIENCE)
+        self.page.get_by_text(text).first.wait_for()
 
     def click(self, name: str, *, confirm: bool = False) -> None:
         """Click a button, and confirm it if the page asks."""
@@ -80,8 +80,9 @@ class WatchedPage:
         self.page.get_by_role("button", name=name, exact=True).click()
 
     def toast(self, text: str) -> None:
-        """Wait for a message about an action."""
-        self.page.locator("#toasts", has_text=text).wait_for(timeout=1000 * PATIENCE)
+        """Wait for a message about an action, and remove it."""
+        self.page.locator("#toasts", has_text=text).wait_for()
+        self.page.evaluate("document.getElementById('toasts').replaceChildren()")
 
     def mark(self) -> None:
         """Remember this document: see `is_same`."""
@@ -97,6 +98,11 @@ class WatchedPage:
         """Whether content from strangers was run."""
         return bool(self.page.evaluate("window.hacked !== undefined"))
 
+    def appear(self, width: int, theme: Theme) -> None:
+        """Continue in a window of this width, with this theme."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=theme)
+
     @property
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
@@ -104,7 +110,8 @@ class WatchedPage:
 
     def findings(self) -> list[str]:
         """Serious and critical findings of axe-core."""
-        self.page.evaluate(AXE.read_text())  # as a script of the page, the policy would refuse it
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())  # as a script of the page, the policy would refuse it
         found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [
             f"{each['id']}: {each['help']} {[node['html'][:150] for node in each['nodes'][:3]]}"
@@ -124,16 +131,18 @@ class Browsers:
 
     def new_context(self, width: int = WIDE, theme: Theme = "light") -> BrowserContext:
         """A context of someone who is not logged in."""
-        return self._browser.new_context(
+        context = self._browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=theme, locale="en-GB", timezone_id="UTC"
         )
+        context.set_default_timeout(1000 * PATIENCE)
+        return context
 
     def context(self, user: str, width: int, theme: Theme) -> BrowserContext:
         key = (user, width, theme)
         if key not in self._contexts:
             context = self._contexts[key] = self.new_context(width, theme)
             if user not in self._cookies:
-                form = {"token": TOKENS[user], "next": "/ui/login"}
+                form: dict[str, str | float | bool] = {"token": TOKENS[user], "next": "/ui/login"}
                 context.request.post(f"{self._stage.url}/ui/login", form=form, max_redirects=0)
                 self._cookies[user] = context.cookies()
             context.add_cookies(self._cookies[user])

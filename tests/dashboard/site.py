@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -25,10 +24,6 @@ class SlowSite:
     def __init__(self, url: str) -> None:
         self.url = url
         self.host = url.removeprefix("http://")
-
-    def mend(self) -> None:
-        """From now on, the broken pages are fine."""
-        urllib.request.urlopen(f"{self.url}/-/mend").close()
 
 
 @contextmanager
@@ -53,7 +48,6 @@ class _Site:
 
     def __init__(self, latency: float) -> None:
         self._latency = latency
-        self._is_mended = False
         self._seen: set[str] = set()
 
     async def index(self, request: web.Request) -> web.Response:
@@ -75,7 +69,7 @@ class _Site:
         return _page(title, HOSTILE_QUERY)
 
     async def broken(self, request: web.Request) -> web.Response:
-        return _page("Mended") if self._is_mended else web.Response(status=500, text=SCRIPT)
+        return web.Response(status=500, text=SCRIPT)
 
     async def moved(self, request: web.Request) -> web.Response:
         raise web.HTTPFound("/page/3")
@@ -88,10 +82,6 @@ class _Site:
 
     async def robots(self, request: web.Request) -> web.Response:
         return web.Response(text=ROBOTS)
-
-    async def mend(self, request: web.Request) -> web.Response:
-        self._is_mended = True
-        return web.Response()
 
 
 async def _serve(latency: float) -> None:
@@ -107,7 +97,6 @@ async def _serve(latency: float) -> None:
             web.get("/flaky", site.flaky),
             web.get("/secret/1", site.index),
             web.get("/robots.txt", site.robots),
-            web.get("/-/mend", site.mend),
         ]
     )
     runner = web.AppRunner(app)

@@ -246,6 +246,9 @@ class Store:
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return []
 
+    async def host_state(self, host: str) -> HostState:
+        raise NotImplementedError
+
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         if self.is_away:
             raise StoreAwayError("away")

@@ -49,7 +49,7 @@ class ComposedFrontier:
         self.claim, self.advance, self.relinquish = roles.claim, roles.advance, roles.relinquish
         self.roles = roles.roles
         self.read_items, self.trim_items = items.read_items, items.trim_items
-        self.update_host, self.host_states = hosts.update_host, hosts.host_states
+        self.update_host, self.host_states, self.host_state = hosts.update_host, hosts.host_states, hosts.host_state
         self.remember, self.recall = hosts.remember, hosts.recall
         self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead

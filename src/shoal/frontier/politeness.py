@@ -207,12 +207,16 @@ class LaneTable(Generic[Queue]):
             entries = chain(islice(self._due, count), islice(self._later, count))
             lanes = dict.fromkeys(chain(self._full, (entry[3] for entry in entries if entry[3].entry is entry)))
         busiest = sorted(lanes, key=lambda lane: (-(lane.ready + lane.host.in_flight), lane.host.name))
-        return [self._state(lane, now) for lane in busiest[:limit]]
+        return [self._state(lane.host, lane.ready, now) for lane in busiest[:limit]]
 
-    def _state(self, lane: Lane[Queue], now: float) -> HostState:
-        host = lane.host
+    def state(self, host: Host, now: float) -> HostState:
+        """The politeness in force for one host. It need not have a lane."""
+        lane = self.by_name.get(host.name)
+        return self._state(host, lane.ready if lane is not None else 0, now)
+
+    def _state(self, host: Host, ready: int, now: float) -> HostState:
         return host_state(
-            host.name, *self._policy(host), in_flight=host.in_flight, ready=lane.ready,
+            host.name, *self._policy(host), in_flight=host.in_flight, ready=ready,
             blocked_for=host.blocked_until - now, block_reason=host.block_reason,
         )  # fmt: skip
 

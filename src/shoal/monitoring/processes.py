@@ -36,7 +36,14 @@ async def read_run_processes(documents: Documents, frontier: Workers, run_id: st
 def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
     """``reports``: those that wrote last first."""
     left = {worker.worker: worker for worker in workers}
-    found = [_process(report, _take(left, report), now) for report in reports if report.role != "earlier"]
+    epochs: dict[str, int] = {}
+    for report in reports:
+        epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
+    found = [
+        _process(report, _take(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
+        for report in sorted(reports, key=lambda report: -report.epoch)
+        if report.role != "earlier"
+    ]
     found += [_without_report(worker) for worker in left.values()]
     return sorted(found, key=lambda each: (_ORDER[each.state], each.machine, each.name))
 
@@ -57,15 +64,17 @@ def _pid(worker: WorkerState) -> int:
     return -1 if process is None else process.pid
 
 
-def _process(report: ProcessReport, worker: WorkerState | None, now: float) -> RunProcess:
+def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, is_replaced: bool) -> RunProcess:
+    """``is_replaced``: another process has its slot now."""
     age = max(0.0, now - report.at)
     seen = age if worker is None or not worker.session else min(age, worker.silent_for)
     figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
-    if age > LATE:
+    state = "lost" if is_replaced and not report.ended else _state(report, worker, age)
+    if age > LATE or is_replaced:
         figures["pages_per_second"] = 0.0
     return RunProcess(
         **figures,
-        state=_state(report, worker, age),
+        state=state,
         started_at=report.started_at,
         last_seen=round(seen, 1),
         leases=0 if worker is None else worker.leases,

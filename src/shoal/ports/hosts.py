@@ -44,6 +44,10 @@ class Hosts(Protocol):
         """The hosts with the most ready requests first."""
         ...
 
+    async def host_state(self, host: str) -> HostState:
+        """The politeness in force for one host, whether or not the run has requests of it."""
+        ...
+
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         """Keep a small fact for all runs and workers of the store for ``ttl`` seconds, such as a robots.txt."""
         ...

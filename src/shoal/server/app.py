@@ -31,6 +31,7 @@ from shoal.server.routes import (
     runs,
     schedules,
     settings,
+    workers,
 )
 from shoal.server.state import Server, schedules_of_file
 
@@ -70,7 +71,7 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
     # The first one has /api/runs/compare, which is no run.
-    for each in (run_reports, runs, charts, hosts, clusters, schedules, notifications, actions):
+    for each in (run_reports, runs, charts, hosts, workers, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)

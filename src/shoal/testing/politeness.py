@@ -257,6 +257,24 @@ class PolitenessContract(ContractTests):
             ("c.example", 3, 0),
         ]
 
+    async def test_the_state_of_one_host(self, frontier: Frontier) -> None:
+        await push(frontier, 1, 2, page("x", "b.example"))
+        await frontier.lease(1, TTL)
+        await frontier.update_host(HOST, HostUpdate(delay=2.0, block_for=60, block_reason="by hand"))
+        state = await frontier.host_state(HOST)
+        assert (state.host, state.ready, state.in_flight, state.block_reason) == (HOST, 1, 1, "by hand")
+        assert (state.delay, state.why) == (2.0, "set for this host")
+        assert 59 < state.blocked_for <= 60
+        assert (await frontier.host_state("b.example")).ready == 1
+
+    async def test_the_state_of_a_host_that_the_run_does_not_know(self, frontier: Frontier) -> None:
+        await push(frontier, 1)
+        await frontier.update_host("*", HostUpdate(delay=7.0))
+        state = await frontier.host_state("unknown.example")
+        assert (state.host, state.delay, state.why) == ("unknown.example", 7.0, "set for all hosts")
+        assert (state.ready, state.in_flight, state.blocked_for) == (0, 0, 0)
+        assert {each.host for each in await frontier.host_states()} == {HOST}
+
     # -- several runs
 
     async def test_runs_on_one_store_share_the_delay_of_a_host(self, harness: Harness) -> None:

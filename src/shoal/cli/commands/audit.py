@@ -17,7 +17,8 @@ from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
 if TYPE_CHECKING:
-    from shoal.ports import History, Rewind, Run, Stats
+    from shoal.monitoring.url_report import UrlReport
+    from shoal.ports import Rewind, Run, Stats
 
 app = Commands()
 
@@ -113,41 +114,39 @@ def why(
     """
 
     async def work() -> bool:
+        from shoal.config import Config
         from shoal.http import Request
+        from shoal.monitoring.url_report import report_url
 
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
-            history = await store.find(Request(url))
-            if history is None:
+            report = await report_url(store, url, Config())
+            if report is None:
                 print(f"run {run.run_id} has not seen {Request(url).url}: no page links to it, or it is out of scope")
                 return False
-            _print_history(history)
+            _print_report(report)
             return True
 
     if not asyncio.run(work()):
         sys.exit(1)
 
 
-def _print_history(history: History) -> None:
+def _print_report(report: UrlReport) -> None:
+    history = report.history
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
     if history.worker:
         print(f"  worker    {printable(history.worker)}")
     if history.reason:
         print(f"  reason    {printable(history.reason)}")
-    print(f"  found on  {history.parent or 'none: it is a start request'}")
-    print(f"  robots    {_robots_answer(history)}")
+    for number, parent in enumerate(report.parents or ("none: it is a start request",)):
+        print(f"  {'found on' if not number else '':<9} {parent}")
+    print(f"  robots    {report.robots}")
     print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
     print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
         worker = f"  (worker {printable(event.worker)})" if event.worker else ""
         print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}{worker}")
-
-
-def _robots_answer(history: History) -> str:
-    if history.reason.startswith("robots.txt"):
-        return "disallowed, or robots.txt could not be fetched"
-    return "allowed" if history.status else "allowed, or not checked yet"
 
 
 @app.add(

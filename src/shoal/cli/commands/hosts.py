@@ -11,10 +11,12 @@ from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, RunOption
 from shoal.cli.run_store import choose_run, find_run, opened_store, record_action
 from shoal.errors import ConfigError
+from shoal.printable import printable
 
 if TYPE_CHECKING:
     from shoal.fetch.page_needs import Need
-    from shoal.ports import HostState, HostUpdate, Store
+    from shoal.monitoring.host_report import HostReport
+    from shoal.ports import HostState, HostUpdate, Run, Store
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
 
@@ -55,10 +57,14 @@ async def _hosts_of(store: Store, run_id: str | None, limit: int) -> tuple[list[
     from shoal.config import Config
     from shoal.runs.queries import hosts_of, page_needs_of
 
-    unfinished = [run for run in await store.list_runs() if run.state in ("queued", "running", "paused")]
-    chosen = unfinished if run_id is None and unfinished else [await choose_run(store, run_id)]
+    chosen = await _chosen_runs(store, run_id)
     states = await hosts_of(store, chosen, Config(), limit)
     return states, await page_needs_of(store, chosen[0], Config(), [state.host for state in states])
+
+
+async def _chosen_runs(store: Store, run_id: str | None) -> list[Run]:
+    unfinished = [] if run_id is not None else await store.list_runs(states=("queued", "running", "paused"))
+    return unfinished or [await choose_run(store, run_id)]
 
 
 def _print_hosts(states: list[HostState], needs: dict[str, dict[str, Need]]) -> None:
@@ -70,6 +76,36 @@ def _print_hosts(states: list[HostState], needs: dict[str, dict[str, Need]]) -> 
         for need, text in (("browser", "need a browser"), ("http", "need no browser")):
             if kinds := [kind for kind, found in needs.get(state.host, {}).items() if found == need]:
                 print(f"  pages that {text}: {', '.join(kinds)}")
+
+
+@hosts_app.add(examples="shoal hosts show example.com --frontier redis://host")
+def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
+    """Show all that is known of a host.
+
+    Its delay and block, its robots.txt as it was read, its identities, and which of its pages need a browser.
+    """
+    from shoal.config import Config
+    from shoal.monitoring.host_report import report_host
+    from shoal.runs.queries import host_name
+
+    async def work() -> None:
+        outer, run_id = context.obj
+        async with opened_store(frontier or outer, readonly=True) as store:
+            _print_report(await report_host(store, await _chosen_runs(store, run_id), Config(), host_name(host)))
+
+    asyncio.run(work())
+
+
+def _print_report(report: HostReport) -> None:
+    _print_hosts([report.state], {report.state.host: report.needs})
+    for file in report.robots:
+        print(f"\n{file.origin}/robots.txt{'' if file.text.strip() else ': there is none'}")
+        for line in file.text.splitlines():
+            print(f"  {printable(line)}")
+    if report.identities:
+        print("\nidentities")
+    for each in report.identities:
+        print(f"  {each.identity:<40} {each.state:<10} {printable(each.reason)}")
 
 
 @hosts_app.add(

@@ -30,6 +30,9 @@ class MemoryHosts:
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return self._requests.lanes.states(self._clock(), limit)
 
+    async def host_state(self, host: str) -> HostState:
+        return self._requests.lanes.state(self._hosts.get(host, Host(host)), self._clock())
+
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         now = self._clock()
         for old in [old for old, (_, until) in self._facts.items() if until <= now]:

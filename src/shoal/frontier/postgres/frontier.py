@@ -326,6 +326,10 @@ class PostgresFrontier:
         rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MAX_HOSTS))
         return [self._state(row) for row in rows]
 
+    async def host_state(self, host: str) -> HostState:
+        (row,) = await self._database.call("host_state", self._run, self._offset(), storable_text(host))
+        return self._state(row)
+
     def _state(self, row: asyncpg.Record) -> HostState:
         host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
         options = self._options

@@ -90,6 +90,7 @@ class RedisFrontier:
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
+        self.host_state = inspection.host_state
         workers = RedisWorkers(self._run)
         self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
         self.workers = workers.workers

@@ -82,13 +82,20 @@ class RunInspection:
     # -- hosts
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
-        now, every, options, *rest = await self._run("states")
+        states = await self._states()
+        return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
+
+    async def host_state(self, host: str) -> HostState:
+        (state,) = await self._states(storable_bytes(host))
+        return msgspec.structs.replace(state, host=host)
+
+    async def _states(self, *name: bytes) -> list[HostState]:
+        now, every, options, *rest = await self._run("states", *name)
         others = read_host(every) if every else NO_HOST
-        states = [
+        return [
             state_of(read_host(record), others, options, ready, float(now))
             for record, ready in zip(rest[::2], rest[1::2], strict=True)
         ]
-        return nsmallest(max(0, limit), states, key=lambda state: (-(state.ready + state.in_flight), state.host))
 
     # -- histories
 

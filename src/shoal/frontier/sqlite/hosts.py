@@ -33,12 +33,23 @@ class SQLiteHosts:
         """In a file that is opened readonly, only requests of this run count as in flight."""
 
         def step() -> list[HostState]:
-            if self._file.file.readonly:
-                self._hosts.by_name.clear()
-                self._reload()
+            self._refresh()
             return self._lanes.states(self._file.clock(), limit)
 
         return await self._file.read(step)
+
+    async def host_state(self, host: str) -> HostState:
+        def step() -> HostState:
+            self._refresh()
+            return self._lanes.state(host, self._file.clock())
+
+        return await self._file.read(step)
+
+    def _refresh(self) -> None:
+        """Another process writes to a file that is opened readonly."""
+        if self._file.file.readonly:
+            self._hosts.by_name.clear()
+            self._reload()
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         def step() -> None:

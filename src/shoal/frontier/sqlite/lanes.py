@@ -53,9 +53,15 @@ class SharedHosts:
 
     def load(self, name: str) -> Host:
         """The host with this name, with its politeness from the file."""
+        if name not in self.by_name:
+            self.by_name[name] = self.read(name)
+        return self.by_name[name]
+
+    def read(self, name: str) -> Host:
+        """The same, without keeping it."""
         if name in self.by_name:
             return self.by_name[name]
-        host = self.by_name[name] = Host(name)
+        host = Host(name)
         row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
         if row is not None:
             for field, value in zip(_POLITENESS, row, strict=True):
@@ -231,6 +237,9 @@ class StoredLanes:
     def next_due(self) -> float | None:
         """When the next waiting host is due."""
         return self._lanes.next_due()
+
+    def state(self, name: str, now: float) -> HostState:
+        return self._lanes.state(self._hosts.read(name), now)
 
     def states(self, now: float, limit: int) -> list[HostState]:
         return self._lanes.states(now, limit)

@@ -5,6 +5,8 @@ from __future__ import annotations
 NAVIGATION = (
     ("/", "Overview"),
     ("/ui/runs", "Runs"),
+    ("/ui/hosts", "Hosts"),
+    ("/ui/workers", "Workers"),
     ("/ui/batches", "Batches"),
     ("/ui/schedules", "Schedules"),
     ("/ui/notifications", "Notifications"),

@@ -14,7 +14,10 @@ from shoal.server.dashboard.pages import page
 from shoal.server.dashboard.screens import (
     actions,
     batches,
+    cluster,
     compare,
+    host,
+    hosts,
     notifications,
     overview,
     run,
@@ -22,13 +25,19 @@ from shoal.server.dashboard.screens import (
     schedules,
     session,
     settings,
+    url,
+    workers,
 )
 
 
 def add_dashboard(app: FastAPI) -> None:
     """Serve the overview at ``/``, and everything else of the dashboard below ``/ui``."""
     app.mount("/ui/static", _Files(directory=str(files("shoal.server.dashboard") / "static")))
-    for each in (login, overview, runs, run, compare, batches, session, schedules, notifications, actions, settings):
+    screens = (
+        overview, runs, run, url, compare, hosts, host, workers, cluster, batches, session, schedules, notifications,
+        actions, settings,
+    )  # fmt: skip
+    for each in (login, *screens):
         app.include_router(each.router)
 
     @app.get("/ui/{rest:path}", include_in_schema=False)

@@ -8,16 +8,17 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from shoal.batch.session import OVER
 from shoal.errors import ConfigError
-from shoal.ports import HostUpdate
+from shoal.monitoring.host_report import report_host
+from shoal.monitoring.snapshot import ACTIVE, MAX_RUNS
+from shoal.ports import HostUpdate, Run
 from shoal.runs.queries import host_name, hosts_of, run_options
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems
 from shoal.server.responses import json_response
 from shoal.server.schemas.common import PRINTABLE
-from shoal.server.schemas.hosts import BlockHost, HostList, SetHost
+from shoal.server.schemas.hosts import BlockHost, HostDetails, HostList, SetHost
 from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/hosts", tags=["hosts"], route_class=BoundedRoute)
@@ -41,6 +42,13 @@ async def list_hosts(
 ) -> Response:
     """The hosts of all unfinished runs: delay and its source, requests in flight, blocks."""
     return await _list_hosts(server_of(request), limit)
+
+
+@router.get("/{host}", response_model=HostDetails, responses=problems(401, 409, 422, 503))
+async def read_host(host: Host, request: Request) -> Response:
+    """One host: its settings in force, its robots.txt as read, its identities, which of its pages need a browser."""
+    server = server_of(request)
+    return json_response(await report_host(server.store, await _runs(server), server.config, host_name(host)))
 
 
 @router.put("/{host}", response_model=HostList, responses=problems(401, 409, 422, 503))
@@ -76,17 +84,24 @@ async def _update(request: Request, text: str, update: HostUpdate, what: str, de
         raise ConfigError(
             "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
         )
-    runs = await server.store.list_runs()
-    if not runs:
-        raise ProblemError(409, "no run", "the frontier has no run yet, so it has no hosts to change")
+    runs = await _runs(server)
     frontier = await server.store.frontier(runs[0].run_id, run_options(runs[0], server.config))
     await frontier.update_host(host, update)
     await record_action(request, what, host, detail)
-    return await _list_hosts(server, _MAX_HOSTS, host)
+    if host == "*":
+        return await _list_hosts(server, _MAX_HOSTS)
+    report = await report_host(server.store, runs, server.config, host)
+    return json_response({"hosts": [report.state]})
 
 
-async def _list_hosts(server: Server, limit: int, only: str = "*") -> Response:
-    runs = [run for run in await server.store.list_runs() if run.state not in OVER]
-    found = await hosts_of(server.store, runs, server.config, limit)
-    shown = [state for state in found if only in (state.host, "*")]
-    return json_response({"hosts": shown})
+async def _runs(server: Server) -> list[Run]:
+    """The newest unfinished runs, or else the newest run."""
+    runs = await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS) or await server.store.list_runs(limit=1)
+    if not runs:
+        raise ProblemError(409, "no run", "the frontier has no run yet, so it knows no hosts")
+    return runs
+
+
+async def _list_hosts(server: Server, limit: int) -> Response:
+    runs = await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS)
+    return json_response({"hosts": await hosts_of(server.store, runs, server.config, limit)})

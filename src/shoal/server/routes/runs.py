@@ -19,6 +19,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
+from shoal.monitoring.url_report import report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
@@ -32,16 +33,17 @@ from shoal.server.run_lookup import RunId, find_run, open_frontier
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.runs import (
     FailedPage,
-    HistoryModel,
     ItemPage,
     Ledger,
     Removed,
     Retried,
     RetryFailed,
+    RetryUrl,
     RunList,
     RunPage,
     RunStarted,
     StartRun,
+    UrlModel,
 )
 from shoal.server.state import Server, server_of
 from shoal.urls.normalize import normalize_url
@@ -254,20 +256,35 @@ async def read_ledger(run_id: RunId, request: Request) -> Response:
     return json_response({"run_id": run_id, **ledger(counted), "failed_kinds": kinds, "balanced": counted.balanced})
 
 
-@router.get("/{run_id}/url", response_model=HistoryModel, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/url", response_model=UrlModel, responses=problems(401, 404, 422, 503))
 async def read_url(
     run_id: RunId,
     request: Request,
     url: Annotated[str, Query(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")],
 ) -> Response:
-    """The history of a URL: the page that links to it, its attempts and waits, its items."""
+    """The history of a URL: the pages that led to it, its attempts and waits, its items, what robots.txt says."""
+    server = server_of(request)
+    report = await report_url(await open_frontier(server, run_id), url, server.config)
+    if report is None:
+        raise _no_such_url(run_id, url)
+    found = {"parents": report.parents, "robots": report.robots}
+    return json_response({**_redact_history(report.history), **found})
+
+
+@router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 422, 503))
+async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
+    """Retry one failed URL, with all attempts. One that has not failed, or that robots.txt or the scope forbids, stays
+    as it is: then `retried` is 0. Resume the run afterwards if it is finished."""
     frontier = await open_frontier(server_of(request), run_id)
-    page = Page(url)
-    history = await frontier.find(page)
-    if history is None:
-        message = f"run {run_id} has no URL {page.url}: no fetched page links to it, or it is out of scope"
-        raise ProblemError(404, "no such url", message)
-    return json_response(_redact_history(history))
+    page = Page(which.url)
+    if await frontier.find(page, exact=True) is None:
+        raise _no_such_url(run_id, which.url)
+    return json_response({"run_id": run_id, "retried": await frontier.retry_dead(only=[page.fingerprint()])})
+
+
+def _no_such_url(run_id: str, url: str) -> ProblemError:
+    message = f"run {run_id} has no URL {Page(url).url}: no fetched page links to it, or it is out of scope"
+    return ProblemError(404, "no such url", message)
 
 
 @router.get("/{run_id}/failed", response_model=FailedPage, responses=problems(401, 404, 422, 503))

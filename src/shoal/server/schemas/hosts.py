@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from shoal.batch.limits import StrictModel
-from shoal.server.schemas.common import Word, with_examples
+from shoal.server.schemas.common import RUN_ID, Word, with_examples
 
 _HOST = {
     "host": "127.0.0.1:8080", "delay": 2.0, "why": "set for this host", "concurrency": 1, "in_flight": 1, "ready": 58,
@@ -36,6 +36,51 @@ class HostList(BaseModel):
     model_config = with_examples({"hosts": [_HOST]})
 
     hosts: list[HostModel]
+
+
+class RobotsModel(BaseModel):
+    """A robots.txt, as workers read it."""
+
+    origin: str
+    text: Annotated[str, Field(description="Empty if the host has none.")]
+    is_cut: Annotated[bool, Field(description="Whether the file is longer than `text`.")]
+    crawl_delay: Annotated[float | None, Field(description="Seconds that it asks for.")]
+
+
+class IdentityModel(BaseModel):
+    """An identity (a proxy) on this host."""
+
+    identity: str
+    state: Literal["active", "resting", "given up", "removed"]
+    host: Annotated[str, Field(description="Empty if it was removed from all hosts.")]
+    reason: str
+    returns_in: Annotated[float | None, Field(description="Seconds until it returns.")]
+
+
+class HostDetails(BaseModel):
+    """All that the frontier knows of a host."""
+
+    model_config = with_examples(
+        {
+            "state": _HOST, "queued": {RUN_ID: 58},
+            "robots": [
+                {
+                    "origin": "http://127.0.0.1:8080", "text": "User-agent: *\nDisallow: /private\n", "is_cut": False,
+                    "crawl_delay": None,
+                }
+            ],
+            "identities": [],
+            "needs": {"/product/*": "browser"},
+        }
+    )  # fmt: skip
+
+    state: Annotated[HostModel, Field(description="`ready` counts the requests of all unfinished runs.")]
+    queued: Annotated[dict[str, int], Field(description="Ready requests by run.")]
+    robots: list[RobotsModel]
+    identities: list[IdentityModel]
+    needs: Annotated[
+        dict[str, Literal["http", "browser"]], Field(description="Which pages need a browser, by kind of page.")
+    ]
 
 
 class SetHost(StrictModel):

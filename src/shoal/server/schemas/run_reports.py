@@ -45,6 +45,13 @@ class HistoryPage(BaseModel):
     samples: list[SampleModel]
 
 
+PROCESS = {
+    "name": "crawler-1-4711-9f2c", "state": "working", "role": "worker", "machine": "crawler-1", "pid": 4711,
+    "slot": "crawler-1-4711-9f2c", "epoch": 1, "started_at": _AT, "last_seen": 1.2, "leases": 20, "pages": 39,
+    "items": 39, "failed": 1, "pages_per_second": 8.0, "memory": 90000000, "browser": "", "tor": "",
+}  # fmt: skip
+
+
 class ProcessModel(BaseModel):
     """A process that works on a run, or did so."""
 
@@ -76,20 +83,7 @@ class ProcessModel(BaseModel):
 class ProcessList(BaseModel):
     """The processes of a run, those that work first."""
 
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID,
-            "total": 1,
-            "workers": [
-                {
-                    "name": "crawler-1-4711-9f2c", "state": "working", "role": "worker", "machine": "crawler-1",
-                    "pid": 4711, "slot": "crawler-1-4711-9f2c", "epoch": 1, "started_at": _AT, "last_seen": 1.2,
-                    "leases": 20, "pages": 39, "items": 39, "failed": 1, "pages_per_second": 8.0, "memory": 90000000,
-                    "browser": "", "tor": "",
-                }
-            ],
-        }
-    )  # fmt: skip
+    model_config = with_examples({"run_id": RUN_ID, "total": 1, "workers": [PROCESS]})
 
     run_id: str
     total: Annotated[int, Field(description="Number of all processes, also those beyond `limit`.")]

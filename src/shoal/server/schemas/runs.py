@@ -140,6 +140,14 @@ class RetryFailed(StrictModel):
     ] = None
 
 
+class RetryUrl(StrictModel):
+    """The failed URL to retry."""
+
+    model_config = with_examples({"url": URL}, strict=True)
+
+    url: Annotated[str, Field(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")]
+
+
 class Retried(BaseModel):
     """How many failed requests are ready again."""
 
@@ -210,22 +218,20 @@ class EventModel(BaseModel):
     worker: Annotated[str, Field(description="The worker whose lease it was; empty if it was no worker's.")]
 
 
+_HISTORY = {
+    "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
+    "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
+    "events": [
+        {"at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s", "worker": "crawler-2"},
+        {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
+    ],
+}  # fmt: skip
+
+
 class HistoryModel(BaseModel):
     """The history of a URL."""
 
-    model_config = with_examples(
-        {
-            "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-            "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
-            "events": [
-                {
-                    "at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s",
-                    "worker": "crawler-2",
-                },
-                {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
-            ],
-        }
-    )  # fmt: skip
+    model_config = with_examples(_HISTORY)
 
     url: str
     state: Literal["ready", "waiting", "in flight", "done", "failed"]
@@ -239,6 +245,17 @@ class HistoryModel(BaseModel):
     kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
     events: list[EventModel]
     worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
+
+
+class UrlModel(HistoryModel):
+    """The history of a URL, and what led to it."""
+
+    model_config = with_examples({**_HISTORY, "parents": [URL], "robots": "allowed"})
+
+    parents: Annotated[
+        list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
+    ]
+    robots: Annotated[str, Field(description="What the robots.txt of its host says about it, as last read.")]
 
 
 class FailedPage(BaseModel):

@@ -85,6 +85,20 @@ BEGIN
 END
 $$;
 
+-- One host, whether or not the run has requests of it, or anybody changed it.
+CREATE FUNCTION host_state(_run integer, _offset double precision, _name text)
+RETURNS TABLE (
+    host text, delay double precision, every_delay double precision, crawl_delay double precision,
+    learned_delay double precision, concurrency integer, in_flight integer, ready integer,
+    blocked_for double precision, block_reason text
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT _name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
+        coalesce(h.in_flight, 0), coalesce(l.ready, 0), greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0),
+        coalesce(h.block_reason, '')
+    FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.host = h.id AND l.run = _run
+    WHERE e.id = 0
+$$;
+
 -- Set the options of a run. If they changed, its lanes are opened, as other options have placed them.
 CREATE FUNCTION set_options(
     _run integer, _max_attempts integer, _delay double precision, _concurrency integer, _link_limit bigint

@@ -1,4 +1,4 @@
--- Politeness of hosts. Returns the time, the host "*", the run's options, then for each host its record and how many
+-- Politeness of hosts: of one host, if ARGV names it, else of the busiest ones. Returns the time, the host "*", the run's options, then for each host its record and how many
 -- requests of the run are ready. If there are very many hosts, it returns those that are likely to be busiest.
 
 local ALL, SOME = 1000, 300
@@ -10,7 +10,10 @@ local function list(number)
   end
 end
 
-if call('HLEN', own.key .. ':lane') <= ALL then
+local name = ARGV[5]
+if name then
+  list(tonumber(call('HGET', PREFIX .. 'name', name) or -1)) -- no host has this number
+elseif call('HLEN', own.key .. ':lane') <= ALL then
   for _, number in ipairs(call('HKEYS', own.key .. ':lane')) do list(tonumber(number)) end
 else
   for _, member in ipairs(call('ZRANGE', LEASES, 0, ALL - 1)) do

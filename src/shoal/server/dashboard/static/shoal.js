@@ -162,11 +162,15 @@ function dress(root) {
     element.textContent = FULL.format(new Date(element.dateTime));
     element.title = element.dateTime;
   }
-  // A table that is wider than the screen can be scrolled with the keyboard.
+  makeScrollable(root);
+  root.querySelectorAll(".chart[data-source]").forEach(draw);
+}
+
+// A table that is wider than the screen can be scrolled with the keyboard.
+function makeScrollable(root) {
   for (const table of root.querySelectorAll(".table, pre")) {
     if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
   }
-  root.querySelectorAll(".chart[data-source]").forEach(draw);
 }
 
 document.addEventListener("htmx:afterSwap", (event) => dress(event.target));
@@ -233,6 +237,7 @@ function paint(place, data) {
 }
 
 addEventListener("resize", () => {
+  makeScrollable(document);
   for (const [place, chart] of CHARTS) {
     if (chart) chart.setSize({ width: Math.max(260, place.clientWidth - 16), height: 200 });
   }

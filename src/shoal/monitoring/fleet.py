@@ -1,0 +1,44 @@
+"""The processes of all active runs of a store."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+
+from shoal.monitoring.processes import RunProcess, merge_processes
+from shoal.monitoring.reports import read_processes
+from shoal.monitoring.snapshot import Snapshot
+from shoal.ports import Documents
+
+_FORGOTTEN = 3600.0
+"""Seconds after which a process that was lost or ended is not listed any more."""
+_RANK = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
+
+
+class FleetProcess(RunProcess, frozen=True, kw_only=True):
+    """A process of one of the runs."""
+
+    run_id: str
+
+    @property
+    def cluster(self) -> str:
+        """The cluster of a Runner."""
+        return self.slot.rpartition("/")[0] if self.role == "runner" else ""
+
+    @property
+    def slot_number(self) -> str:
+        """Of a Runner, in its cluster."""
+        return self.slot.rpartition("/")[2] if self.role == "runner" else ""
+
+
+async def read_fleet(documents: Documents, snapshot: Snapshot) -> list[FleetProcess]:
+    """The processes of the runs in a snapshot, those that work first. One that was lost or ended more than an hour ago
+    is left out."""
+    found: list[FleetProcess] = []
+    for each in snapshot.runs:
+        reports = await read_processes(documents, each.run.run_id)
+        found += [
+            FleetProcess(run_id=each.run.run_id, **asdict(process))
+            for process in merge_processes(each.workers, reports, snapshot.at)
+            if process.state in ("working", "silent") or process.last_seen < _FORGOTTEN
+        ]
+    return sorted(found, key=lambda process: (_RANK[process.state], process.machine, process.name))

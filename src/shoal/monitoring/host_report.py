@@ -1,0 +1,78 @@
+"""Everything that a store knows of one host: its politeness, its robots.txt, its identities, what its pages need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shoal.config import Config
+from shoal.fetch.page_needs import Need, learned_needs
+from shoal.identities.facts import IdentityFacts
+from shoal.identities.listing import IdentityState, list_identities
+from shoal.middleware.robots import fact_name, read_rules
+from shoal.ports import Frontier, Hosts, HostState, Run, Store
+from shoal.runs.queries import run_options
+
+_MAX_IDENTITIES = 50
+MAX_ROBOTS = 50_000
+"""Characters of a robots.txt that are shown."""
+
+
+class RobotsFile(Struct, frozen=True, kw_only=True):
+    """A robots.txt as workers of the store read it. Its text is empty if the host has none."""
+
+    origin: str
+    text: str
+    is_cut: bool = False
+    """The file is longer than the text."""
+    crawl_delay: float | None = None
+    """That it asks of the user agent of this process."""
+
+
+class HostReport(Struct, frozen=True, kw_only=True):
+    """One host."""
+
+    state: HostState
+    """``ready`` counts the requests of all these runs."""
+    queued: dict[str, int]
+    """Ready requests by run."""
+    robots: list[RobotsFile]
+    identities: list[IdentityState]
+    needs: dict[str, Need]
+    """What its pages need, by kind of page."""
+
+
+async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
+    """Describe a host, as these runs see it. There must be at least one."""
+    states: dict[str, HostState] = {}
+    for run in runs:
+        states[run.run_id] = await (await _frontier(store, run, config)).host_state(host)
+    frontier = await _frontier(store, runs[0], config)
+    state = states[runs[0].run_id]
+    identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
+    return HostReport(
+        state=replace(state, ready=sum(each.ready for each in states.values())),
+        queued={run_id: each.ready for run_id, each in states.items() if each.ready},
+        robots=await read_robots(frontier, host, config),
+        identities=[each for each in identities if each.host or each.state == "removed"],
+        needs=await learned_needs(frontier, host),
+    )
+
+
+async def _frontier(store: Store, run: Run, config: Config) -> Frontier:
+    return await store.frontier(run.run_id, run_options(run, config))
+
+
+async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFile]:
+    """The robots.txt files of a host that are still valid, by origin."""
+    found = []
+    for origin in (f"https://{host}", f"http://{host}"):
+        stored = await hosts.recall(fact_name(origin))
+        if stored is not None:
+            text = stored.decode("utf-8", "replace")
+            delay = read_rules(text, config.user_agent, config.robots).crawl_delay
+            shown = text[:MAX_ROBOTS]
+            found.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
+    return found

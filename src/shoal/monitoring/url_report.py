@@ -1,0 +1,65 @@
+"""What happened to a URL of a run, with the pages that led to it and what its robots.txt says."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from shoal.config import Config
+from shoal.errors import RequestError
+from shoal.http import Request
+from shoal.middleware.robots import fact_name, read_rules
+from shoal.ports import Frontier, History, HostState
+from shoal.urls.normalize import host_of, origin_of
+
+MAX_PARENTS = 20
+"""Pages in the chain that leads to a URL."""
+
+
+class UrlReport(Struct, frozen=True, kw_only=True):
+    """A URL of a run."""
+
+    history: History
+    parents: tuple[str, ...]
+    """The page that links or redirects to it, the page that links to that one, and so on."""
+    host: HostState
+    robots: str
+    """What robots.txt says about it."""
+
+
+async def report_url(frontier: Frontier, url: str, config: Config, *, exact: bool = False) -> UrlReport | None:
+    """Describe a URL. None if the run does not have it. RequestError if it is invalid. ``exact``: see
+    `Inspection.find`."""
+    page = Request(url)
+    history = await frontier.find(page, exact=exact)
+    if history is None:
+        return None
+    return UrlReport(
+        history=history, parents=await _parents(frontier, history), host=await frontier.host_state(host_of(page.url)),
+        robots=await _robots(frontier, history, config),
+    )  # fmt: skip
+
+
+async def _parents(frontier: Frontier, history: History) -> tuple[str, ...]:
+    found: list[str] = []
+    parent = history.parent
+    while parent is not None and parent not in found and len(found) < MAX_PARENTS:
+        found.append(parent)
+        try:
+            before = await frontier.find(Request(parent), exact=True)
+        except RequestError:
+            break
+        parent = before.parent if before is not None else None
+    return tuple(found)
+
+
+async def _robots(frontier: Frontier, history: History, config: Config) -> str:
+    """By the stored robots.txt, for the user agent of this process. What the crawl did comes first."""
+    stored = await frontier.recall(fact_name(origin_of(history.url)))
+    if stored is None:
+        return "allowed when it was fetched, or not checked" if history.status else "not read yet, or not checked"
+    rules = read_rules(stored.decode("utf-8", "replace"), config.user_agent, config.robots).rules
+    if rules is None or rules.can_fetch(history.url, config.user_agent):
+        return "allowed"
+    return (
+        "disallowed, but fetched: the run does not obey robots.txt, or it changed" if history.status else "disallowed"
+    )

@@ -1,0 +1,37 @@
+"""The hosts of the active runs: how fast they are fetched from, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from shoal.batch.spider import BatchSpider
+from shoal.monitoring.snapshot import ACTIVE
+from shoal.runs.queries import hosts_of
+from shoal.server.dashboard.pages import add_screen
+from shoal.server.dashboard.screens.run import find_run
+from shoal.server.state import Server
+
+router = APIRouter()
+
+_PAGE = 100
+_MAX_SEARCHED = 1000
+_MAX_RUNS = 10
+"""Runs whose hosts are compared: each costs the store a question."""
+
+
+async def load(server: Server, request: Request) -> dict[str, Any]:
+    query = request.query_params
+    text, run_id = query.get("q", "").strip().lower()[:200], query.get("run", "")[:200]
+    active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
+    runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
+    chosen = [await find_run(server, run_id)] if run_id else runs
+    found = await hosts_of(server.store, chosen, server.config, _MAX_SEARCHED if text else _PAGE)
+    return {
+        "hosts": [state for state in found if text in state.host][:_PAGE],
+        "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,
+    }  # fmt: skip
+
+
+add_screen(router, "/ui/hosts", "hosts", load)

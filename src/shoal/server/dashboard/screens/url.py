@@ -1,0 +1,58 @@
+"""One URL of a run: where it was found, what happened to it, and why it is in its state."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+
+from shoal.batch.redaction import redacted
+from shoal.crawling.stats import STATE_NAMES
+from shoal.errors import RequestError
+from shoal.monitoring.url_report import UrlReport, report_url
+from shoal.runs.queries import run_options
+from shoal.server.dashboard.pages import add_screen
+from shoal.server.dashboard.screens.run import find_run
+from shoal.server.errors import ProblemError
+from shoal.server.state import Server
+
+router = APIRouter()
+
+_MAX_URL = 8192
+_ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
+
+
+async def load(server: Server, request: Request) -> dict[str, Any]:
+    run = await find_run(server, request.path_params["run_id"])
+    url = request.query_params.get("url", "").strip()[:_MAX_URL]
+    report: UrlReport | None = None
+    if url:
+        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        try:
+            report = await report_url(frontier, url, server.config, exact=True)
+        except RequestError as exc:
+            raise ProblemError(422, "bad request", str(exc)) from exc
+    return {
+        "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
+        "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
+    }  # fmt: skip
+
+
+def _state(report: UrlReport | None) -> str:
+    return "" if report is None else STATE_NAMES.get(report.history.state, report.history.state)
+
+
+def address_of(run_id: str, url: str) -> str:
+    """The address of this screen for a URL."""
+    return f"/ui/runs/{quote(run_id, safe='')}/url?url={quote(url, safe='')}"
+
+
+def _parts(text: str) -> list[tuple[str, bool]]:
+    """A text in parts, and whether each part is a web address, such as the target of a redirect."""
+    return [(part, bool(number % 2)) for number, part in enumerate(_ADDRESS.split(redacted(text))) if part]
+
+
+add_screen(router, "/ui/runs/{run_id}/url", "url", load)
