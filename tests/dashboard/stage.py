@@ -111,7 +111,6 @@ class Stage:
     def run(self, run_id: str) -> Run | None:
         return self.ask(lambda store: store.get_run(run_id))
 
-<<<<<<< HEAD
     def batch(self, *paths: str, **more: object) -> str:
         """The session of a batch with these paths of the site, by default with a hostile page and a broken one."""
         urls = [f"{self.site.url}{path}" for path in paths or ("/hostile", "/broken/0")]
@@ -120,15 +119,10 @@ class Stage:
         session_id: str = answer["session_id"]
         return session_id
 
-    def start_run(self, *urls: str) -> str:
-        """Start a run of its own in the server, and return its run_id."""
-        status, answer = self.api.ask("POST", "/api/runs", {"spider": "shop", "urls": list(urls), "new_run": True})
-=======
     def start_run(self, *urls: str, mode: str = "single") -> str:
         """Start a new run, in the server or for workers, and return its run_id."""
         body = {"spider": "shop", "urls": list(urls), "new_run": True, "mode": mode}
         status, answer = self.api.ask("POST", "/api/runs", body)
->>>>>>> screens1
         assert status == 201, answer
         run_id: str = answer["run_id"]
         return run_id
@@ -154,27 +148,18 @@ def staged(folder: Path) -> Iterator[Stage]:
         site = stack.enter_context(slow_site(latency=0.4))
         fleet = stack.enter_context(ForkedFleet(folder, frontier, SPIDER))
         cluster = stack.enter_context(Cluster(folder, frontier, frontier, SPIDER))
-<<<<<<< HEAD
-        cluster.start(f"{site.url}/list/500")
-        for name in ("crawler_1", "crawler_2", "crawler_3"):
-            cluster.node(name, runner=1, backup=1)
         celery = Process([*CELERY, "worker", "--concurrency", "1"], folder, "celery", {**FAST, **environ})
         stack.callback(celery.kill)
         api = stack.enter_context(serving(folder, environ))
         api.headers = {"Authorization": f"Bearer {TOKENS['anna']}"}
         stage = Stage(api, site, fleet, cluster)
         stage.channel_port = channel_port
-=======
-        api = stack.enter_context(serving(folder, {"SHOAL_FRONTIER": frontier}))
-        api.headers = {"Authorization": f"Bearer {TOKENS['anna']}"}
-        stage = Stage(api, site, fleet, cluster)
         fleet.run_id = stage.start_run(f"{site.url}/", mode="distributed")
         for _ in range(3):
             fleet.fork(settings={"worker.session": SESSION})
         cluster.run_id = stage.start_run(f"{site.url}/list/500", mode="distributed")
         for name in ("crawler_1", "crawler_2", "crawler_3"):
             cluster.node(name, runner=1, backup=1)
->>>>>>> screens1
         _kill_some(stage)
         yield stage
 
