@@ -1,4 +1,4 @@
-"""Crawl the demo shop in a terminal, and save its screen as SVG. Run by `scripts/pictures`."""
+"""Crawl the demo shop in a terminal and in front of the dashboard, and save the screens. Run by `scripts/pictures`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ SHOAL = str(Path(sys.executable).with_name("shoal"))
 WIDTH = 112
 TIMEOUT = 60.0  # seconds until the screen must be complete
 SESSION = 3.0
+SHOWN_AFTER = 45.0  # seconds: then there is some history to show
 CONTROL = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|[\r\n]")
 WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich adds web fonts; pictures must work without a network
 
@@ -48,6 +49,7 @@ class Books(Spider):
 def main() -> None:
     draw("terminal-crawl", "shoal run books.py -o books.jsonl", crawl_panel())
     draw("terminal-cluster", "shoal cluster status books", cluster_status())
+    photograph_dashboard()
 
 
 def draw(name: str, command: str, shown: str) -> None:
@@ -91,6 +93,38 @@ def cluster_status() -> str:
         return wait_for(lambda: text if "took over" in (text := status()) else "")
 
 
+def photograph_dashboard() -> None:
+    """The dashboard of two shops that two workers crawl, one of them with a Crawl-delay."""
+    from playwright.sync_api import sync_playwright
+
+    with ExitStack() as stack:
+        urls = [stack.enter_context(shop()), stack.enter_context(shop("--crawl-delay", "1"))]
+        folder = stack.enter_context(spider_folder(urls))
+        environ = {**os.environ, "SHOAL_FRONTIER": stack.enter_context(redis(folder))}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        start = [SHOAL, "start", "books.py", "--run-id", "books_monday", "--set", "download_delay=0.5"]
+        subprocess.run(start, cwd=folder, env=environ, check=True, **quiet)
+        for _ in range(2):
+            work = [SHOAL, "worker", "books.py", "--run-id", "books_monday", "-o", "books.jsonl", "--quiet"]
+            stack.enter_context(running(subprocess.Popen(work, cwd=folder, env=environ, **quiet)))
+        port = free_port()
+        stack.enter_context(
+            running(subprocess.Popen([SHOAL, "ui", "--port", str(port)], cwd=folder, env=environ, **quiet))
+        )
+        wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        time.sleep(SHOWN_AFTER)
+        chromium = shutil.which("chromium") or sys.exit("pictures: chromium is not installed")
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1280, "height": 860})
+            for name, path in (("overview", "/"), ("run", "/ui/runs/books_monday")):
+                page.goto(f"http://127.0.0.1:{port}{path}")
+                page.wait_for_selector(".chart canvas")
+                page.screenshot(path=FIGURES / f"dashboard-{name}.png")
+                print(f"docs/figures/dashboard-{name}.png")
+            browser.close()
+
+
 def wait_for(condition):  # type: ignore[no-untyped-def]
     """Call the function until its result is true, and return that."""
     end = time.monotonic() + TIMEOUT
@@ -126,13 +160,17 @@ def spider_folder(urls: list[str]) -> Iterator[str]:
         yield folder
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def redis(folder: str) -> Iterator[str]:
     if shutil.which("redis-server") is None:
         sys.exit("pictures: redis-server is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, "--save", ""]
     with running(subprocess.Popen([*command, "--appendonly", "yes"], stdout=subprocess.DEVNULL, text=True)):
         wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)

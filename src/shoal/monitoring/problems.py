@@ -294,7 +294,8 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 def _ending_problems(ending: Ending, ended_at: float, limits: Limits) -> Iterator[Problem]:
     run, stats = ending.result.run, ending.result.stats
     if not stats.done:
-        what = f"all {stats.dead} requests failed" if stats.dead else "it had no request"
+        failed = "its only request failed" if stats.dead == 1 else f"all {stats.dead} requests failed"
+        what = failed if stats.dead else "it had no request"
         yield _failed(run.run_id, run.spider, ended_at, f"It ended without a page: {what}.")
         return
     took = _duration(ended_at - run.created_at)
