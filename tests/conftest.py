@@ -12,6 +12,16 @@ from tests.databases import close_shared
 from tests.spreading import Spreading, turn_of
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run random tests with all their examples")
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether random tests should take their time."""
+    return bool(pytestconfig.getoption("--thorough"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turn_of(item.nodeid))
 

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     import pytest
 
 TOGETHER = (
+    "acceptance/test_tor.py",
     "acceptance/test_clusters.py",
-    "acceptance/test_cluster_outages.py",
     "acceptance/test_api.py",
+    "acceptance/test_rendering_api.py",
+    "acceptance/test_cluster_outages.py",
     "acceptance/test_celery.py",
     "acceptance/test_packages.py",
-    "acceptance/test_tor.py",
-    "acceptance/test_rendering_api.py",
 )
 """Files whose tests share servers that take long to start or packages that take long to download, or of which many at
-once would starve each other: five nodes with short sessions."""
+once would starve each other: five nodes with short sessions. The slowest comes first: it starts first."""
 FOLDERS = ("dashboard/",)
 """Folders whose tests share servers."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
@@ -42,9 +42,12 @@ def group_of(nodeid: str) -> str:
 def turn_of(nodeid: str) -> int:
     """The rank of a test. Lower ranks start first, so that short tests fill the gaps at the end."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
-    if file in TOGETHER or file.startswith(FOLDERS) or test.startswith(BY_BACKEND):
-        return 0
-    return next(turn for turn, start in enumerate((*ALONE, "contracts/", ""), 1) if f"{file}::{test}".startswith(start))
+    if file in TOGETHER:
+        return TOGETHER.index(file)
+    if file.startswith(FOLDERS) or test.startswith(BY_BACKEND):
+        return len(TOGETHER)
+    starts = (*ALONE, "browser/", "contracts/", "")
+    return next(len(TOGETHER) + 1 + turn for turn, start in enumerate(starts) if f"{file}::{test}".startswith(start))
 
 
 class Spreading(LoadScopeScheduling):

@@ -1,7 +1,8 @@
 """A site in its own process that records who connected for each request.
 
-``/list?count=20`` links to the pages ``/page/0`` and so on. Each ends after ``wait`` seconds of its query. Pages below
-``/blocked`` answer 403 to the address that asked first, and 200 to all others. It listens on all addresses.
+``/list?count=20`` links to the pages ``/page/0`` and so on. Each ends after ``wait`` seconds of its query, and not
+while the gate is closed. Pages below ``/blocked`` answer 403 to the address that asked first, and 200 to all others.
+It listens on all addresses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from tests.servers import answer, read_head
@@ -50,9 +51,22 @@ class TorSite:
             assert time.monotonic() < until, f"only {len(self.visits())} pages after {timeout:g} s"
             time.sleep(0.05)
 
+    @contextmanager
+    def closed_gate(self) -> Iterator[None]:
+        """Pages are requested but not answered while the block runs. So nothing ends before a fault had its effect."""
+        self._ask("close")
+        try:
+            yield
+        finally:
+            self._ask("open")
+
     def _all(self) -> list[Visit]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/log") as found:
-            return [Visit(*visit) for visit in json.load(found)]
+        return [Visit(*visit) for visit in self._ask("log")]
+
+    def _ask(self, what: str) -> list[Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/{what}") as found:
+            answer: list[Any] = json.load(found)
+        return answer
 
 
 @contextmanager
@@ -72,6 +86,8 @@ class _Site:
     def __init__(self) -> None:
         self.log: list[Visit] = []
         self.blocked = ""
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address, port = writer.get_extra_info("peername")[:2]
@@ -82,13 +98,19 @@ class _Site:
                 query = parse_qs(url.query)
                 if not url.path.startswith("/-/"):
                     self.log.append(Visit(request.header("host"), url.path, address, port))
+                if url.path.startswith("/page/"):
+                    await self.gate.wait()
                 await asyncio.sleep(float(query.get("wait", ["0"])[0]))
                 writer.write(self._answer(url.path, query, address))
                 await writer.drain()
         writer.close()
 
     def _answer(self, path: str, query: dict[str, list[str]], address: str) -> bytes:
-        if path == "/-/log":
+        if path == "/-/open":
+            self.gate.set()
+        if path == "/-/close":
+            self.gate.clear()
+        if path.startswith("/-/"):
             return answer(json.dumps(self.log), content_type="application/json")
         if path.startswith("/blocked"):
             self.blocked = self.blocked or address

@@ -4,6 +4,7 @@
 
     ShoalError
     ├── ConfigError                  an unknown setting or a bad value
+    │   └── DefinitionError          an invalid schedule; names the wrong key (shoal.schedules)
     ├── SpiderError                  a spider file or class that Shoal cannot use
     ├── RequestError                 an invalid request: bad URL, method or callback
     │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.batch)

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from shoal.cli.main import main
+from tests import forking
 from tests.databases import PostgresServer, RedisServer, shared
+from tests.forking import SHOAL
 
-SHOAL = [sys.executable, "-m", "shoal.cli.main"]
 KINDS = ("redis", "postgresql")
 
 SPIDER = """
@@ -75,7 +76,7 @@ class Fleet:
 
     def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on this frontier until it ends."""
-        done = subprocess.run(
+        done = forking.run(
             [*SHOAL, *arguments, "--frontier", self.frontier],
             cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
@@ -96,8 +97,9 @@ class Fleet:
         """Start one more worker process. Its standard error goes to ``worker-N.log``."""
         options = [f"--set={key}={value}" for key, value in (settings or {}).items()]
         command = [*SHOAL, "worker", self.name, "--run-id", self.run_id, "--frontier", self.frontier]
+        start = subprocess.Popen if "LD_PRELOAD" in (env or {}) else forking.Popen  # the linker reads it at the start
         with (self.folder / f"worker-{len(self.processes)}.log").open("w") as log:
-            process = subprocess.Popen(
+            process = start(
                 [*command, *options, *arguments], cwd=self.folder, stdout=log, stderr=log, text=True,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip

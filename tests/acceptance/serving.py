@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import Target
 from tests.databases import RedisServer, free_port
@@ -56,6 +59,13 @@ def stands_still(site: Target, seconds: float = 0.8) -> bool:
     return len(site.visits()) == before
 
 
+def is_genuine(secret: str, signature: str, body: bytes) -> bool:
+    """The recipe of the guide."""
+    at, _, code = signature.removeprefix("t=").partition(",v1=")
+    expected = hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(code, expected) and abs(time.time() - int(at)) < 60
+
+
 @contextmanager
 def beside(server: Server) -> Iterator[Server]:
     """Run a test server on an event loop in another thread, for tests that block."""
@@ -81,7 +91,8 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
+            start = forking.Popen if list(command[: len(SHOAL)]) == SHOAL else subprocess.Popen
+            self.process: subprocess.Popen[Any] = start(
                 command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}, start_new_session=True
             )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import http.client
 import json
 import re
@@ -24,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.fleets import SHOAL, frontier_url
-from tests.acceptance.serving import PATIENCE, Api, beside, serving, stands_still, until
+from tests.acceptance.serving import PATIENCE, Api, beside, is_genuine, serving, stands_still, until
 from tests.acceptance.target import Target, most_at_once, target
 from tests.databases import free_port
 from tests.servers import CHARSETS, MisbehavingServer, StreamServer, read_body, read_head
@@ -522,13 +520,6 @@ def memory_of(api: Api) -> int:
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024
-
-
-def is_genuine(secret: str, signature: str, body: bytes) -> bool:
-    """The recipe of the guide."""
-    at, _, code = signature.removeprefix("t=").partition(",v1=")
-    expected = hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
-    return hmac.compare_digest(code, expected) and abs(time.time() - int(at)) < 60
 
 
 def test_a_webhook_is_signed_and_sent_again(api: Api, site: Target) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import decode_item
 from shoal.ports import FrontierOptions
+from tests import forking
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.target import Target, target
@@ -64,7 +64,7 @@ class Autoscaler:
         self._log = fleet.folder / "autoscale.log"
         environment = os.environ if path is None else {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"}
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(
+            self.process = forking.Popen(
                 [*SHOAL, "autoscale", fleet.run_id, "--frontier", fleet.frontier, "--every", "0.2", *arguments],
                 cwd=fleet.folder, stdout=log, stderr=log, text=True, env=environment,
             )  # fmt: skip

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+from tests import forking
+from tests.forking import SHOAL
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +31,7 @@ def shop() -> Iterator[str]:
 @pytest.fixture
 def shoal(tmp_path: Path):
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = forking.run([*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done

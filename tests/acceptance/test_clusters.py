@@ -32,6 +32,7 @@ from tests.acceptance.clusters import (
 )
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import frontier_url
+from tests.acceptance.serving import until
 from tests.acceptance.target import Target, target
 
 
@@ -239,6 +240,12 @@ def test_counts_are_changed_while_it_works(cluster: Cluster, site: Target) -> No
     assert picture(cluster.frontier, cluster.run_id).stats.dead == 0
 
 
+def runners(cluster: Cluster) -> list[tuple[str, str, str]]:
+    """The role, slot and state of each process that reports."""
+    lines = cluster.shoal("workers", cluster.run_id, "--json").stdout.splitlines()
+    return sorted((each["role"], each["slot"], each["state"]) for each in map(json.loads, lines))
+
+
 def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     cluster.start(*urls(site, 2000, wait=0.3))
     for number in (1, 2, 3):
@@ -263,6 +270,8 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     assert Counter(shown["roles"].values()) == {"Runner": 2, "Backup Runner": 1}
     assert shown["counts"] == {"runner": 2, "backup": 2}
     assert all(member["age"] < SESSION for member in shown["members"])
+    until(lambda: len(runners(cluster)) == 2, what="reports of both Runners")
+    assert runners(cluster) == [("runner", f"{cluster.run_id}/{index}", "working") for index in range(2)]
     unknown = cluster.shoal("cluster", "status", "nothing", "--coordinator", cluster.coordinator, check=False)
     assert unknown.returncode == 2
     assert "nothing" in unknown.stderr

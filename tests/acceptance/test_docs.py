@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.acceptance.clusters import coordinator_url
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.test_cli import ROOT, shop
+from tests.forking import SHOAL
 
 __all__ = ["shop"]
 
@@ -57,12 +59,13 @@ def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) 
 
 def run_all(commands: list[str], folder: Path) -> None:
     """In order; those with an & at the end beside each other, to the end of their block."""
-    beside = []
+    beside: list[subprocess.Popen[str]] = []
     for command in commands:
         program, *arguments = shlex.split(command.removesuffix("&"))
-        words = [sys.executable, *(["-m", "shoal.cli.main"] if program == "shoal" else []), *arguments]
+        words = [*SHOAL, *arguments] if program == "shoal" else [sys.executable, *arguments]
         if command.endswith("&"):
-            beside.append(subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=QUICK))
+            start = forking.Popen if program == "shoal" else subprocess.Popen
+            beside.append(start(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=QUICK))
         else:
             run(words, folder)
     for process in beside:
@@ -71,7 +74,8 @@ def run_all(commands: list[str], folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=QUICK)
+    start = forking.run if command[: len(SHOAL)] == SHOAL else subprocess.run
+    done = start(command, cwd=folder, capture_output=True, text=True, timeout=110, env=QUICK)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 

@@ -41,7 +41,7 @@ from tests.databases import MariaServer, PostgresServer, free_port, shared
 
 T = TypeVar("T")
 
-PAGES = 3000
+PAGES = 1500
 HERE = Path(__file__).parent
 
 pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.timeout(240)]
@@ -214,7 +214,7 @@ def test_a_worker_killed_each_second_costs_nothing(kind: str, tmp_path: Path) ->
     options = [word for output in outputs for word in ("-o", output)]
     settings = {"lease.ttl": 2.5, "retry.max_attempts": 1000, "concurrency_per_host": 200}
     moments = random.Random(time.time_ns())
-    with site(PAGES, latency=0.08) as url, ForkedFleet(tmp_path, frontier_url(kind)) as fleet:
+    with site(PAGES, latency=0.16) as url, ForkedFleet(tmp_path, frontier_url(kind)) as fleet:
         fleet.start(f"{url}/", settings=settings)
         living = [fleet.fork(*options, settings=settings) for _ in range(3)]
         killed: list[ForkedWorker] = []

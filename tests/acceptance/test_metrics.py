@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import pytest
 
 from shoal.cluster import open_coordinator
 from shoal.ports import Counts
+from tests import forking
 from tests.acceptance.clusters import SESSION, Cluster, check_items, urls
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url
@@ -221,9 +221,7 @@ def test_a_crawl_of_its_own_has_metrics_too(site: Target, tmp_path: Path) -> Non
     )
     log = tmp_path / "run.log"
     with log.open("w") as out:
-        crawl = subprocess.Popen(
-            [*SHOAL, "run", "spider.py", "--metrics-port", "0"], cwd=tmp_path, stdout=out, stderr=out
-        )
+        crawl = forking.Popen([*SHOAL, "run", "spider.py", "--metrics-port", "0"], cwd=tmp_path, stdout=out, stderr=out)
     try:
         (url,) = addresses(log)
         shown = scrape_until(url, lambda shown: shown.all("shoal_requests", state="in_flight") == [1])

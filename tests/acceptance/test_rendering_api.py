@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import Api, beside, celery, serving, until
 from tests.acceptance.test_cli import shop
@@ -402,7 +403,7 @@ def test_celery_workers_render(site: Site, tmp_path: Path) -> None:
 
 
 def shoal(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+    done = forking.run(
         [*SHOAL, *words], cwd=folder, capture_output=True, text=True, timeout=100, env={**os.environ, **RENDERING}
     )
     assert done.returncode == code, done.stdout + done.stderr

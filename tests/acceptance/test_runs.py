@@ -15,6 +15,7 @@ import pytest
 from shoal.errors import ConfigError, RunError, SinkError, SpiderError
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.work_queue import SyncUrlWorkQueue
+from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.databases import RedisServer, shared
 
@@ -37,7 +38,7 @@ def test_the_same_file_alone_and_on_a_fleet(fleet: Fleet, url: str) -> None:
     """Standalone in memory, then on two workers: the same items."""
     (fleet.folder / "alone.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
     fleet.name = "alone.py"
-    subprocess.run([*SHOAL, "run", "alone.py", "-o", "alone.jsonl", "-q"], cwd=fleet.folder, check=True, timeout=60)
+    forking.run([*SHOAL, "run", "alone.py", "-o", "alone.jsonl", "-q"], cwd=fleet.folder, check=True, timeout=60)
     started = json.loads(fleet.shoal("start", "alone.py").stdout)
     assert started["status"] == "queued"
     assert started["enqueued"] == 1
@@ -209,7 +210,7 @@ def test_an_orchestrator_routes_by_mode(kind: str, url: str, tmp_path: Path) -> 
         "pending": 2, "claimed": 0, "completed": 0, "failed": 0, "remaining": 2,
     }  # fmt: skip
     command = started["worker_command"].split()[1:]
-    subprocess.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
+    forking.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
     assert orchestrator.get_stats("India", started["run_id"])["completed"] == PAGES  # nothing links to the first page
     with pytest.raises(RunError, match="India has no run nonsense"):
         orchestrator.get_stats("India", "nonsense")
@@ -224,7 +225,7 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
     started = orchestrator.start_scraper("India", urls=[f"{url}/p/{number}" for number in range(3)])
 
     def shoal(*words: str) -> str:
-        return subprocess.run([*SHOAL, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return forking.run([*SHOAL, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     def why(page: str) -> str:
         return shoal("why", page, "--run-id", started["run_id"])
@@ -254,13 +255,13 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
 def test_resume_is_the_default_and_contradicts_a_new_run(url: str, tmp_path: Path) -> None:
     project(tmp_path, url, frontier_url("redis"))
     for command in (["start", "India"], ["run", "Russia"]):
-        refused = subprocess.run(
+        refused = forking.run(
             [*SHOAL, *command, "--resume", "--new-run"], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert refused.returncode == 2
         assert "--resume and --new-run contradict each other" in refused.stderr
     for command in (["start", "India"], ["run", "Russia", "--frontier", "memory:", "-q"]):
-        subprocess.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
+        forking.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
 
 
 def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:
@@ -287,15 +288,15 @@ async def test_in_a_loop_the_async_forms(url: str, tmp_path: Path) -> None:
 
 def test_names_of_the_registry_on_the_command_line(url: str, tmp_path: Path) -> None:
     project(tmp_path, url, frontier_url("redis"))
-    start = subprocess.run([*SHOAL, "start", "India"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    start = forking.run([*SHOAL, "start", "India"], cwd=tmp_path, capture_output=True, text=True, check=True)
     command = json.loads(start.stdout)["worker_command"].split()[1:]
-    subprocess.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
-    single = subprocess.run(
+    forking.run([*SHOAL, *command, "-q"], cwd=tmp_path, check=True, timeout=60)
+    single = forking.run(
         [*SHOAL, "start", "Russia", "--new-run"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
     assert "finished" in single.stderr
     assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
-    wrong = subprocess.run([*SHOAL, "start", "Indai"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    wrong = forking.run([*SHOAL, "start", "Indai"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (wrong.returncode, "did you mean India" in wrong.stderr) == (2, True)
 
 
@@ -366,7 +367,7 @@ def test_a_slow_start_keeps_its_role(fleet: Fleet, url: str) -> None:
     slow = "\n    async def start(self):\n        import asyncio\n        await asyncio.sleep(3)\n"
     (fleet.folder / "slow.py").write_text(SPIDER + slow + f'        yield "{url}/"\n')
     fleet.name = "slow.py"
-    start = subprocess.Popen(
+    start = forking.Popen(
         [*SHOAL, "start", "slow.py", "--frontier", fleet.frontier, "--set", "lease.ttl=1", "--run-id", "slow"],
         cwd=fleet.folder, stdout=subprocess.DEVNULL,
     )  # fmt: skip

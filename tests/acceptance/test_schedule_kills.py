@@ -22,7 +22,6 @@ FIRINGS = 600
 SPEED = 20.0
 SERVERS = 3
 START = 1_774_745_700.0
-"""Five minutes before the clocks change in Berlin."""
 
 
 class Servers:

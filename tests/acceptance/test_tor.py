@@ -25,6 +25,7 @@ from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch
 from shoal.tor.daemon import TorDaemon
 from shoal.tor.layer import open_tor
+from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine
 from tests.acceptance.test_cli import ROOT, shop
@@ -101,7 +102,7 @@ def pages(site: TorSite, host: str, count: int, wait: float = 0.0) -> tuple[str,
 
 def tor_command(folder: Path, network: TorNetwork, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command with a daemon whose data is below the folder."""
-    return subprocess.run(
+    return forking.run(
         [*SHOAL, *words[:2], "--tor", f"--set=tor.torrc={network.torrc}", *words[2:]],
         cwd=folder, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120,
         check=False,
@@ -124,22 +125,26 @@ def left_behind(folder: Path) -> list[object]:
 @pytest.mark.parametrize("fault", ["SIGKILL of a daemon", "SIGSTOP of a daemon", "SIGKILL of a worker"])
 def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorSite, fault: str) -> None:
     """Two workers have two daemons. Everything is crawled once, with one attempt for each page."""
-    lists = [pages(site, name, 12, wait=0.3) for name in NAMES[:2]]
+    lists = [pages(site, name, 8) for name in NAMES[:2]]
     # A worker that is killed uses up an attempt of its pages in flight.
     attempts, session = (2, 4) if fault == "SIGKILL of a worker" else (1, 60)
     with TorFleet(tmp_path, network, **{"worker.session": session}) as fleet:
-        fleet.start(*(start for start, _ in lists), settings={"retry.max_attempts": attempts})
-        workers = [fleet.tor_worker(), fleet.tor_worker()]
-        wait_until(lambda: len(fleet.daemons()) == 2, "two daemons")
-        assert sorted(fleet.daemons().values()) == sorted(worker.pid for worker in workers)
-        site.wait_for(4, timeout=90)
-        victim, parent = next(iter(fleet.daemons().items()))
-        if fault == "SIGKILL of a worker":
-            os.kill(parent, signal.SIGKILL)
-            wait_until(lambda: victim not in fleet.daemons(), "the daemon of a killed worker ends", timeout=5)
-        else:
-            os.kill(victim, signal.Signals[fault.split()[0]])
-            wait_until(lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced")
+        settings = {"retry.max_attempts": attempts, "http.read_timeout": 200, "http.total_timeout": 200}
+        fleet.start(*(start for start, _ in lists), settings=settings)
+        with site.closed_gate():  # so the run ends after the daemon was replaced
+            workers = [fleet.tor_worker(), fleet.tor_worker()]
+            wait_until(lambda: len(fleet.daemons()) == 2, "two daemons")
+            assert sorted(fleet.daemons().values()) == sorted(worker.pid for worker in workers)
+            site.wait_for(5, timeout=90)  # more than one worker requests at the same time
+            victim, parent = next(iter(fleet.daemons().items()))
+            if fault == "SIGKILL of a worker":
+                os.kill(parent, signal.SIGKILL)
+                wait_until(lambda: victim not in fleet.daemons(), "the daemon of a killed worker ends", timeout=20)
+            else:
+                os.kill(victim, signal.Signals[fault.split()[0]])
+                wait_until(
+                    lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced"
+                )
         fleet.wait(timeout=120)
         assert fleet.items() == Counter(url for _, urls in lists for url in urls)
         fleet.shoal("audit", fleet.run_id)
@@ -304,12 +309,16 @@ def test_rendered_pages(tmp_path: Path, network: TorNetwork, site: TorSite) -> N
     """The browser uses the same daemon, and the circuit of the host."""
     start, wanted = pages(site, NAMES[0], 3)
     (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = [{start!r}]\n    render = True\n")
-    done = tor_command(tmp_path, network, "run", "spider.py", "--set=browser.sandbox=no", "-o", "items.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert stored(tmp_path) == sorted(wanted)
-    assert len({visit.address for visit in site.visits("/")} & network.exits) == 1
-    assert {visit.address for visit in site.visits("/")} <= network.exits
-    assert not left_behind(tmp_path)
+    exits: list[set[str]] = []
+    while not exits or (len(exits[-1]) > 1 and len(exits) < 3):  # Tor replaces a circuit that is slow
+        site.forget()
+        done = tor_command(tmp_path, network, "run", "spider.py", "--set=browser.sandbox=no", "-O", "items.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert stored(tmp_path) == sorted(wanted)
+        exits.append({visit.address for visit in site.visits("/")})
+        assert exits[-1] <= network.exits
+        assert not left_behind(tmp_path)
+    assert len(exits[-1]) == 1, exits  # robots.txt and four pages: by chance once in 6 ** 4
 
 
 def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) -> None:
@@ -320,7 +329,7 @@ def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) 
     port = free_port()
     data = tmp_path / "data"
     command = ["tor", "-f", network.torrc, "--socksport", str(port), "--datadirectory", data, "--quiet"]
-    crawl = subprocess.Popen(
+    crawl = forking.Popen(
         [*SHOAL, "run", "spider.py", "--set=tor.enabled=yes", f"--set=tor.url=socks5://127.0.0.1:{port}",
          "--set=http.connect_timeout=60", "-o", "items.jsonl"],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True,

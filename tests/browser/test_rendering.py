@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from aiohttp import web
 
 from shoal import Render, Request, Response, Spider, crawl
 from shoal.browser.fetcher import BrowserFetcher
+from shoal.browser.process import BrowserProcess
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError, RequestError
 from shoal.fetch.routing import RoutingFetcher
@@ -389,3 +392,20 @@ async def test_each_process_has_a_browser_and_the_one_that_fetches_nothing_has_n
     assert len(marks) - len(before) == 2
     assert wait_until_gone(marks - before) == []
     assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 12
+
+
+async def test_no_profile_is_left_of_a_browser_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by its driver, which gets no time to remove the profile."""
+    with tempfile.TemporaryDirectory(prefix="shoal-t-") as folder:  # the path of a socket must be short
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        process = BrowserProcess(SETTINGS)
+        await process.launch()
+        assert any(path.is_file() for path in Path(folder).rglob("*"))
+        for pid in process._drivers:
+            os.kill(pid, signal.SIGKILL)
+        await process.kill()
+        # Of the driver, an empty folder stays.
+        assert [
+            path.name for path in Path(folder).rglob("*") if not path.name.startswith("playwright-artifacts-")
+        ] == []

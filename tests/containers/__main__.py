@@ -11,12 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from shoal import __version__
+from tests.containers.browser import check_browser
 from tests.containers.checks import Checks, Failed
 from tests.containers.compose import check_compose
 from tests.containers.engine import PYTHON_IMAGE, Podman
 from tests.containers.kubernetes import check_kubernetes
 
 IMAGE = f"shoal:{__version__}"
+BROWSER_IMAGE = f"{IMAGE}-browser"
 MAX_ADDED = 300_000_000  # bytes of the layers that the project adds to the base image
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "containers"
 RUN = Path("/run/shoal-containers")
@@ -61,6 +63,9 @@ def main() -> None:
             if not checks.failed:
                 with checks.group("Compose"), TemporaryDirectory() as folder:
                     check_compose(podman, checks, Path(folder))
+                podman.remove_all()
+                with checks.group("Chromium and Tor"), TemporaryDirectory() as folder:
+                    check_browser(podman, checks, BROWSER_IMAGE, Path(folder))
                 podman.remove_all()
                 with checks.group("Kubernetes"), TemporaryDirectory() as folder:
                     check_kubernetes(podman, checks, Path(folder))

@@ -21,16 +21,18 @@ from tests.containers.engine import ROOT, Podman
 from tests.databases import free_port
 
 FILE = ROOT / "docker-compose.distributed.yml"
+BROWSER_FILE = ROOT / "docker-compose.browser.yml"
 PROJECT = "shoal-test"
 RUN_ID = "fleet"
 WORKERS = 3
 
 
 class Compose:
-    """The services of the file, by podman-compose."""
+    """The services of the file and of what changes it, by podman-compose."""
 
-    def __init__(self, podman: Podman, folder: Path) -> None:
+    def __init__(self, podman: Podman, folder: Path, project: str = PROJECT, *changes: Path) -> None:
         self.podman = podman
+        self.project = project
         self._folder = folder
         self.ports = {name: free_port() for name in ("API_PORT", "FLOWER_PORT", "REDIS_PORT")}
         self.secrets = {name: secrets.token_hex(16) for name in ("token", "redis", "flower")}
@@ -54,7 +56,7 @@ class Compose:
         self._single.write_text(yaml.safe_dump({"services": {"worker": {"scale": 1}}}))
         self.command = [
             str(ROOT / ".venv-containers" / "bin" / "podman-compose"), "--env-file", str(self._settings),
-            "--project-name", PROJECT, "--file", str(FILE),
+            "--project-name", project, *(word for file in (FILE, *changes) for word in ("--file", str(file))),
         ]  # fmt: skip
 
     def __call__(self, *words: str, files: tuple[Path, ...] = (), timeout: float = 240.0) -> str:
@@ -75,7 +77,7 @@ class Compose:
 
     def containers(self, service: str, *options: str) -> list[str]:
         return self.podman(
-            "ps", "--quiet", "--no-trunc", "--filter", f"label=com.docker.compose.project={PROJECT}",
+            "ps", "--quiet", "--no-trunc", "--filter", f"label=com.docker.compose.project={self.project}",
             "--filter", f"label=com.docker.compose.service={service}", *options,
         ).split()  # fmt: skip
 

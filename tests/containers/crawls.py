@@ -118,12 +118,11 @@ class Api:
             lambda: self.ask("/api/crawl/distributed/status").get("workers") == count, timeout,
         )  # fmt: skip
 
-    def begin(self, url: str, *, distributed: bool) -> str:
-        """A crawl of all pages behind this one; the path of its session."""
-        started = self.ask("/api/crawl/batch", {
-            "urls": [url], "distributed": distributed, "wait": False,
-            "options": {"format": "fields", "fields": {"path": "h1"}, "depth": 10, "max_pages": 2 * PAGES},
-        })  # fmt: skip
+    def begin(self, url: str, *, distributed: bool, options: dict[str, Any] | None = None) -> str:
+        """A crawl, by default of all pages behind this one; the path of its session."""
+        everything = {"format": "fields", "fields": {"path": "h1"}, "depth": 10, "max_pages": 2 * PAGES}
+        body = {"urls": [url], "distributed": distributed, "wait": False, "options": options or everything}
+        started = self.ask("/api/crawl/batch", body)
         return str(started["status_url"])
 
     def results(self, session: str, timeout: float = 180.0) -> list[str]:

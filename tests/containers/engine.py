@@ -116,8 +116,8 @@ class Podman:
         if tar.returncode:
             raise Failed(f"tar failed with exit code {tar.returncode}")
 
-    def build(self, image: str) -> None:
-        """The Dockerfile, with this machine's way to PyPI and nothing of it in the image.
+    def build(self, image: str, file: str = "Dockerfile") -> None:
+        """A file of deploy/, with this machine's way to PyPI and nothing of it in the image.
 
         Without its cache: podman 4.3 mounts a stage that it finds there without the last layer.
         """
@@ -125,7 +125,7 @@ class Podman:
             volumes = [word for mount in mounts for word in ("--volume", mount)]
             retry("podman build", lambda: self(
                 "build", "--no-cache", "--format", "docker", "--network", "host", *volumes,
-                "--file", str(ROOT / "deploy" / "Dockerfile"), "--tag", image, str(ROOT), timeout=900.0,
+                "--file", str(ROOT / "deploy" / file), "--tag", image, str(ROOT), timeout=900.0,
             ))  # fmt: skip
 
     def size(self, image: str) -> int:

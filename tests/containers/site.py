@@ -1,7 +1,8 @@
 """A small site for crawlers in containers. It knows its pages and records every request. Standard library only.
 
 Each first part of a path is a site of its own: ``/NAME/0`` is the first page of the site NAME, and each page links to
-some of the others. ``/-/visits`` returns all requests so far as JSON: address of the client, and path.
+some of the others. The headings of the site ``script`` are made by a script. ``/-/visits`` returns all requests so
+far as JSON: address of the client, and path.
 """
 
 from __future__ import annotations
@@ -53,8 +54,13 @@ class Handler(BaseHTTPRequestHandler):
         if name in GATED and number != "0":
             self.gate.wait()
         time.sleep(LATENCY.get(name, OTHERWISE))
+        heading = f"<h1>{self.path}</h1>"
+        if name == "script":
+            heading = (
+                "<h1>not rendered</h1><script>document.querySelector('h1').textContent = location.pathname</script>"
+            )
         found = "".join(f'<a href="/{name}/{other}">{other}</a> ' for other in links(int(number)))
-        self._answer(f"<!doctype html><title>page {number}</title><h1>{self.path}</h1>{found}")
+        self._answer(f"<!doctype html><title>page {number}</title>{heading}{found}")
 
     def _answer(self, body: str, content_type: str = "text/html; charset=utf-8", status: int = 200) -> None:
         data = body.encode()

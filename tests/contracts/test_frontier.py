@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 from shoal.testing import FrontierContract, Harness
-from shoal.testing.machine import check_machine
+from shoal.testing.machine import SETTINGS, check_machine
 from tests.contracts.conftest import BACKENDS
 
 
@@ -17,5 +18,7 @@ class TestFrontier(FrontierContract):
 
 @pytest.mark.timeout(600)  # after a failure, hypothesis searches for the shortest sequence of steps
 @pytest.mark.parametrize("make_harness", list(BACKENDS.values()), ids=list(BACKENDS))
-def test_random_steps_agree_with_the_model(make_harness: Callable[[], Harness]) -> None:
-    check_machine(make_harness)
+def test_random_steps_agree_with_the_model(make_harness: Callable[[], Harness], thorough: bool) -> None:
+    """All examples in memory. The other backends have the same model, and run fewer unless ``--thorough``."""
+    few = settings(SETTINGS, max_examples=SETTINGS.max_examples // 3)
+    check_machine(make_harness, SETTINGS if thorough or make_harness is BACKENDS["memory"] else few)

@@ -16,8 +16,9 @@ from shoal.runs.queries import run_options
 from tests.acceptance.clusters import SESSION, Cluster
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.forked_workers import ForkedFleet
-from tests.acceptance.serving import Api, serving, until
+from tests.acceptance.serving import CELERY, FAST, Api, Process, serving, until
 from tests.dashboard.site import SlowSite, slow_site
+from tests.databases import RedisServer, free_port, shared
 
 T = TypeVar("T")
 
@@ -46,6 +47,20 @@ file = "spider.py"
 [serve.roles]
 {"".join(f'{name} = "{role}"' + chr(10) for name, role in ROLES.items())}
 """
+MORE = """
+[schedules.yearly]
+spider = "shop"
+cron = "0 0 1 1 *"
+
+[notifications.channels.ops]
+type = "webhook"
+url = "http://127.0.0.1:{port}/hook"
+key_env = "OPS_KEY"
+
+[notifications.rules.quiet]
+events = ["channel_failing"]
+failure_rate = 0.5
+"""
 
 
 def apart(work: Callable[[], T]) -> T:
@@ -67,6 +82,9 @@ class Stage:
         """A Runner and a Backup Runner. The Runner before was killed."""
         self.killed_worker = 0
         """The pid of the worker that was killed."""
+
+        self.channel_port = 0
+        """Where the notification channel ``ops`` sends its messages. A test may listen there."""
 
     def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
         """Ask the store itself."""
@@ -93,6 +111,14 @@ class Stage:
     def run(self, run_id: str) -> Run | None:
         return self.ask(lambda store: store.get_run(run_id))
 
+    def batch(self, *paths: str, **more: object) -> str:
+        """The session of a batch with these paths of the site, by default with a hostile page and a broken one."""
+        urls = [f"{self.site.url}{path}" for path in paths or ("/hostile", "/broken/0")]
+        status, answer = self.api.ask("POST", "/api/crawl/batch", {"urls": urls, **more})
+        assert status in (200, 202), answer
+        session_id: str = answer["session_id"]
+        return session_id
+
     def start_run(self, *urls: str, mode: str = "single") -> str:
         """Start a new run, in the server or for workers, and return its run_id."""
         body = {"spider": "shop", "urls": list(urls), "new_run": True, "mode": mode}
@@ -112,14 +138,22 @@ class Stage:
 def staged(folder: Path) -> Iterator[Stage]:
     """Start everything: about ten processes."""
     frontier = frontier_url("redis")
-    (folder / "shoal.toml").write_text(SETTINGS)
+    channel_port = free_port()
+    (folder / "shoal.toml").write_text(SETTINGS + MORE.format(port=channel_port))
+    environ = {
+        "SHOAL_FRONTIER": frontier, "CELERY_BROKER_URL": shared(RedisServer).url.removesuffix("/0") + "/7",
+        "SHOAL_BROWSER__SANDBOX": "false", "OPS_KEY": "the-key-of-the-channel",
+    }  # fmt: skip
     with ExitStack() as stack:
         site = stack.enter_context(slow_site(latency=0.4))
         fleet = stack.enter_context(ForkedFleet(folder, frontier, SPIDER))
         cluster = stack.enter_context(Cluster(folder, frontier, frontier, SPIDER))
-        api = stack.enter_context(serving(folder, {"SHOAL_FRONTIER": frontier}))
+        celery = Process([*CELERY, "worker", "--concurrency", "1"], folder, "celery", {**FAST, **environ})
+        stack.callback(celery.kill)
+        api = stack.enter_context(serving(folder, environ))
         api.headers = {"Authorization": f"Bearer {TOKENS['anna']}"}
         stage = Stage(api, site, fleet, cluster)
+        stage.channel_port = channel_port
         fleet.run_id = stage.start_run(f"{site.url}/", mode="distributed")
         for _ in range(3):
             fleet.fork(settings={"worker.session": SESSION})

@@ -30,6 +30,14 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "host": lambda stage: f"/ui/hosts/{stage.site.host}",
     "workers": lambda stage: "/ui/workers",
     "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
+    "compare": lambda stage: f"/ui/compare?a={stage.fleet.run_id}&b={stage.cluster.run_id}",
+    "batches": lambda stage: "/ui/batches",
+    "batch": lambda stage: f"/ui/batches/{stage.batch()}",
+    "schedules": lambda stage: "/ui/schedules",
+    "schedule": lambda stage: "/ui/schedules/yearly",
+    "notifications": lambda stage: "/ui/notifications",
+    "actions": lambda stage: "/ui/actions",
+    "settings": lambda stage: "/ui/settings",
 }
 """Name and address of every screen."""
 APPEARANCES: tuple[tuple[int, Theme], ...] = ((WIDE, "light"), (NARROW, "dark"))

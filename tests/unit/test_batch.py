@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from shoal.batch.admission import TooManySessionsError
-from shoal.batch.content import content_of, content_type, title_of
+from shoal.batch.content import content_of, content_type, further_content, title_of
 from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.options import BatchOptions, FieldQuery
 from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath
@@ -33,10 +33,10 @@ from shoal.batch.session import Session, SessionTooLargeError
 from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import UrlList
-from shoal.batch.webhook import sign
 from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
 from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
+from shoal.fetch.signed_post import sign
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
@@ -946,3 +946,17 @@ async def test_the_gate_counts_what_comes() -> None:
     assert (await knock(config, content_length="11"))[0] == 413
     assert (await knock(config, content_length="10"))[0] == 200
     assert (await knock(config, content_length="x"))[0] == 200
+
+
+def test_a_page_in_several_forms() -> None:
+    """Fields beside another format are under ``also`` too."""
+    html = "<title>T</title><h1>Books</h1><a href='/a'>a</a>"
+    options = BatchOptions.model_validate({"also": ["markdown", "links"], "fields": {"heading": "h1", "none": "h6"}})
+    found = further_content(page(html), options)
+    assert "# Books" in str(found["markdown"])
+    assert found["links"] == [page(html).urljoin("/a")]
+    assert found["fields"] == {"heading": "Books", "none": None}
+    assert further_content(page(html), BatchOptions(format="markdown")) == {}
+    for wrong in ({"also": ["nonsense"]}, {"also": ["html"] * 5}, {"format": "fields"}):
+        with pytest.raises(ValidationError):
+            BatchOptions.model_validate(wrong)

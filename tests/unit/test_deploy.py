@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from tests.databases import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+BROWSER_DOCKERFILE = (ROOT / "deploy" / "Dockerfile.browser").read_text()
 COMPOSE_FILE = ROOT / "docker-compose.distributed.yml"
+BROWSER_FILE = ROOT / "docker-compose.browser.yml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 KUBERNETES_FILE = ROOT / "deploy" / "kubernetes" / "shoal.yaml"
@@ -63,7 +66,11 @@ def known_variables() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "path", ["deploy/Dockerfile", COMPOSE_FILE.name, "deploy/kubernetes/shoal.yaml", "docs/deploying.md"]
+    "path",
+    [
+        *("deploy/Dockerfile", "deploy/Dockerfile.browser", COMPOSE_FILE.name, BROWSER_FILE.name),
+        *("deploy/kubernetes/shoal.yaml", "docs/deploying.md"),
+    ],
 )
 def test_every_variable_is_one_that_the_code_reads(path: str) -> None:
     text = re.sub(r"\bSHOAL_API_PORT\b|\b(?:SHOAL|CELERY)_\*", "", (ROOT / path).read_text())  # an example of a bad one
@@ -140,6 +147,30 @@ def test_the_image_is_made_of_what_is_sent_and_runs_as_nobody_special() -> None:
     assert user == ("10001", "10001")
     assert "HEALTHCHECK" in DOCKERFILE
     assert not re.search(r"(?i)(token|password|secret)=", DOCKERFILE)
+
+
+def test_the_image_with_a_browser_adds_locked_packages_to_the_other_one() -> None:
+    assert re.findall(r"^FROM (\S+)", BROWSER_DOCKERFILE, re.MULTILINE) == [IMAGE]
+    assert re.findall(r"^USER (\S+)$", BROWSER_DOCKERFILE, re.MULTILINE)[-1] == "10001:10001"
+    assert f"-t {IMAGE}-browser ." in BROWSER_DOCKERFILE
+    (names,) = re.findall(r"/\^\(([\w|-]+)\)==/", BROWSER_DOCKERFILE)
+    needed = {re.split(r"\W", each.replace("-", "_"))[0] for each in requires("playwright") or []}
+    assert set(names.split("|")) == {"playwright"} | needed
+    script = re.findall(r"awk '(.*?)' /tmp/locked.txt", BROWSER_DOCKERFILE)[0]
+    done = subprocess.run(
+        ["awk", script, ROOT / "requirements" / "test.txt"], capture_output=True, text=True, check=True
+    )
+    assert {line.partition("==")[0] for line in done.stdout.splitlines() if "==" in line} == set(names.split("|"))
+    assert "--hash=sha256:" in done.stdout
+
+
+def test_the_compose_file_with_a_browser_changes_the_processes_that_fetch() -> None:
+    changed = yaml.safe_load(BROWSER_FILE.read_text())["services"]
+    assert set(changed) == {"api", "celery-worker", "worker"} <= set(SERVICES)
+    for service in changed.values():
+        assert service["image"] == f"{IMAGE}-browser"
+        assert (ROOT / service["build"]["dockerfile"]).exists()
+        assert set(service) <= {"image", "build", "deploy", "environment"}  # they stay confined
 
 
 def test_one_image_of_this_version_and_no_moving_tags() -> None:

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,15 @@ def layer_of(module: str) -> int:
     return next(number for number, names in enumerate(LAYERS) if name in names)
 
 
-def imports_of(path: Path) -> set[str]:
-    found = set()
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("shoal."):
             found.add(node.module)
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names if alias.name.startswith("shoal."))
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
@@ -78,6 +80,7 @@ def test_imports_point_one_way(path: Path) -> None:
         assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which is above it"
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """All modules with the modules they import, also within functions and as ``from package import module``."""
     paths = {
@@ -87,7 +90,7 @@ def import_graph() -> dict[str, set[str]]:
     }
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
-        found = imports_of(path)
+        found = set(imports_of(path))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shoal":
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}

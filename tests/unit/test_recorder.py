@@ -19,6 +19,7 @@ from shoal.monitoring import recorder as recorder_module
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.monitoring.reports import (
     EARLIER,
+    IDLE_EVERY,
     MAX_FIELDS,
     OTHER_FIELDS,
     FieldCounts,
@@ -110,8 +111,26 @@ async def test_a_report_whose_answer_was_lost_is_written_again() -> None:
     found = await store.get_document("run/run/process/a")
     assert found is not None
     await store.put_document("run/run/process/a", b"other", replaces=found.version, version=b"z" * 16)
+    process.clock.advance(IDLE_EVERY)
     await process.record()
     assert (await only_report(store)).at == process.clock.now
+
+
+async def test_a_process_with_nothing_new_reports_less_often() -> None:
+    store = await memory_store()
+    await Process(store, "sampler").record()
+    process = Process(store)
+    await process.record()
+    first = await store.get_document("run/run/process/a")
+    await process.record()
+    assert await store.get_document("run/run/process/a") == first
+    process.store_items({"title": "new"})
+    await process.record()
+    second = await store.get_document("run/run/process/a")
+    assert second != first
+    process.clock.advance(IDLE_EVERY)
+    await process.record()
+    assert await store.get_document("run/run/process/a") != second
 
 
 # -- items

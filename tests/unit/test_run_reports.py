@@ -30,7 +30,7 @@ def worker(name: str, silent_for: float = 0.0, session: float = 10.0, leases: in
         (report("a", age=100), [worker("a", 1)], "working", 3),  # its clock is wrong, or it writes no reports
         (report("a"), [worker("a", 6)], "silent", 3),
         (report("a"), [], "working", 0),
-        (report("a", age=21), [], "lost", 0),
+        (report("a", age=41), [], "lost", 0),
         (report("a", age=100, ended=True), [], "ended", 0),
         (report("a", slot="cluster/0", role="runner"), [worker("cluster/0", session=0)], "working", 3),
         (report("a", age=50, slot="cluster/0"), [worker("cluster/0", session=0)], "silent", 3),

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import ConfigError, RunError, SpiderError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Document, Run
 from shoal.runs.orchestrator import Orchestrator
+from shoal.runs.start import RunSettings
 from shoal.schedules.definitions import make_definition, read_file
 from shoal.schedules.firing import fire
 from shoal.schedules.policy import Step, next_step, run_now
@@ -398,6 +400,17 @@ def test_a_run_that_others_wrote_is_refused(change: dict[str, Any]) -> None:
     settings = {"schedule": "a", "registered": "Books", **change}
     with pytest.raises(RunError, match="run r has"):
         ServerRun.of(Run(run_id="r", spider="books", state="queued", created_at=0.0, settings=settings))
+
+
+async def test_other_commands_leave_the_runs_of_servers_alone(file: Path, schedules: Schedules) -> None:
+    found = await schedules.add("nightly", read_file(file)["nightly"])
+    run = await run_maker(lambda: Orchestrator(file), [])(found, 0.0)
+    await schedules.store.create_run(run)
+    await schedules.store.transition(run.run_id, "running")
+    wanted = WantedRun(spider="books", project="shoal", start={}, new="never")
+    assert (await choose_run(schedules.store, wanted)).run_id != run.run_id
+    with pytest.raises(RunError, match=r"belongs to a schedule: servers .* work on it"):
+        RunSettings.of(run)
 
 
 # -- the loop

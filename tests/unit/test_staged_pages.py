@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ async def crawl(frontier: Frontier) -> list[str]:
     return urls
 
 
+@pytest.fixture
+def only_own_garbage() -> Iterator[None]:
+    """The garbage collector ignores the objects of all tests before, of which there may be millions."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("only_own_garbage")
 async def test_a_page_with_100_000_links_is_stored_in_short_steps(store: Store) -> None:
     """CPU time counts, so that other programs do not matter. The links lead to as many hosts."""
     frontier = await store.frontier("r", OPTIONS)
@@ -90,7 +101,7 @@ async def test_a_page_with_100_000_links_is_stored_in_short_steps(store: Store) 
     assert await ending == [Pushed(100_000, 0)]
     assert seen_incoming > 10
     print(f"others waited at most {max(waits):.3f} s")
-    assert max(waits) < 1  # a step takes 0.05 s, the garbage collector up to 0.4 s
+    assert max(waits) < 1  # a step takes 0.05 s, the garbage collector up to 0.3 s, and on a busy machine twice that
 
 
 async def test_each_lease_moves_a_portion_that_was_left_behind(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from shoal.batch.fields import fields_of
-from shoal.batch.options import BatchOptions
+from shoal.batch.options import BatchOptions, Format
 from shoal.http import Response
 from shoal.http.rendered import RenderedResponse
 
@@ -26,12 +26,12 @@ def title_of(response: Response) -> str | None:
     return (titles[0].text_content().strip() or None) if titles else None
 
 
-def content_of(response: Response, options: BatchOptions) -> object:
-    """The content in the requested format. None if the page is not text."""
+def content_of(response: Response, options: BatchOptions, format: Format | None = None) -> object:
+    """The content in a format, or in the one that was requested. None if the page is not text."""
     kind = content_type(response)
     if kind and not _TEXT.fullmatch(kind):
         return None
-    match options.format:
+    match format or options.format:
         case "links":
             return response.links() if _is_html(response) else []
         case "fields":
@@ -41,6 +41,14 @@ def content_of(response: Response, options: BatchOptions) -> object:
         case "markdown" if _is_html(response):
             return response.to_markdown()
     return response.text
+
+
+def further_content(response: Response, options: BatchOptions) -> dict[str, object]:
+    """The page in the further forms that were requested."""
+    forms: list[Format] = [*options.also]
+    if options.fields and options.format != "fields":
+        forms.append("fields")
+    return {form: content_of(response, options, form) for form in forms}
 
 
 def browser_content(response: Response) -> dict[str, object]:

@@ -13,7 +13,8 @@ from shoal.errors import RequestError, SelectorError
 from shoal.http import Request
 from shoal.selector import Selector
 
-Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
+AlsoFormat: TypeAlias = Literal["html", "text", "markdown", "links"]
+Format: TypeAlias = AlsoFormat | Literal["fields"]
 
 _RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 _MAX_NAME_LENGTH = 100
@@ -55,7 +56,11 @@ class BatchOptions(StrictModel):
     format: Annotated[Format, Field(description="The form of `content`.")] = "html"
     fields: Annotated[
         dict[str, Annotated[FieldQuery, BeforeValidator(_string_to_query, json_schema_input_type=FieldQuery | str)]],
-        Field(description="For the format `fields`: a query for each name. A string is a CSS selector.", max_length=50),
+        Field(
+            description="A query for each name. A string is a CSS selector. With the format `fields` they are the "
+            "content, otherwise the result has them under `also`.",
+            max_length=50,
+        ),
         at_most(50),
     ] = {}
     headers: Annotated[dict[str, str], Field(description="Sent with each request.", max_length=50), at_most(50)] = {}
@@ -72,6 +77,11 @@ class BatchOptions(StrictModel):
     max_pages: Annotated[
         int, Field(ge=1, le=100_000, description="With `depth`: maximum number of pages of the whole batch.")
     ] = 1000
+    also: Annotated[
+        list[AlsoFormat],
+        Field(max_length=4, description="Further forms of the same page. The result has them under `also`."),
+        at_most(4),
+    ] = []
     render: RenderField = None
 
     @field_validator("fields")
@@ -86,8 +96,8 @@ class BatchOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> BatchOptions:
-        if (self.format == "fields") != bool(self.fields):
-            raise ValueError('the format "fields" needs the option fields, and the other way round')
+        if self.format == "fields" and not self.fields:
+            raise ValueError('the format "fields" needs the option fields')
         head = (*self.headers.items(), *self.cookies.items())
         if sum(len(text.encode(errors="replace")) for pair in head for text in pair) > _MAX_HEAD_BYTES:
             raise ValueError(f"headers and cookies together must not exceed {_MAX_HEAD_BYTES} bytes")

@@ -77,6 +77,19 @@ class SessionResults:
                     return page
         return page
 
+    async def read_outlines(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
+        """One page of numbered results behind number ``after``, without their contents: up to ``limit``, and fewer if
+        more than ``max_bytes`` had to be read for them."""
+        page: list[tuple[int, Result]] = []
+        size = 0
+        async for portion in self._portions(after):
+            for number, entry in portion:
+                page.append((number, self._decode(entry, whole=False)))
+                size += len(entry.payload) if isinstance(entry, LoggedItem) else 0
+                if len(page) == limit or size > max_bytes:
+                    return page
+        return page
+
     async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, Result]]]:
         """Numbered results behind number ``after`` as they are fetched, until the session is over or the server shuts
         down. In small portions, as the reader may be slow. Portions are empty while there is nothing new."""

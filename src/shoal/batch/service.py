@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from shoal.batch.admission import Admission
+from shoal.batch.listing import SessionSummary, list_sessions
 from shoal.batch.options import BatchOptions
 from shoal.batch.ownership import Ownership
 from shoal.batch.session import OVER, Session
@@ -103,6 +104,10 @@ class BatchService:
         """Find a session of this project, whichever process owns it."""
         found = self._admission.find(session_id) or await Session.find(self._store, session_id)
         return None if found is None or found.run.project != self._project else found
+
+    async def list(self, caller: str | None, limit: int) -> Sequence[SessionSummary]:
+        """The newest sessions of a caller in this project, or of all callers with None."""
+        return await list_sessions(self._store, self._project, caller, limit)
 
     async def cancel(self, session: Session) -> None:
         await session.cancel()

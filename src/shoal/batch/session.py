@@ -19,7 +19,7 @@ from shoal.batch.urls import UrlList
 from shoal.config import Config
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.errors import RequestError, RunError
-from shoal.ports import Fetcher, Frontier, FrontierOptions, Run, Stats, Store
+from shoal.ports import Fetcher, Frontier, Run, Stats, Store
 
 OVER = ("finished", "cancelled")
 """The final states of a session: no more results follow."""
@@ -99,11 +99,7 @@ class Session:
     @classmethod
     async def _open(cls, store: Store, run: Run) -> Self:
         settings, options = read_settings(run)
-        frontier_options = FrontierOptions(
-            max_attempts=settings.max_attempts, delay=settings.delay,
-            concurrency_per_host=settings.concurrency_per_host,
-        )  # fmt: skip
-        return cls(store, run, await store.frontier(run.run_id, frontier_options), settings, options)
+        return cls(store, run, await store.frontier(run.run_id, settings.frontier_options), settings, options)
 
     # -- for the processes that work on it
 
@@ -187,16 +183,7 @@ class Session:
 
     async def progress(self) -> dict[str, int]:
         """How many URLs are in each state. Invalid URLs count as failed."""
-        stats, invalid = await self.stats(), len(self.urls.invalid)
-        return {
-            "total": stats.pushed + invalid,
-            "ready": stats.ready,
-            "waiting": stats.waiting,
-            "in_flight": stats.leased,
-            "done": stats.done,
-            "failed": stats.dead + invalid,
-            "results": stats.items + invalid,
-        }
+        return progress_of(await self.stats(), len(self.urls.invalid))
 
     # -- waiting for it
 
@@ -224,6 +211,19 @@ class Session:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
+
+
+def progress_of(stats: Stats, invalid: int) -> dict[str, int]:
+    """How many URLs are in each state, with this number of invalid ones."""
+    return {
+        "total": stats.pushed + invalid,
+        "ready": stats.ready,
+        "waiting": stats.waiting,
+        "in_flight": stats.leased,
+        "done": stats.done,
+        "failed": stats.dead + invalid,
+        "results": stats.items + invalid,
+    }
 
 
 def initial_size(urls: UrlList, options: BatchOptions) -> int:

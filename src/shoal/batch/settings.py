@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal.batch.options import BatchOptions
 from shoal.batch.urls import UrlList
 from shoal.errors import RunError
-from shoal.ports import Run
+from shoal.ports import FrontierOptions, Run
 
 _Short: TypeAlias = Annotated[str, Meta(max_length=300)]
 _MAX_ATTEMPTS = 11  # the first, and the largest number of retries that a caller may request
@@ -52,6 +52,22 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Whose limits and shares the session counts against: the caller's name, or its address if it has none."""
         return self.caller or self.address
 
+    @property
+    def frontier_options(self) -> FrontierOptions:
+        return FrontierOptions(
+            max_attempts=self.max_attempts, delay=self.delay, concurrency_per_host=self.concurrency_per_host
+        )
+
+    @classmethod
+    def of(cls, run: Run) -> SessionSettings:
+        """RunError for settings that this version of `shoal serve` does not write."""
+        try:
+            settings = msgspec.convert(dict(run.settings), cls)
+            _check(settings)
+        except (msgspec.ValidationError, ValueError) as exc:
+            raise RunError(f"session {run.run_id} has invalid settings: {exc}") from exc
+        return settings
+
     def url_list(self) -> UrlList:
         normalized = [normal or url for url, normal in zip(self.urls, self.normalized, strict=True)]
         return UrlList(self.urls, normalized, {int(position): reason for position, reason in self.invalid.items()})
@@ -59,15 +75,12 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def read_settings(run: Run) -> tuple[SessionSettings, BatchOptions]:
     """RunError for settings that this version of `shoal serve` does not write."""
+    settings = SessionSettings.of(run)
     try:
-        settings = msgspec.convert(dict(run.settings), SessionSettings)
-        _check(settings)
         return settings, BatchOptions.model_validate(settings.options)
     except ValidationError as exc:
         which = ", ".join(".".join(map(str, error["loc"])) for error in exc.errors()[:5])  # values may be secret
         raise RunError(f"session {run.run_id} has invalid options: {which}") from exc
-    except (msgspec.ValidationError, ValueError) as exc:
-        raise RunError(f"session {run.run_id} has invalid settings: {exc}") from exc
 
 
 def _check(settings: SessionSettings) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from shoal.batch.content import browser_content, content_of, content_type, title_of
+from shoal.batch.content import browser_content, content_of, content_type, further_content, title_of
 from shoal.batch.options import BatchOptions
 from shoal.batch.quota import PER_ENTRY, Quota, request_size, size_of
 from shoal.batch.redaction import REFUSED_ADDRESS, redacted
@@ -66,6 +66,8 @@ class BatchSpider(Spider):
             "content": content_of(response, self._options),
             "error": None,
         }
+        if also := further_content(response, self._options):
+            result["also"] = also
         if self._options.render is not None:
             result |= browser_content(response)
         if not self._quota.use(PER_ENTRY + size_of(result)):

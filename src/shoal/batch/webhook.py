@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
-import time
 
 import msgspec
 
 from shoal.batch.session import Session
 from shoal.batch.settings import Webhook
-from shoal.errors import FetchError, RequestError
-from shoal.http import Request
+from shoal.fetch.signed_post import post_signed
 from shoal.ports import Claim, Fetcher
 
 log = logging.getLogger("shoal.batch")
 
-SIGNATURE = "X-Shoal-Signature"
 _RETRY_DELAYS = (1.0, 5.0, 25.0)  # seconds
 _TIMEOUT = 10.0
 _ROLE = "webhook"
 _ROLE_MARGIN = 5.0  # seconds that the role lasts beyond an attempt
-
-
-def sign(secret: str, at: int, body: bytes) -> str:
-    """``t=TIME,v1=HEX``: HMAC-SHA256 of the time, a dot and the body. The receiver can refuse old messages by the
-    time."""
-    return f"t={at},v1={hmac.new(secret.encode(), b'%d.' % at + body, hashlib.sha256).hexdigest()}"
 
 
 async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
@@ -65,19 +54,10 @@ async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: 
         if not await session.frontier.advance(claim, b"", delay + _TIMEOUT + _ROLE_MARGIN):
             return "another process has taken over"
         await asyncio.sleep(delay)
-        try:
-            headers = {"Content-Type": "application/json", SIGNATURE: sign(webhook.secret, int(time.time()), body)}
-            response = await fetcher.fetch(
-                Request(webhook.url, method="POST", body=body, headers=headers, timeout=_TIMEOUT)
-            )
-        except RequestError as exc:
-            return str(exc)
-        except FetchError as exc:
-            error = str(exc)
-            if not exc.retryable:
-                break
-        else:
-            if response.ok:
-                return ""
-            error = f"the receiver responded with HTTP {response.status}"
+        failure = await post_signed(fetcher, webhook.url, webhook.secret, body, timeout=_TIMEOUT)
+        if failure is None:
+            return ""
+        error = failure.reason
+        if not failure.retryable:
+            break
     return error

@@ -17,7 +17,7 @@ from msgspec import Struct
 from shoal.browser.gateway import Gateway
 from shoal.browser.gateway_conversation import GatewayLimits
 from shoal.browser.pages import ContextKey, Pages, Tab
-from shoal.browser.process import BrowserProcess
+from shoal.browser.process import BrowserProcess, shortage
 from shoal.browser.rendering import Rendering
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
@@ -205,7 +205,10 @@ class BrowserFetcher:
         self._suspects.pop(use.url, None)
         what = "the browser" if crashed else "the page"
         reason = str(exc).partition("\n")[0][:200] or type(exc).__name__
-        return FetchError(f"{what} crashed while it was rendered: {reason}", kind="browser crashed", retryable=True)
+        short = f". {shortage()}".removesuffix(". ")
+        return FetchError(
+            f"{what} crashed while it was rendered: {reason}{short}", kind="browser crashed", retryable=True
+        )
 
     # -- browsers
 

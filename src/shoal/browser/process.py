@@ -46,6 +46,10 @@ _SWITCHES = (
 )
 _UNWANTED = ("--disable-ipc-flooding-protection", "--disable-popup-blocking")
 """Switches of Playwright that let a page flood the browser."""
+_MIN_FREE = 32 << 20
+"""Bytes. With less room in the temporary folder, Chromium crashes without a reason."""
+_MAX_SOCKET_FOLDER = 60
+"""Characters. Chromium has a socket in its temporary folder; the path of a socket is short."""
 _BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
 
 
@@ -61,6 +65,18 @@ def find_executable(settings: BrowserSettings) -> str | None:
     return next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
 
 
+def shortage() -> str:
+    """A sentence that says that the temporary folder is full. Empty if it is not."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free >= _MIN_FREE:
+        return ""
+    return (
+        f"The disk is full: {folder}, where Chromium keeps its profile and its shared memory, has {free >> 20} MB "
+        "left. Make room there, or set TMPDIR to another folder"
+    )
+
+
 class BrowserProcess:
     """A running Chromium. If this worker ends, however it ends, a guardian ends Chromium too."""
 
@@ -73,6 +89,7 @@ class BrowserProcess:
         self._settings = settings
         self._token = secrets.token_hex(16)
         self._folder: str | None = None
+        self._profile: str | None = None
         self._playwright: Playwright | None = None
         self._browser: Browser | None = None
         self._guardian: asyncio.subprocess.Process | None = None
@@ -143,10 +160,13 @@ class BrowserProcess:
             )
         except Error as exc:
             raise BrowserError(_explain(str(exc), executable, sandbox=self._settings.sandbox)) from exc
+        self._profile = next(filter(None, map(_profile_of, guardian.find(self._token))), None)
 
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
         passed: dict[str, str | float | bool] = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if len(folder) <= _MAX_SOCKET_FOLDER:
+            passed["TMPDIR"] = folder
         return {**passed, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder,
                 guardian.VARIABLE: self._token}  # fmt: skip
 
@@ -192,9 +212,10 @@ class BrowserProcess:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await watch.wait()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        for folder in (self._folder, self._profile):  # the driver removes the profile, unless it was killed
+            if folder is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._folder = self._profile = None
 
 
 def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
@@ -210,8 +231,10 @@ def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
             f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces, or set browser.sandbox = "
             "false if the pages are trusted or a container isolates them"
         )
+    if short := shortage():
+        return f"{where} does not start. {short}"
     if "No space left" in message or "ENOSPC" in message:
-        return f"{where} cannot start: the disk is full"
+        return f"{where} does not start: the disk is full"
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{where} does not start: {'; '.join(lines[:3])[:400]}"
 
@@ -233,6 +256,15 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _profile_of(pid: int) -> str | None:
+    """The folder that the driver made for the profile, if this is Chromium's main process."""
+    words = _command(pid).decode(errors="replace").split("\0")
+    if any(word.startswith("--type=") for word in words):
+        return None
+    found = next((word.partition("=")[2] for word in words if word.startswith("--user-data-dir=")), "")
+    return found if os.path.basename(found).startswith("playwright_") else None
 
 
 def _memory_of(pid: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.browser.devtools import Document, too_large
 from shoal.browser.pages import Tab
+from shoal.browser.process import shortage
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
 from shoal.http import Render, Request, Response
@@ -26,6 +27,7 @@ _QUIET = 0.1
 """Seconds without a request after which a page is complete."""
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding", "transfer-encoding"})
 _NET_ERROR = re.compile(r"net::(ERR_\w+)")
+_NO_ROOM = ("ERR_INSUFFICIENT_RESOURCES", "ERR_OUT_OF_MEMORY", "ERR_FILE_NO_SPACE")
 _GROWS = """async () => {
     const before = document.scrollingElement.scrollHeight;
     window.scrollTo(0, before);
@@ -254,6 +256,9 @@ class Rendering:
             return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)
         if code == "ERR_NAME_NOT_RESOLVED":
             return FetchError(text, kind="dns", retryable=True, contacted=False)
+        if code in _NO_ROOM:
+            reason = f"the browser could not show {host}: {code}"
+            return FetchError(f"{reason}. {shortage()}".removesuffix(". "), kind="browser", retryable=True)
         if code == "ERR_UNSAFE_PORT":
             return FetchError(f"{text}: browsers refuse this port", kind="connect", retryable=False, contacted=False)
         return FetchError(text, kind="connect", retryable=True)

@@ -34,7 +34,8 @@ COMMANDS = {
     },
     "Server": {
         "serve": CommandEntry("serve", "Serve the HTTP API and the dashboard."),
-        "ui": CommandEntry("serve", "Show the dashboard of any frontier, also while other processes work on it."),
+        "ui": CommandEntry("serve", "Show the dashboard of any frontier."),
+        "notify": CommandEntry("notify", "List reported problems and channels, or test a channel."),
         "schedule": CommandEntry("schedules", "Run spiders at set times."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
     },
@@ -47,6 +48,7 @@ COMMANDS = {
         "audit": CommandEntry("audit", "Recount the requests of a run and check that none is lost."),
         "why": CommandEntry("audit", "Show what happened to a URL."),
         "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),
+        "actions": CommandEntry("notify", "List what users did: who paused, changed or deleted what."),
         "export": CommandEntry("export", "Write all items of a run to files or databases."),
     },
     "Develop": {

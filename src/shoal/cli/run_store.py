@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -66,15 +67,40 @@ def stored(frontier: str) -> str:
     return f"local:{name}"
 
 
+async def record_action(store: Store, what: str, target: str, detail: str = "", project: str | None = None) -> None:
+    """Add what this user did to the store's log of actions. It has been done, so a log that cannot be written is only
+    a warning."""
+    import getpass
+    import socket
+
+    from shoal.errors import FrontierError
+    from shoal.monitoring.actions import ActionLog
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    try:
+        log = ActionLog(store, current_project() if project is None else project)
+        await log.add(f"{user}@{socket.gethostname()}", what, target, detail)
+    except FrontierError as exc:
+        print(f"shoal: not in the action log: {exc}", file=sys.stderr)
+
+
 @asynccontextmanager
 async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
     """A run, or the newest one, and its frontier."""
+    async with opened_store(url, readonly=readonly) as store:
+        yield await find_run(store, url, run_id)
+
+
+async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[Run, Frontier]:
+    """A run, or the newest one, and its frontier. ``url``: of the store, if the command line names one."""
     from shoal.runs.queries import run_options
 
     config = resolve(None, given({"frontier": url}), []).config
-    async with opened_store(url, readonly=readonly) as store:
-        run = await choose_run(store, run_id)
-        yield run, await store.frontier(run.run_id, run_options(run, config))
+    run = await choose_run(store, run_id)
+    return run, await store.frontier(run.run_id, run_options(run, config))
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:

@@ -13,6 +13,9 @@ from shoal.config.redis_variables import REDIS_VARIABLES, redis_from_environ
 from shoal.config.root import Config
 from shoal.errors import ConfigError
 
+# Tables of the file that are no settings of a run: their packages read them.
+_OTHER_TABLES = ("spiders", "schedules", "notifications")
+
 
 class Resolved(Struct, frozen=True):
     """The effective Config, and the source of each dotted key."""
@@ -58,7 +61,7 @@ def load_config(
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or else the one on this machine.
     """
     in_file = read_toml(file) if file is not None else {}
-    for table in ("spiders", "schedules"):  # they are read by the registry, and by the server
+    for table in _OTHER_TABLES:
         in_file.pop(table, None)
     typed = options or {}
     in_code = changed(code) if isinstance(code, Config) else code

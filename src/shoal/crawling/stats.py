@@ -164,6 +164,8 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """What its browser does. Empty if it has none."""
     tor: str = ""
     """Whether its Tor daemon is ready. Empty if it does not go through Tor."""
+    error: str = ""
+    """What ended its part in the run. Empty if it works, or ended well."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

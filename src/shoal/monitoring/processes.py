@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from shoal.frontier.local.processes import ProcessSlot
-from shoal.monitoring.reports import REPORTED_EVERY, ProcessFigures, ProcessReport, read_processes
+from shoal.monitoring.reports import LATE, ProcessFigures, ProcessReport, read_processes
 from shoal.ports import Documents, Holder, Workers, WorkerState
 
 ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
@@ -15,8 +15,6 @@ ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
 ``ended``: it stopped in good order."""
 
 _ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
-_LATE = 4 * REPORTED_EVERY
-"""Seconds after which a process without heartbeats should have reported."""
 
 
 class RunProcess(ProcessFigures, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, i
     seen = age if worker is None or not worker.session else min(age, worker.silent_for)
     figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
     state = "lost" if is_replaced and not report.ended else _state(report, worker, age)
-    if age > _LATE or is_replaced:
+    if age > LATE or is_replaced:
         figures["pages_per_second"] = 0.0
     return RunProcess(
         **figures,
@@ -88,7 +86,7 @@ def _state(report: ProcessReport, worker: WorkerState | None, age: float) -> Pro
         return "ended"
     if worker is not None and worker.session:  # the clock of the store decides
         return "silent" if worker.silent_for > worker.session / 2 else "working"
-    if age <= _LATE:
+    if age <= LATE:
         return "working"
     return "lost" if worker is None else "silent"
 

@@ -23,6 +23,7 @@ from shoal.crawling.stats import Vitals
 from shoal.errors import ItemError
 from shoal.item import Record, decode_item
 from shoal.monitoring.reports import (
+    IDLE_EVERY,
     REPORTED_EVERY,
     FieldCounts,
     ProcessReport,
@@ -88,7 +89,8 @@ class RunRecorder:
         self._recent: deque[str] = deque(maxlen=_MAX_ITEMS)
         self._has_new_items = False
         self._pages: deque[tuple[float, int]] = deque()
-        self._next_sample = self._next_items = 0.0
+        self._next_sample = self._next_items = self._next_report = 0.0
+        self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
 
     async def run(self) -> None:
@@ -112,16 +114,24 @@ class RunRecorder:
 
     async def record(self, *, last: bool = False) -> None:
         """Write what is due now."""
+        now = self._clock()
+        is_due = last or self._has_news() or not self._next_report - IDLE_EVERY <= now < self._next_report
+        if not is_due and now < self._next_sample:
+            return
         if await self._store.run_state(self._run_id) is None:
             return  # it was deleted: leave nothing behind
-        now = self._clock()
         self._count_items()
-        await self._report.write(self._make_report(now, ended=last))
+        if is_due:
+            await self._report.write(self._make_report(now, ended=last))
+            self._reported, self._next_report = _done(self._vitals()), now + IDLE_EVERY
         if self._has_new_items and (last or now >= self._next_items):
             self._has_new_items, self._next_items = False, now + _ITEMS_EVERY
             await self._items.write(RecentItems(now, list(self._recent)))
         if last or now >= self._next_sample:
             await self._sample(now, last=last)
+
+    def _has_news(self) -> bool:
+        return _done(self._vitals()) != self._reported
 
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()
@@ -158,6 +168,7 @@ class RunRecorder:
             started_at=self._started_at,
             at=now,
             ended=ended,
+            error=vitals.error[:_MAX_ITEM] if ended else "",
             pages=counters.fetched,
             items=counters.items,
             failed=max(0, counters.errors.total() - counters.retried),
@@ -178,6 +189,11 @@ class RunRecorder:
             seen.popleft()
         then, before = seen[0]
         return (pages - before) / (now - then) if now > then else 0.0
+
+
+def _done(vitals: Vitals) -> tuple[int, int, int]:
+    """What a process did so far."""
+    return vitals.counters.fetched, vitals.counters.items, vitals.counters.errors.total()
 
 
 class _OwnDocument:

@@ -17,7 +17,11 @@ ProcessRole: TypeAlias = Literal["crawl", "worker", "runner", "server", "earlier
 ``server``: a run of the API. ``earlier``: the sum of processes that ended long ago."""
 
 REPORTED_EVERY = 5.0
-"""Seconds between two reports of a process."""
+"""Seconds between two reports of a process that works."""
+IDLE_EVERY = 20.0
+"""Seconds between two reports of a process that has nothing new to say: many idle workers cost the store little."""
+LATE = 2 * IDLE_EVERY
+"""Seconds without a report after which a process may be gone."""
 EARLIER = "(earlier)"
 MAX_FIELDS = 200
 OTHER_FIELDS = "..."
@@ -57,7 +61,9 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     at: float
     """When it wrote this, by its own clock."""
     ended: bool = False
-    """It stopped in good order."""
+    """It stopped in good order, or with an error."""
+    error: str = ""
+    """The error that ended its part in the run."""
     items_counted: dict[str, int] = {}
     """Items whose fields were counted, by type: at most 50 per second."""
     fields: dict[str, dict[str, int]] = {}

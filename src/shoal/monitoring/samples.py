@@ -179,11 +179,18 @@ class SampleHistory:
 
     async def read(self) -> list[Sample]:
         """All samples, oldest first."""
+        return await self._read(0)
+
+    async def _read(self, from_level: int) -> list[Sample]:
         newest = await self._newest.read()
         found = {each.at: each for each in (newest.samples if newest is not None else ())}
-        for _, stored in self._older:
+        for _, stored in self._older[from_level:]:
             found.update((each.at, each) for each in await stored.read() or ())
         return [found[at] for at in sorted(found)]
+
+    async def read_day(self) -> list[Sample]:
+        """The samples of the last day, oldest first."""
+        return await self._read(1)
 
 
 def _with_newest(found: RecentSamples | None, sample: Sample, taker: str, *, final: bool) -> RecentSamples:

@@ -37,6 +37,11 @@ class DeadFilter(Struct, frozen=True, kw_only=True):
     def is_by_url(self) -> bool:
         return self.host is not None or self.url is not None
 
+    def __str__(self) -> str:
+        """For people: ``http 500, of a.example``."""
+        words = [", ".join(self.kinds or ("all kinds",)), f"of {self.host}" * (self.host is not None)]
+        return ", ".join(filter(None, [*words, self.url or ""]))
+
     def pattern(self) -> re.Pattern[str]:
         """The pattern of URLs as a regular expression without backtracking."""
         return re.compile(translate("*" if self.url is None else self.url.replace("[", "[[]")))

@@ -113,6 +113,7 @@ class RunLifecycle:
             holder=self._plan.holder if self._plan.session is None else self._plan.session.holder,
             browser=self._browser_status(),
             tor="" if self._tor is None else "ready" if self._tor.ready else "not ready",
+            error="" if self.error is None else str(self.error),
         )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:

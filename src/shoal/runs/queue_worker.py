@@ -40,6 +40,7 @@ class QueueWorker:
         self._spider = spider
         self._make_worker = make_worker
         self._worker_id = new_worker_id()
+        self._store: Store | None = None
         self._worker: Worker | None = None
         self._stop_asked = asyncio.Event()
         self._refused: dict[str, float] = {}
@@ -70,25 +71,26 @@ class QueueWorker:
     async def run(self) -> None:
         """Work until ``stop``. A store that is away is waited for."""
         log.info("waiting for runs of %s", self._spider)
-        while not self._stop_asked.is_set():
-            run = await self._find()
-            if run is not None:
-                await self._work(run)
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL * random.uniform(0.5, 1)):
-                        await self._stop_asked.wait()
+        try:
+            while not self._stop_asked.is_set():
+                run = await self._find()
+                if run is not None:
+                    await self._work(run)
+                else:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_POLL * random.uniform(0.5, 1)):
+                            await self._stop_asked.wait()
+        finally:
+            if self._store is not None:
+                with suppress(FrontierError, TimeoutError):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT):
+                        await self._store.close()
 
     async def _find(self) -> Run | None:
         """The oldest run that can be worked on."""
         try:
-            store = await share_store(self._config.frontier)
-            try:
-                found = await self._list(store)
-            finally:
-                with suppress(FrontierError, TimeoutError):
-                    async with asyncio.timeout(_CLOSE_TIMEOUT):
-                        await store.close()
+            self._store = self._store or await share_store(self._config.frontier)
+            found = await self._list(self._store)
         except FrontierError as exc:
             if not self._is_away:
                 log.error("waiting for the store: %s", exc)

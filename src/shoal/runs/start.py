@@ -75,6 +75,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def of(cls, run: Run) -> RunSettings:
         """Read and check the settings of a run. RunError if it was not created by ``start``, or they are not
         allowed."""
+        if "seeds" not in run.settings and "schedule" in run.settings:
+            raise RunError(f"run {run.run_id} belongs to a schedule: servers (`shoal serve`) work on it")
         if "seeds" not in run.settings:
             raise RunError(f"run {run.run_id} was created by `shoal run`: repeat that command to resume it")
         try:

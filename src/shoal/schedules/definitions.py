@@ -43,6 +43,15 @@ _MAX_JITTER = 86400.0
 _MAX_KEEP = 1_000_000
 
 
+class DefinitionError(ConfigError):
+    """A schedule is invalid."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+        """Which part of it."""
+
+
 def read_file(file: Path) -> dict[str, Definition]:
     """The schedules of a shoal.toml. ConfigError names the file, the schedule and the key."""
     table = read_toml(file).get("schedules", {})
@@ -66,7 +75,8 @@ def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str
         _check_name(name)
         for key in given:
             if key not in Definition.__struct_fields__:
-                raise ConfigError(f'unknown key "{key:.80}"{did_you_mean(key, Definition.__struct_fields__)}')
+                near = did_you_mean(key, Definition.__struct_fields__)
+                raise DefinitionError(f'unknown key "{key:.80}"{near}', key)
         values = dict(given)
         for key, check in _CHECKS.items():
             if key in values:
@@ -74,47 +84,50 @@ def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str
         _check_spider(values.get("spider"), spiders)
         _check_timing(values)
         return msgspec.convert(values, Definition)
-    except ConfigError as exc:
-        raise ConfigError(f"schedule {name!r:.120}: {exc}") from None
+    except DefinitionError as exc:
+        raise DefinitionError(f"schedule {name!r:.120}: {exc}", exc.key) from None
 
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise ConfigError("its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit")
+        message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"
+        raise DefinitionError(message, "name")
 
 
 def _checked(key: str, value: object, check: Callable[[Any], object]) -> object:
     try:
         return check(value)
     except ConfigError as exc:
-        raise ConfigError(f'"{key}" {exc}') from None
+        raise DefinitionError(f'"{key}" {exc}', key) from None
 
 
 def _check_spider(spider: object, spiders: Collection[str]) -> None:
     if not isinstance(spider, str) or not spider:
-        raise ConfigError('"spider" is missing: name a spider of [spiders] in shoal.toml')
+        raise DefinitionError('"spider" is missing: name a spider of [spiders] in shoal.toml', "spider")
     if spider not in spiders:
         known = did_you_mean(spider, list(spiders)) or f"; its spiders are: {', '.join(spiders) or 'none'}"
-        raise ConfigError(f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{known}')
+        raise DefinitionError(
+            f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{known}', "spider"
+        )
 
 
 def _check_timing(values: Mapping[str, Any]) -> None:
     cron, every = values.get("cron"), values.get("every")
     if not cron and not every:
-        raise ConfigError('it is never due: set "cron", such as "30 2 * * *", or "every", such as "15m"')
+        raise DefinitionError('it is never due: set "cron", such as "30 2 * * *", or "every", such as "15m"', "cron")
     if cron and every:
-        raise ConfigError('"cron" and "every" contradict each other; set one of them')
+        raise DefinitionError('"cron" and "every" contradict each other; set one of them', "every")
     if every and values.get("time_zone", "UTC") != "UTC":
-        raise ConfigError('"time_zone" is for "cron"; an interval is the same in every time zone')
+        raise DefinitionError('"time_zone" is for "cron"; an interval is the same in every time zone', "time_zone")
     if cron:
         try:
             Cron(cron, find_zone(values.get("time_zone", "UTC")))
         except ConfigError as exc:
-            raise ConfigError(
-                f'"cron" must be a cron expression such as "30 2 * * *", not {cron!r:.120}: {exc}'
+            raise DefinitionError(
+                f'"cron" must be a cron expression such as "30 2 * * *", not {cron!r:.120}: {exc}', "cron"
             ) from None
     elif values.get("jitter", 0) >= (seconds := parse_interval(str(every))):
-        raise ConfigError(f'"jitter" must be less than "every", which is {seconds} s')
+        raise DefinitionError(f'"jitter" must be less than "every", which is {seconds} s', "jitter")
 
 
 def _text(value: object) -> str:

@@ -63,9 +63,9 @@ class Schedules:
         """A schedule. RunError suggests the nearest name."""
         return await self.find(name) or await self._refuse(name)
 
-    async def runs(self, name: str) -> list[Run]:
-        """The runs of a schedule, newest first."""
-        return _runs_of(name, await self.store.list_runs(project=self.project))
+    async def runs(self, name: str, among: int | None = None) -> list[Run]:
+        """The runs of a schedule, newest first. ``among``: search only so many newest runs of the project."""
+        return _runs_of(name, await self.store.list_runs(project=self.project, limit=among))
 
     # -- changing
 

@@ -14,10 +14,25 @@ from starlette.staticfiles import StaticFiles
 
 from shoal import __version__
 from shoal.config import Config
-from shoal.server.auth import AuthMiddleware, check_binding, check_role
+from shoal.notifications.service import Notifications
+from shoal.server.auth import AuthMiddleware, check_admin, check_binding, check_role
 from shoal.server.dashboard.router import add_dashboard
 from shoal.server.errors import install, problems
-from shoal.server.routes import clusters, crawl, health, hosts, metrics, run_reports, runs, schedules, workers
+from shoal.server.routes import (
+    actions,
+    charts,
+    clusters,
+    crawl,
+    health,
+    hosts,
+    metrics,
+    notifications,
+    run_reports,
+    runs,
+    schedules,
+    settings,
+    workers,
+)
 from shoal.server.state import Server, schedules_of_file
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
@@ -31,16 +46,17 @@ _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-
 
 def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
-    shoal.toml has an invalid schedule.
+    shoal.toml has an invalid schedule or notifications that cannot work.
 
     ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
     """
     check_binding(config.serve)
     schedules_of_file()
+    notifier = Notifications(config, active=not visits)  # before it serves, so that a wrong setting is one line
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, visits=visits)
+        server = app.state.server = Server(config, notifier, visits=visits)
         await server.open()
         try:
             yield
@@ -55,8 +71,9 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
     if not visits:
         app.include_router(crawl.router, dependencies=_TOKEN)
     # The first one has /api/runs/compare, which is no run.
-    for each in (run_reports, runs, hosts, workers, clusters, schedules):
+    for each in (run_reports, runs, charts, hosts, workers, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
+    app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])
     add_dashboard(app)

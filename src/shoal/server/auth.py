@@ -47,7 +47,17 @@ def allows(request: Request, role: str) -> bool:
 
 def check_role(request: Request) -> None:
     """Refuse callers whose role does not allow this: viewers may read, operators may change, admins may delete."""
-    needed = "viewer" if request.method in _SAFE_METHODS else "admin" if request.method == "DELETE" else "operator"
+    _require(
+        request, "viewer" if request.method in _SAFE_METHODS else "admin" if request.method == "DELETE" else "operator"
+    )
+
+
+def check_admin(request: Request) -> None:
+    """Refuse callers who are not admins."""
+    _require(request, "admin")
+
+
+def _require(request: Request, needed: str) -> None:
     if not allows(request, needed):
         message = (
             f"this needs the role {needed}; your token has the role {request.state.role} (serve.roles, by the name of "

@@ -8,10 +8,11 @@ import os
 import time
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from fastapi import Request
 
+from shoal.batch.listing import SessionSummary
 from shoal.batch.local import LocalWork
 from shoal.batch.service import BatchService, Executor
 from shoal.batch.session import Session
@@ -22,7 +23,9 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, StoreAwayError
 from shoal.frontier import join_store, open_store
+from shoal.monitoring.charts import SpeedHistory
 from shoal.monitoring.snapshot import SnapshotTaker
+from shoal.notifications.service import Notifications
 from shoal.ports import Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
@@ -30,8 +33,10 @@ from shoal.schedules.definitions import read_file
 from shoal.schedules.runner import ScheduleRunner
 from shoal.schedules.schedule import Definition
 from shoal.schedules.service import Schedules
+from shoal.server.cache import TimedCache
+from shoal.server.dashboard.attention import Attention
 from shoal.server.dashboard.live import LiveViews
-from shoal.server.dashboard.navigation import NAVIGATION
+from shoal.server.dashboard.navigation import ADMIN_ONLY, NAVIGATION, SERVED_ONLY
 from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
 from shoal.server.scheduled_runs import ScheduledRuns
@@ -42,17 +47,33 @@ log = logging.getLogger("shoal.server")
 _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 
 
+OVERRIDDEN = "command line or code"
+"""Source of settings that come neither from the file nor from the environment."""
+
+
+class SettingInForce(NamedTuple):
+    """A setting, its value, and where the value comes from."""
+
+    key: str
+    value: object
+    source: str
+
+
 class Server:
     """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
 
-    def __init__(self, config: Config, *, visits: bool = False) -> None:
+    def __init__(self, config: Config, notifications: Notifications, *, visits: bool = False) -> None:
         """``visits``: see `shoal.server.app.create_app`."""
         config.refuse_tor("the API")
         self.config = config
+        self.notifications = notifications
         self.visits = visits
         self.views = LiveViews()
+        self.cache = TimedCache()
         self.snapshots: SharedSnapshot
-        self._overrides = _find_overrides(config)
+        self.speed_history: SpeedHistory
+        self.attention: Attention
+        self._overrides, self._sources = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
@@ -69,6 +90,7 @@ class Server:
         config = self.config
         self.store = await (join_store if self.visits else open_store)(config.frontier)
         self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
+        self.speed_history = SpeedHistory(self.store, config.project_name, without=[BatchSpider.name])
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
         self.work = LocalWork(config, self.fetcher, self.worker_id, config.serve.max_in_flight)
         self.local = self._make_service(self.store, self.work, distributed=False)
@@ -76,9 +98,11 @@ class Server:
         self.scheduled_runs = ScheduledRuns(self.schedules, self.jobs, config, self.orchestrator)
         self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
         self.scheduled_runs.on_ended = self.schedule_runner.wake
+        self.attention = Attention(self.store, config, self.notifications, self.schedules, without=[BatchSpider.name])
         if not self.visits:
             await self.local.open()
             self.remote.start()
+            self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
                 await self.schedules.load(defined)
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
@@ -94,6 +118,13 @@ class Server:
         on the command line or in code."""
         return Orchestrator(frontier=self.config.frontier, settings=self._overrides)
 
+    def settings(self) -> list[SettingInForce]:
+        """Every setting with its value and its source. Secrets are masked."""
+        return [
+            SettingInForce(key, value, OVERRIDDEN if key in self._overrides else self._sources.get(key, "default"))
+            for key, value in flatten(self.config).items()
+        ]
+
     def frontier_for_workers(self) -> str | None:
         """The frontier's URL without its password, if workers do not find it in the file or the environment."""
         return mask(self.config.frontier) if "frontier" in self._overrides else None
@@ -104,6 +135,12 @@ class Server:
             found = await (await self.remote.service()).find(session_id)
         return found
 
+    async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
+        """The newest sessions of a caller, local and distributed, or those of all callers with None."""
+        services = [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
+        found = {each.session_id: each for service in services for each in await service.list(caller, limit)}
+        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
+
     async def check_rendering(self, *, distributed: bool) -> None:
         """BrowserError if this server cannot start its browser, RequestError if it does not render pages. The browsers
         of Celery workers are not known: a page that they cannot render fails."""
@@ -112,10 +149,10 @@ class Server:
         else:
             await self.fetcher.open_browser()
 
-    @property
-    def navigation(self) -> tuple[tuple[str, str], ...]:
-        """The screens of the dashboard, with their names."""
-        return tuple(each for each in NAVIGATION if not (self.visits and each[0] == "/ui/batches"))
+    def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
+        """The screens of the dashboard that someone with this role may see, with their names."""
+        hidden = {*(SERVED_ONLY if self.visits else ()), *(() if role == "admin" else ADMIN_ONLY)}
+        return tuple(each for each in NAVIGATION if each[0] not in hidden)
 
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
@@ -142,6 +179,7 @@ class Server:
                 service.stop_waiting()
 
     async def close(self) -> None:
+        await self.notifications.close()
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -161,10 +199,13 @@ def schedules_of_file() -> dict[str, Definition] | None:
     return None if file is None else read_file(file)
 
 
-def _find_overrides(config: Config) -> dict[str, object]:
-    """The settings that come neither from the file nor from the environment, but from the command line or code."""
-    plain = flatten(load_config(file=find_config_file(os.environ), environ=os.environ).config, reveal=True)
-    return {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}
+def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings that come neither from the file nor from the environment, but from the command line or code; and
+    the sources of the others."""
+    loaded = load_config(file=find_config_file(os.environ), environ=os.environ)
+    plain = flatten(loaded.config, reveal=True)
+    changed = {key: value for key, value in flatten(config, reveal=True).items() if value != plain[key]}
+    return changed, loaded.sources
 
 
 def server_of(request: Request) -> Server:

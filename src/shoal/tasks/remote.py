@@ -95,7 +95,27 @@ class RemoteBatches:
         except ShoalError as exc:
             log.warning("not available: %s", exc)
             return {"distributed_available": False, "message": redacted(str(exc)), "workers": None}
-        return {"distributed_available": True, "message": f"{self._broker} connected", "workers": workers}
+        return {
+            "distributed_available": True,
+            "message": f"{self._broker} connected",
+            "workers": workers,
+            "members": self._watch.members,
+        }
+
+    def last_status(self) -> dict[str, object]:
+        """What is known without asking anyone."""
+        if not self.is_configured and self.opened is None:
+            message = "Celery is not configured: set CELERY_BROKER_URL, or use a frontier on Redis or PostgreSQL"
+        elif self.workers is None:
+            message = f"{self._broker} not available"
+        else:
+            message = f"{self._broker} connected"
+        return {
+            "distributed_available": self.workers is not None,
+            "message": message,
+            "workers": self.workers,
+            "members": self._watch.members,
+        }
 
     @property
     def workers(self) -> int | None:

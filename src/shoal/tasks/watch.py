@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from shoal.errors import ShoalError
 from shoal.tasks.settings import QUEUE
 
@@ -18,6 +20,15 @@ log = logging.getLogger("shoal.tasks")
 _POLL_EVERY = 4.0
 _REPLY_TIMEOUT = 1.0
 _MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as gone
+
+
+class CeleryWorker(Struct, frozen=True):
+    """A worker of our queue."""
+
+    name: str
+    pid: int
+    answers: bool
+    """It replied to the last poll."""
 
 
 class BrokerAwayError(ShoalError):
@@ -37,6 +48,14 @@ class CeleryWatch:
         self._connection: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
         self._poll_task: asyncio.Task[int] | None = None
+
+    @property
+    def members(self) -> list[CeleryWorker]:
+        """The workers that replied to one of the last polls. None answers while the broker does not respond."""
+        away = self.workers is None
+        return [
+            CeleryWorker(name, pid, not missed and not away) for (name, pid), missed in sorted(self._missed.items())
+        ]
 
     async def run(self) -> None:
         while True:

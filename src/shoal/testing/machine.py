@@ -49,19 +49,21 @@ Result = TypeVar("Result")
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
-_SHORT_QUEUE_EXAMPLES = 12
+_SHORT_QUEUE_PART = 5
+"""One of so many further examples has a short queue."""
 FOREVER = 1e6
 
 
 def check_machine(make_harness: Callable[[], Harness], with_settings: settings = SETTINGS) -> None:
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
-    for kind, examples in ((FrontierMachine, with_settings.max_examples), (ShortQueueMachine, _SHORT_QUEUE_EXAMPLES)):
+    examples = with_settings.max_examples
+    for kind, count in ((FrontierMachine, examples), (ShortQueueMachine, max(1, examples // _SHORT_QUEUE_PART))):
 
         class Machine(kind):  # type: ignore[misc, valid-type]
             def make_harness(self) -> Harness:
                 return make_harness()
 
-        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=examples))
+        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=count))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:

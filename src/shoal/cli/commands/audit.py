@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import opened_run
+from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
 from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
@@ -186,10 +186,12 @@ def retry_failed(
         from shoal.runs.dead_requests import DeadFilter, retry_matching
 
         which = DeadFilter.of(kind, host, url)
-        async with opened_run(frontier, run_id, readonly=False) as (run, store):
-            count = await retry_matching(store, which)
+        async with opened_store(frontier) as store:
+            run, found = await find_run(store, frontier, run_id)
+            count = await retry_matching(found, which)
             every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
-            refused = (await store.dead_kinds()).get(FULL_KIND, 0) if every else 0
+            refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
+            await record_action(store, "retry", run.run_id, f"{count} requests, {which}", run.project)
         print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

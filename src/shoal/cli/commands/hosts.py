@@ -9,7 +9,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, RunOption
-from shoal.cli.run_store import choose_run, opened_run, opened_store
+from shoal.cli.run_store import choose_run, find_run, opened_store, record_action
 from shoal.errors import ConfigError
 from shoal.printable import printable
 
@@ -144,7 +144,7 @@ def set_host(
         concurrency=default if concurrency is None else concurrency,
         learned_delay=default,
     )
-    _update_host(context, host, update, frontier)
+    _update_host(context, host, update, "set host", frontier)
 
 
 @hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")
@@ -165,7 +165,7 @@ def block(
     """
     from shoal.ports import HostUpdate
 
-    _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), frontier)
+    _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), "block host", frontier)
 
 
 @hosts_app.add(examples="shoal hosts unblock example.com --frontier redis://host")
@@ -173,10 +173,10 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
     """End the block of a host, including one from Retry-After."""
     from shoal.ports import HostUpdate
 
-    _update_host(context, host, HostUpdate(block_for=None), frontier)
+    _update_host(context, host, HostUpdate(block_for=None), "unblock host", frontier)
 
 
-def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier: str | None) -> None:
+def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
     from msgspec import UNSET
 
     from shoal.runs.queries import host_name
@@ -187,8 +187,19 @@ def _update_host(context: typer.Context, host: str, update: HostUpdate, frontier
         raise ConfigError("cannot block '*': it sets default delays and concurrency. Use `shoal pause RUN`")
 
     async def work() -> None:
-        async with opened_run(frontier or outer, run_id, readonly=False) as (_, found):
+        url = frontier or outer
+        async with opened_store(url) as store:
+            _, found = await find_run(store, url, run_id)
             await found.update_host(host, update)
+            await record_action(store, what, host, _describe(update))
             _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")], {})
 
     asyncio.run(work())
+
+
+def _describe(update: HostUpdate) -> str:
+    """What changes, such as ``delay 2.0``."""
+    from msgspec import UNSET
+    from msgspec.structs import asdict
+
+    return ", ".join(f"{name} {value}" for name, value in asdict(update).items() if value not in (UNSET, ""))

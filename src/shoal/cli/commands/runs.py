@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
-from shoal.cli.run_store import choose_run, current_project, opened_run, opened_store
+from shoal.cli.run_store import choose_run, current_project, opened_run, opened_store, record_action
 from shoal.errors import RunError
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ def pause(run: OneRun, frontier: FrontierUrl = None) -> None:
 
     Requests in flight are completed. No new requests are leased until you resume the run.
     """
-    _transition(run, "paused", frontier, "its workers wait for `shoal resume`")
+    _transition(run, "paused", "pause", frontier, "its workers wait for `shoal resume`")
 
 
 @app.add(examples="shoal resume books_1 --frontier redis://host")
 def resume(run: OneRun, frontier: FrontierUrl = None) -> None:
     """Resume a paused or cancelled run."""
-    _transition(run, "running", frontier, "workers that wait continue; if there are none, start some")
+    _transition(run, "running", "resume", frontier, "workers that wait continue; if there are none, start some")
 
 
 @app.add(examples="shoal cancel books_1 --frontier redis://host")
@@ -150,14 +150,15 @@ def cancel(run: OneRun, frontier: FrontierUrl = None) -> None:
 
     Its workers exit. Nothing is deleted: `shoal resume` continues the run, `shoal rm` deletes it.
     """
-    _transition(run, "cancelled", frontier, "its workers exit; `shoal resume` continues it")
+    _transition(run, "cancelled", "cancel", frontier, "its workers exit; `shoal resume` continues it")
 
 
-def _transition(run_id: str, state: RunState, frontier: str | None, consequence: str) -> None:
+def _transition(run_id: str, state: RunState, what: str, frontier: str | None, consequence: str) -> None:
     async def work() -> None:
         async with opened_store(frontier) as store:
-            await choose_run(store, run_id)
+            found = await choose_run(store, run_id)
             await store.transition(run_id, state)
+            await record_action(store, what, run_id, project=found.project)
         print(f"run {run_id} is {state}: {consequence}")
 
     asyncio.run(work())
@@ -182,6 +183,7 @@ def remove(
             if found.state not in ("finished", "cancelled") and not force:
                 raise RunError(f"run {run} is {found.state}: cancel it first, or pass --force")
             await store.delete_run(run)
+            await record_action(store, "delete", run, f"of {found.spider}, {found.state}", found.project)
         print(f"run {run} is deleted")
 
     asyncio.run(work())

@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs
-from shoal.cli.run_store import current_project, opened_store
+from shoal.cli.run_store import current_project, opened_store, record_action
 
 if TYPE_CHECKING:
     from shoal.schedules.schedule import Schedule
@@ -25,10 +25,7 @@ schedule_app = Commands(
     help="Run spiders at set times.\n\n"
     "Schedules are stored in the frontier, and `shoal serve` starts their runs. With several servers, each time starts "
     "one run. Schedules in shoal.toml ([schedules.NAME]) are added when a server starts.",
-    epilog=(
-        'shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host\n'
-        "shoal schedule list --frontier redis://host"
-    ),
+    epilog=('shoal schedule add nightly Books --cron "30 2 * * *"\nshoal schedule list --frontier redis://host'),
     no_args_is_help=True,
 )
 app.add_typer(schedule_app, name="schedule")
@@ -42,18 +39,23 @@ async def _opened(frontier: str | None) -> AsyncIterator[Schedules]:
         yield Schedules(store, current_project())
 
 
-def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]]) -> None:
+def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], what: str = "", name: str = "") -> None:
+    """``what`` it does to the schedule ``name``, for the log of actions; empty if it changes nothing."""
+
     async def main() -> None:
         async with _opened(frontier) as schedules:
             await work(schedules)
+            if what:
+                await record_action(schedules.store, what, name, project=schedules.project)
 
     asyncio.run(main())
 
 
 @schedule_app.add(
     examples="""
-    shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin --frontier redis://host
-    shoal schedule add often Books --every 15m -a category=travel --overlap wait --frontier redis://host
+    shoal schedule add nightly Books --cron "30 2 * * *" --time-zone Europe/Berlin
+    shoal schedule add often Books --every 15m -a category=travel --overlap wait
+    shoal schedule add daily Books --every 1d --frontier redis://host
     """
 )
 def add(
@@ -109,7 +111,7 @@ def add(
         added = await schedules.add(name, definition, replaces=replace)
         print(f"schedule {name} is added; its first run is due {_moment(added.next_due, added)}")
 
-    _work(frontier, work)
+    _work(frontier, work, "add schedule", name)
 
 
 @schedule_app.add("list", examples="shoal schedule list --frontier redis://host")
@@ -174,7 +176,7 @@ def pause(name: Name, frontier: FrontierUrl = None) -> None:
         await schedules.pause(name)
         print(f"schedule {name} is paused: `shoal schedule resume {name}` continues it")
 
-    _work(frontier, work)
+    _work(frontier, work, "pause schedule", name)
 
 
 @schedule_app.add(examples="shoal schedule resume nightly --frontier redis://host")
@@ -185,7 +187,7 @@ def resume(name: Name, frontier: FrontierUrl = None) -> None:
         found = await schedules.resume(name)
         print(f"schedule {name} continues; its next run is due {_moment(found.next_due, found)}")
 
-    _work(frontier, work)
+    _work(frontier, work, "resume schedule", name)
 
 
 @schedule_app.add(examples="shoal schedule run nightly --frontier redis://host")
@@ -208,7 +210,7 @@ def run(name: Name, frontier: FrontierUrl = None) -> None:
             cancelled = f"; run {fired.cancelled} is cancelled" if fired.cancelled else ""
             print(f"schedule {name}: run {fired.run.run_id} is queued{cancelled}")
 
-    _work(frontier, work)
+    _work(frontier, work, "run schedule", name)
 
 
 @schedule_app.add("rm", examples="shoal schedule rm nightly --frontier redis://host")
@@ -219,7 +221,7 @@ def remove(name: Name, frontier: FrontierUrl = None) -> None:
         await schedules.remove(name)
         print(f"schedule {name} is deleted; its runs stay")
 
-    _work(frontier, work)
+    _work(frontier, work, "delete schedule", name)
 
 
 def _moment(moment: object, schedule: Schedule) -> str:

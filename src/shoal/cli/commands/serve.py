@@ -61,10 +61,11 @@ def ui(
     port: Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")] = None,
     setting: Setting = [],
 ) -> None:
-    """Show the dashboard of any frontier, also while other processes work on it.
+    """Show the dashboard of any frontier.
 
-    Without --frontier it shows the crawl that runs on this machine, or the frontier of shoal.toml. It does not crawl
-    itself: `shoal serve` also runs batches, schedules and notifications.
+    Other processes may work on it at the same time. Without --frontier it shows the crawl that runs on this machine,
+    or the frontier of shoal.toml. It does not crawl itself: `shoal serve` also runs batches, schedules and
+    notifications.
     """
     from shoal.cli.run_store import stored
 

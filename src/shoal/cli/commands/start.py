@@ -28,6 +28,7 @@ from shoal.cli.options import (
     resolve,
     starts_anew,
 )
+from shoal.cli.run_store import record_action
 from shoal.cli.spider_lookup import find_spider, make_spider
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
@@ -133,6 +134,7 @@ async def _start(
             store, spider, resolved.config, urls_file=urls_file, outputs=outputs, run_id=run_id, new_run=new_run,
             on_progress=_SeedProgress(quiet=quiet),
         )  # fmt: skip
+        await record_action(store, "start", started.run.run_id, f"{name}, distributed", started.run.project)
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]

@@ -7,4 +7,12 @@ NAVIGATION = (
     ("/ui/runs", "Runs"),
     ("/ui/hosts", "Hosts"),
     ("/ui/workers", "Workers"),
+    ("/ui/batches", "Batches"),
+    ("/ui/schedules", "Schedules"),
+    ("/ui/notifications", "Notifications"),
+    ("/ui/actions", "Actions"),
+    ("/ui/settings", "Settings"),
 )
+SERVED_ONLY = ("/ui/batches",)
+"""Screens of a server that crawls itself."""
+ADMIN_ONLY = ("/ui/settings",)

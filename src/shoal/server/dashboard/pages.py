@@ -93,11 +93,12 @@ def _common(request: Request) -> dict[str, Any]:
     """What every template may use."""
     state = request.state
     path = request.url.path
+    role = getattr(state, "role", "viewer")
     return {
-        "navigation": server_of(request).navigation,
+        "navigation": server_of(request).navigation(role),
         "path": path,
         "here": f"{path}?{request.url.query}" if request.url.query else path,
-        "role": getattr(state, "role", "viewer"),
+        "role": role,
         "user": getattr(state, "caller", ""),
         "csrf": getattr(state, "csrf", ""),
         "has_session": bool(getattr(state, "csrf", "")),
@@ -130,7 +131,7 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
             return render(f"{name}_live.html", {**_common(request), **await load(server, request)})
 
         if "text/event-stream" in request.headers.get("accept", ""):
-            key = (path, str(request.url), request.state.role)
+            key = (path, str(request.url), request.state.role, request.state.caller)
             return StreamingResponse(server.views.stream(key, live), media_type="text/event-stream", headers=HEADERS)
         if request.headers.get("x-part") == "live":
             return HTMLResponse(await live(), headers=HEADERS)

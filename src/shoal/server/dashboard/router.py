@@ -11,13 +11,32 @@ from starlette.types import Scope
 
 from shoal.server.dashboard import login
 from shoal.server.dashboard.pages import page
-from shoal.server.dashboard.screens import cluster, host, hosts, overview, run, runs, url, workers
+from shoal.server.dashboard.screens import (
+    actions,
+    batches,
+    cluster,
+    compare,
+    host,
+    hosts,
+    notifications,
+    overview,
+    run,
+    runs,
+    schedules,
+    session,
+    settings,
+    url,
+    workers,
+)
 
 
 def add_dashboard(app: FastAPI) -> None:
     """Serve the overview at ``/``, and everything else of the dashboard below ``/ui``."""
     app.mount("/ui/static", _Files(directory=str(files("shoal.server.dashboard") / "static")))
-    for each in (login, overview, runs, run, url, hosts, host, workers, cluster):
+    for each in (
+        *(login, overview, runs, run, url, compare, hosts, host, workers, cluster, batches, session),
+        *(schedules, notifications, actions, settings),
+    ):
         app.include_router(each.router)
 
     @app.get("/ui/{rest:path}", include_in_schema=False)

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from shoal.cluster.election import roles
 from shoal.ports import Counts
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.coordinators import opened_coordinator, read_view
 from shoal.server.errors import problems
@@ -50,4 +51,5 @@ async def scale(name: Name, target: ScaleCluster, request: Request) -> Response:
             before.backup if target.backup is None else target.backup,
         )
         await coordinator.scale(after)
+    await record_action(request, "scale", name, f"{after.runner} Runners, {after.backup} Backup Runners")
     return json_response({"cluster": name, "before": before, "after": after})

@@ -14,6 +14,7 @@ from shoal.batch.results import SessionResults
 from shoal.batch.session import OVER, Session
 from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
+from shoal.server.auth import allows
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems
 from shoal.server.responses import json_response
@@ -21,6 +22,7 @@ from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
     DistributedStatus,
+    SessionList,
     SessionPage,
     SessionStarted,
     SessionState,
@@ -91,6 +93,15 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     )
 
 
+@router.get("", response_model=SessionList, responses=problems(401, 422, 503))
+async def list_sessions(
+    request: Request, limit: Annotated[int, Query(ge=1, le=100, description="Number of newest batches.")] = 20
+) -> Response:
+    """Your batches with their progress, newest first. The role `admin` sees those of all callers."""
+    caller = None if allows(request, "admin") else request.state.caller
+    return json_response({"sessions": await server_of(request).list_sessions(caller, limit)})
+
+
 @router.get("/distributed/status", response_model=DistributedStatus, responses=problems(401))
 async def distributed_status(request: Request) -> Response:
     """Whether batches can run on Celery workers, and if not, why."""
@@ -106,7 +117,7 @@ async def read_session(
 ) -> Response:
     """The progress of a batch and one page of its results, in the order in which they were fetched. A page may have
     fewer than `limit` results, to bound its size."""
-    session = await _find_session(request, session_id)
+    session = await find_session(request, session_id)
     state = await session.state()
     results = SessionResults(session)
     page = await results.read(after, limit, server_of(request).config.serve.max_answer_bytes)
@@ -125,7 +136,7 @@ async def read_session(
 @router.delete("/{session_id}", response_model=SessionState, responses=problems(401, 404, 422, 503))
 async def cancel_session(session_id: SessionId, request: Request) -> Response:
     """Cancel a batch: fetch no more pages. You can still read its results."""
-    session = await _find_session(request, session_id)
+    session = await find_session(request, session_id)
     server = server_of(request)
     service = await server.remote.service() if session.settings.distributed else server.local
     await service.cancel(session)
@@ -149,7 +160,7 @@ async def stream_session(
 ) -> Response:
     """Stream results as server-sent events: `result` for each result, then `done`. Browsers reconnect after `done`;
     they get 204, which tells them to stop."""
-    session = await _find_session(request, session_id)
+    session = await find_session(request, session_id)
     if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < 16:
         after = int(last_event_id)
         if await session.state() in OVER and not await SessionResults(session).read(after, 1, 0):
@@ -176,10 +187,10 @@ async def _stream_events(session: Session, after: int) -> AsyncIterator[bytes]:
         yield b"id: %d\nevent: done\ndata: %b\n\n" % (after, data)
 
 
-async def _find_session(request: Request, session_id: str) -> Session:
-    """A session of the caller. Sessions of other callers are 404 too."""
+async def find_session(request: Request, session_id: str) -> Session:
+    """A session of the caller, or of anyone for an admin. Sessions of other callers are 404 too."""
     session = await server_of(request).find_session(session_id)
-    if session is None or session.settings.caller != request.state.caller:
+    if session is None or not (session.settings.caller == request.state.caller or allows(request, "admin")):
         raise ProblemError(404, "no such session", f"session {session_id!r:.110} does not exist or has expired")
     return session
 

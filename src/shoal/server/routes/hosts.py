@@ -13,6 +13,7 @@ from shoal.monitoring.host_report import report_host
 from shoal.monitoring.snapshot import ACTIVE, MAX_RUNS
 from shoal.ports import HostUpdate, Run
 from shoal.runs.queries import host_name, hosts_of, run_options
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems
 from shoal.server.responses import json_response
@@ -59,24 +60,26 @@ async def set_host(host: Host, change: SetHost, request: Request) -> Response:
         concurrency=change.concurrency if "concurrency" in change.model_fields_set else default,
         learned_delay=default,
     )
-    return await _update(server_of(request), host, update)
+    detail = ", ".join(f"{name} {value}" for name, value in change.model_dump(exclude_unset=True).items())
+    return await _update(request, host, update, "set host", detail)
 
 
 @router.post("/{host}/block", response_model=HostList, responses=problems(401, 409, 422, 503))
 async def block(host: Host, request: Request, options: BlockHost | None = None) -> Response:
     """Stop fetching from a host for a while. Its requests stay queued. It does not shorten a longer block."""
     options = options or BlockHost()
-    return await _update(server_of(request), host, HostUpdate(block_for=options.seconds, block_reason=options.reason))
+    update = HostUpdate(block_for=options.seconds, block_reason=options.reason)
+    return await _update(request, host, update, "block host", f"for {options.seconds:g} s: {options.reason}")
 
 
 @router.post("/{host}/unblock", response_model=HostList, responses=problems(401, 409, 422, 503))
 async def unblock(host: Host, request: Request) -> Response:
     """End the block of a host, including one from a Retry-After header."""
-    return await _update(server_of(request), host, HostUpdate(block_for=None))
+    return await _update(request, host, HostUpdate(block_for=None), "unblock host")
 
 
-async def _update(server: Server, text: str, update: HostUpdate) -> Response:
-    host = host_name(text)
+async def _update(request: Request, text: str, update: HostUpdate, what: str, detail: str = "") -> Response:
+    server, host = server_of(request), host_name(text)
     if host == "*" and update.block_for is not msgspec.UNSET:
         raise ConfigError(
             "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
@@ -84,6 +87,7 @@ async def _update(server: Server, text: str, update: HostUpdate) -> Response:
     runs = await _runs(server)
     frontier = await server.store.frontier(runs[0].run_id, run_options(runs[0], server.config))
     await frontier.update_host(host, update)
+    await record_action(request, what, host, detail)
     if host == "*":
         return await _list_hosts(server, _MAX_HOSTS)
     report = await report_host(server.store, runs, server.config, host)

@@ -25,6 +25,7 @@ from shoal.runs.dead_requests import DeadFilter, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import run_options
 from shoal.runs.start import start_run
+from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
@@ -67,6 +68,7 @@ async def start(body: StartRun, request: Request) -> Response:
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
         started = await start_chosen(server, chosen, urls, new_run=body.new_run)
+    await record_action(request, "start", str(started["run_id"]), f"{body.spider}, {chosen.mode}")
     return json_response({**started, "mode": chosen.mode}, 201, {"Location": f"/api/runs/{started['run_id']}"})
 
 
@@ -152,26 +154,27 @@ async def read_run(run_id: RunId, request: Request) -> Response:
 @router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
 async def pause(run_id: RunId, request: Request) -> Response:
     """Pause a run: requests in flight finish, no others start. Workers wait."""
-    return await _transition(request, run_id, "paused")
+    return await _transition(request, run_id, "paused", "pause")
 
 
 @router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
 async def resume(run_id: RunId, request: Request) -> Response:
     """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
     that worked in this server continues here."""
-    return await _transition(request, run_id, "running")
+    return await _transition(request, run_id, "running", "resume")
 
 
 @router.post("/{run_id}/cancel", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
 async def cancel(run_id: RunId, request: Request) -> Response:
     """Cancel a run: its workers exit. Nothing is deleted, and you can resume it."""
-    return await _transition(request, run_id, "cancelled")
+    return await _transition(request, run_id, "cancelled", "cancel")
 
 
-async def _transition(request: Request, run_id: str, state: RunState) -> Response:
+async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
     server = server_of(request)
     await find_run(server, run_id)
     run = await server.store.transition(run_id, state)
+    await record_action(request, what, run_id)
     if state == "running":
         await server.jobs.resume(run)
     else:
@@ -187,7 +190,9 @@ async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | Non
     failed: call this again later. Resume the run afterwards if it is finished."""
     frontier = await open_frontier(server_of(request), run_id)
     which = which or RetryFailed()
-    count = await retry_matching(frontier, DeadFilter.of(which.kinds or (), which.host, which.url))
+    chosen = DeadFilter.of(which.kinds or (), which.host, which.url)
+    count = await retry_matching(frontier, chosen)
+    await record_action(request, "retry", run_id, f"{count} requests, {chosen}")
     return json_response({"run_id": run_id, "retried": count})
 
 
@@ -204,6 +209,7 @@ async def remove(
         raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
     await server.jobs.forget(run_id)
     await server.store.delete_run(run_id)
+    await record_action(request, "delete", run_id, f"of {run.spider}, {run.state}")
     return json_response({"run_id": run_id, "removed": True})
 
 
@@ -273,7 +279,9 @@ async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Respons
     page = Page(which.url)
     if await frontier.find(page, exact=True) is None:
         raise _no_such_url(run_id, which.url)
-    return json_response({"run_id": run_id, "retried": await frontier.retry_dead(only=[page.fingerprint()])})
+    count = await frontier.retry_dead(only=[page.fingerprint()])
+    await record_action(request, "retry", run_id, page.url)
+    return json_response({"run_id": run_id, "retried": count})
 
 
 def _no_such_url(run_id: str, url: str) -> ProblemError:

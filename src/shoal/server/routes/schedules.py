@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -9,14 +10,23 @@ from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
 from shoal.errors import SinkError, SpiderError
-from shoal.schedules.definitions import make_definition
+from shoal.schedules.definitions import DefinitionError, make_definition
+from shoal.schedules.schedule import Definition, Schedule, describe_timing
 from shoal.schedules.service import Schedules, describe
-from shoal.server.bodies import BoundedRoute
+from shoal.server.action_log import record_action
+from shoal.server.bodies import BodyError, BoundedRoute
 from shoal.server.errors import ProblemError, problems, public_message
 from shoal.server.responses import json_response
 from shoal.server.schemas.common import PRINTABLE
-from shoal.server.schemas.schedules import AddSchedule, ScheduleList, ScheduleModel, ScheduleRemoved, ScheduleRun
-from shoal.server.state import server_of
+from shoal.server.schemas.schedules import (
+    AddSchedule,
+    ChangeSchedule,
+    ScheduleList,
+    ScheduleModel,
+    ScheduleRemoved,
+    ScheduleRun,
+)
+from shoal.server.state import Server, server_of
 
 router = APIRouter(prefix="/api/schedules", tags=["schedules"], route_class=BoundedRoute)
 
@@ -27,16 +37,17 @@ Name = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="Name 
 async def list_schedules(request: Request) -> Response:
     """All schedules of the project, also those that other servers, commands or shoal.toml added."""
     schedules = server_of(request).schedules
-    return json_response({"schedules": [await _page(schedules, each.name) for each in await schedules.list_all()]})
+    pages = await asyncio.gather(*(_describe(schedules, each) for each in await schedules.list_all()))
+    return json_response({"schedules": pages})
 
 
 @router.post("", status_code=201, response_model=ScheduleModel, responses=problems(401, 409, 413, 422, 503))
 async def add(body: AddSchedule, request: Request) -> Response:
     """Add a schedule for a spider of the registry. Each time starts one run, however many servers there are."""
     server = server_of(request)
-    given = body.model_dump(exclude={"name"}, exclude_none=True)
-    definition = make_definition(body.name, given, server.orchestrator().registry)
+    definition = _define(server, body.name, body)
     await server.schedules.add(body.name, definition)
+    await record_action(request, "add schedule", body.name, f"{definition.spider}, {describe_timing(definition)}")
     server.schedule_runner.wake()
     location = {"Location": f"/api/schedules/{body.name}"}
     return json_response(await _page(server.schedules, body.name), 201, location)
@@ -50,12 +61,26 @@ async def read_schedule(name: Name, request: Request) -> Response:
     return json_response(await _page(schedules, name))
 
 
+@router.put("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 409, 413, 422, 503))
+async def change(name: Name, body: ChangeSchedule, request: Request) -> Response:
+    """Replace what a schedule runs and when. New times count from now. One that is defined in shoal.toml is changed
+    there: 409."""
+    server = server_of(request)
+    await _find(server.schedules, name)
+    definition = _define(server, name, body)
+    await server.schedules.add(name, definition, replaces=True)
+    await record_action(request, "change schedule", name, f"{definition.spider}, {describe_timing(definition)}")
+    server.schedule_runner.wake()
+    return json_response(await _page(server.schedules, name))
+
+
 @router.post("/{name}/pause", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
 async def pause(name: Name, request: Request) -> Response:
     """Start no more runs until you resume the schedule. A run that works continues."""
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.pause(name)
+    await record_action(request, "pause schedule", name)
     return json_response(await _page(schedules, name))
 
 
@@ -65,6 +90,7 @@ async def resume(name: Name, request: Request) -> Response:
     server = server_of(request)
     await _find(server.schedules, name)
     await server.schedules.resume(name)
+    await record_action(request, "resume schedule", name)
     server.schedule_runner.wake()
     return json_response(await _page(server.schedules, name))
 
@@ -84,6 +110,7 @@ async def run(name: Name, request: Request) -> Response:
         await server.scheduled_runs.launch(fired.run)
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
+    await record_action(request, "run schedule", name, f"run {run_id}" if run_id else "it waits for the earlier run")
     return json_response({"name": name, "run_id": run_id, "waits": not run_id}, 201)
 
 
@@ -93,7 +120,17 @@ async def remove(name: Name, request: Request) -> Response:
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.remove(name)
+    await record_action(request, "delete schedule", name)
     return json_response({"name": name, "removed": True})
+
+
+def _define(server: Server, name: str, body: ChangeSchedule) -> Definition:
+    """The checked definition. BodyError names the key that is wrong."""
+    given = body.model_dump(exclude={"name"}, exclude_none=True)
+    try:
+        return make_definition(name, given, server.orchestrator().registry)
+    except DefinitionError as exc:
+        raise BodyError(f"body.{exc.key}", redacted(str(exc))) from exc
 
 
 async def _find(schedules: Schedules, name: str) -> None:
@@ -102,5 +139,9 @@ async def _find(schedules: Schedules, name: str) -> None:
 
 
 async def _page(schedules: Schedules, name: str) -> dict[str, object]:
-    found = await describe(schedules, await schedules.get(name))
+    return await _describe(schedules, await schedules.get(name))
+
+
+async def _describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
+    found = await describe(schedules, schedule)
     return {**found, "error": redacted(str(found["error"]))}

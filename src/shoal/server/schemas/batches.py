@@ -100,6 +100,10 @@ class Result(BaseModel):
     content: Annotated[
         object, Field(description="A string, a list of links, or an object of fields. `null` if the page is not text.")
     ]
+    also: Annotated[
+        dict[str, object],
+        Field(description="The page in further forms, by name. Only with the options `also` or `fields`."),
+    ] = {}
     worker_id: str | None
     depth: int
     fetched_at: Annotated[float | None, Field(description="Unix time, in seconds.")]
@@ -113,8 +117,8 @@ class Result(BaseModel):
     truncated: Annotated[
         bool,
         Field(
-            description="`content`, `screenshot`, `pdf` and `captured` were left out because the response would be too "
-            "large."
+            description="`content`, `also`, `screenshot`, `pdf` and `captured` were left out because the response "
+            "would be too large."
         ),
     ] = False
 
@@ -205,13 +209,61 @@ class SessionState(BaseModel):
     state: Annotated[SessionStateName, Field(description="`finished` if the batch had ended before.")]
 
 
+class SessionEntry(BaseModel):
+    """A batch in a list."""
+
+    session_id: str
+    state: SessionStateName
+    distributed: bool
+    caller: Annotated[str, Field(description="Name of the token that it belongs to; empty for the main token.")]
+    created_at: Annotated[float, Field(description="Unix time, in seconds.")]
+    ended_at: float | None
+    urls: Annotated[int, Field(description="Number of URLs that were sent.")]
+    first_url: str
+    progress: Progress
+
+
+class SessionList(BaseModel):
+    """Batches, newest first."""
+
+    model_config = with_examples(
+        {
+            "sessions": [
+                {
+                    "session_id": _SESSION, "state": "running", "distributed": False, "caller": "",
+                    "created_at": 1767225600.5, "ended_at": None, "urls": 3, "first_url": URL,
+                    "progress": {
+                        "total": 3, "ready": 1, "waiting": 0, "in_flight": 1, "done": 1, "failed": 0, "results": 1,
+                    },
+                }
+            ]
+        }
+    )  # fmt: skip
+
+    sessions: list[SessionEntry]
+
+
+class CeleryMember(BaseModel):
+    """A Celery worker."""
+
+    name: str
+    pid: int
+    answers: Annotated[bool, Field(description="It replied to the last poll.")]
+
+
 class DistributedStatus(BaseModel):
     """Whether `distributed: true` works at the moment."""
 
-    model_config = with_examples({"distributed_available": True, "message": "Redis connected", "workers": 2})
+    model_config = with_examples(
+        {
+            "distributed_available": True, "message": "Redis connected", "workers": 1,
+            "members": [{"name": "celery@crawl-1", "pid": 4711, "answers": True}],
+        }
+    )  # fmt: skip
 
     distributed_available: bool
     message: str
     workers: Annotated[
         int | None, Field(description="Number of workers that respond; `null` if the broker cannot be reached.")
     ] = None
+    members: Annotated[list[CeleryMember], Field(description="Workers that responded within the last seconds.")] = []

@@ -28,16 +28,11 @@ Missed = Annotated[
 ]
 
 
-class AddSchedule(StrictModel):
-    """Runs a spider of the registry at set times. Set either `cron` or `every`."""
+class ChangeSchedule(StrictModel):
+    """What runs, and when. Set either `cron` or `every`."""
 
-    model_config = with_examples(
-        {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
-        {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
-        strict=True,
-    )
+    model_config = with_examples({"spider": "Books", "every": "30m", "overlap": "wait"}, strict=True)
 
-    name: Word
     spider: Word
     arguments: Annotated[
         dict[Word, Scalar], Field(max_length=100, description="Constructor arguments of the spider."), at_most(100)
@@ -58,6 +53,18 @@ class AddSchedule(StrictModel):
     ] = None
 
 
+class AddSchedule(ChangeSchedule):
+    """Runs a spider of the registry at set times. Set either `cron` or `every`."""
+
+    model_config = with_examples(
+        {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
+        {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
+        strict=True,
+    )
+
+    name: Word
+
+
 class ScheduleModel(BaseModel):
     """A schedule and what it did so far. Times are Unix times, in seconds."""
 
@@ -73,18 +80,18 @@ class ScheduleModel(BaseModel):
     jitter: float
     overlap: Overlap
     missed: Missed
-    keep: int | None
+    keep: int | None = None
     origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
     paused: bool
-    next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")]
-    waiting: Annotated[float | None, Field(description="A time whose run starts when the run before has ended.")]
+    next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")] = None
+    waiting: Annotated[float | None, Field(description="A time whose run starts when the run before has ended.")] = None
     run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
-    run_state: Annotated[str | None, Field(description="Its state; `null` if there is none, or it was deleted.")]
-    fired_at: Annotated[float | None, Field(description="The time of the newest run.")]
+    run_state: Annotated[str | None, Field(description="Its state; `null` if there is none, or it was deleted.")] = None
+    fired_at: Annotated[float | None, Field(description="The time of the newest run.")] = None
     fired: Annotated[int, Field(description="Number of runs.")]
     skipped: Annotated[int, Field(description="Number of times that were skipped because of `overlap`.")]
     missed_times: Annotated[int, Field(description="Number of times that were not made up for.")]
-    missed_at: Annotated[float | None, Field(description="The last of them.")]
+    missed_at: Annotated[float | None, Field(description="The last of them.")] = None
     error: Annotated[str, Field(description="Why the last run could not start or failed, or an empty string.")]
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from shoal.batch.redaction import redacted
+from shoal.errors import ShoalError
+from shoal.monitoring.problems import Problem
 from shoal.monitoring.snapshot import Snapshot
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -13,15 +16,33 @@ from shoal.server.state import Server
 
 router = APIRouter()
 
+_PROBLEMS = 20
+_PROBLEMS_FRESH = 5.0  # seconds
+HOURS = (1, 3, 12, 24)
+
 
 async def load(server: Server, request: Request) -> dict[str, Any]:
     snapshot = await server.snapshots.get()
+    problems = await find_problems(server, snapshot)
+    hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
         "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
         "total": _total(snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
+        "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
+        "more_problems": max(0, len(problems) - _PROBLEMS),
+        "hours": next((each for each in HOURS if str(each) == hours), 3),
+        "all_hours": HOURS,
     }
+
+
+async def find_problems(server: Server, snapshot: Snapshot) -> list[Problem]:
+    """What needs attention. Nothing if the store is away: the snapshot says so."""
+    try:
+        return await server.cache.get("problems", _PROBLEMS_FRESH, lambda: server.attention.find(snapshot))
+    except ShoalError:
+        return []
 
 
 def _total(snapshot: Snapshot) -> dict[str, float]:

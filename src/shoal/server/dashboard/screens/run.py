@@ -1,14 +1,20 @@
-"""One run: its counters, speed, failures, hosts, outputs, workers and settings."""
+"""One run: its counters, history, failures, items, hosts, outputs, workers, settings, and what users did to it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 
+from shoal.batch.redaction import redacted
 from shoal.batch.spider import BatchSpider
 from shoal.config import mask
-from shoal.ports import Run
+from shoal.monitoring.actions import Action, ActionLog
+from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
+from shoal.ports import Frontier, Run, Stats
+from shoal.runs.dead_requests import dead_examples
 from shoal.runs.queries import run_options
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -17,6 +23,13 @@ from shoal.server.state import Server
 from shoal.sinks.drainer import position_of
 
 router = APIRouter()
+
+HOURS = ("1", "24")
+_ITEMS = 20
+_ITEMS_FRESH = 8.0  # seconds
+_EXAMPLES_FRESH = 60.0
+_ACTIONS = 20
+_KINDS = 30
 
 
 async def find_run(server: Server, run_id: str) -> Run:
@@ -36,12 +49,57 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
         for role in await frontier.roles()
         if role.role.startswith("sink:")
     ]
+    items, coverage = await _items(server, run.run_id)
+    hours = request.query_params.get("hours", "")
     return {
         "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
-        "kinds": sorted((await frontier.dead_kinds()).items(), key=lambda pair: -pair[1]),
+        "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
         "hosts": await frontier.host_states(20), "workers": await frontier.workers(),
         "rewinds": await frontier.rewinds() if stats.rewinds else [], "error": server.jobs.failure(run.run_id),
+        "items": items, "coverage": coverage, "settings": _settings(run), "actions": await _actions(server, run.run_id),
+        "hours": hours if hours in HOURS else "",
     }  # fmt: skip
+
+
+async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, Any]]:
+    """The kinds of failures with examples, and what a button sends to retry each."""
+    if not stats.dead:
+        return []
+    counts = await frontier.dead_kinds()
+    key = ("examples", run_id, stats.dead, len(counts))
+    found = await server.cache.get(key, _EXAMPLES_FRESH, lambda: dead_examples(frontier))
+    examples = {each.kind: [(one.url, redacted(one.reason)) for one in each.examples] for each in found}
+    return [
+        {"kind": kind, "count": count, "examples": examples.get(kind, []), "body": json.dumps({"kinds": [kind]})}
+        for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_KINDS]
+    ]
+
+
+async def _items(server: Server, run_id: str) -> tuple[list[str], list[FieldCoverage]]:
+    """The last items as JSON, and how often each field has a value."""
+
+    async def read() -> tuple[list[str], list[FieldCoverage]]:
+        items = await read_recent_items(server.store, run_id, _ITEMS)
+        return items, field_coverage(await read_processes(server.store, run_id))
+
+    return await server.cache.get(("items", run_id), _ITEMS_FRESH, read)
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    """What the run was started with. Passwords in URLs are masked."""
+    shown = {name: value for name, value in run.settings.items() if value not in (None, "", [], {}, ())}
+    return [(name, mask(value if isinstance(value, str) else _json(value))) for name, value in sorted(shown.items())]
+
+
+def _json(value: object) -> str:
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return ", ".join(mask(each) for each in value)
+    return msgspec.json.encode(value).decode()
+
+
+async def _actions(server: Server, run_id: str) -> list[Action]:
+    log = ActionLog(server.store, server.config.project_name)
+    return [each for each in await log.recent(400) if each.target == run_id][:_ACTIONS]
 
 
 add_screen(router, "/ui/runs/{run_id}", "run", load)

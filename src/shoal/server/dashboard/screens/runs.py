@@ -38,7 +38,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     return {
         "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
         "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
-        "spiders": _spiders(server),
+        "spiders": spider_names(server),
     }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ async def read_stats(server: Server, run: Run) -> Stats | None:
         return None
 
 
-def _spiders(server: Server) -> list[str]:
+def spider_names(server: Server) -> list[str]:
     """The names in the registry."""
     try:
         return sorted(server.orchestrator().registry)

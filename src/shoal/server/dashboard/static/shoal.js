@@ -9,22 +9,56 @@ const READERS = {
     const at = line.indexOf("=");
     return at < 0 ? [line, true] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
   })),
+  json: (text) => JSON.parse(text),
+  wait: (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text.trim()),
   lines: (text) => text.split("\n").map((line) => line.trim()).filter(Boolean),
 };
+
+// `a.b` names a value in the object `a`. Fields with `data-list` are elements of a list.
+function put(body, field, value) {
+  const path = field.name.split(".");
+  const last = path.pop();
+  const owner = path.reduce((each, name) => (each[name] ??= {}), body);
+  if ("list" in field.dataset) (owner[last] ??= []).push(value);
+  else owner[last] = value;
+}
 
 function bodyOf(form) {
   const body = {};
   for (const field of form.querySelectorAll("[name]")) {
-    if (field.type === "checkbox") {
-      if (field.checked) body[field.name] = true;
-    } else if (field.type === "radio") {
-      if (field.checked) body[field.name] = field.value;
+    if (field.type === "checkbox" || field.type === "radio") {
+      if (field.checked) put(body, field, field.hasAttribute("value") ? field.value : true);
+      else if ("off" in field.dataset) put(body, field, JSON.parse(field.dataset.off));
     } else if (field.value.trim() !== "") {
       const type = field.dataset.type || (field.type === "number" ? "number" : "");
-      body[field.name] = type ? READERS[type](field.value) : field.value;
+      put(body, field, type ? READERS[type](field.value) : field.value);
     }
   }
   return body;
+}
+
+// Show what is wrong with a form beside its fields.
+function showErrors(form, details) {
+  form.querySelectorAll(".field-error").forEach((each) => each.remove());
+  form.querySelectorAll("[aria-invalid]").forEach((each) => {
+    each.removeAttribute("aria-invalid");
+    each.removeAttribute("aria-describedby");
+  });
+  for (const { where, message } of details) {
+    const path = where.replace(/^body\.?/, "");
+    const field = [...form.querySelectorAll("[name]:not([type=hidden])")]
+      .filter((each) => path === each.name || path.startsWith(`${each.name}.`))
+      .sort((a, b) => b.name.length - a.name.length)[0];
+    if (!field) continue;
+    const line = document.createElement("span");
+    line.className = "field-error";
+    line.id = `error-${field.name}`;
+    line.textContent = message;
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-describedby", line.id);
+    field.after(line);
+    field.focus();
+  }
 }
 
 htmx.defineExtension("shoal-json", {
@@ -49,8 +83,13 @@ function toast(text, bad) {
   setTimeout(() => line.remove(), bad ? 12000 : 5000);
 }
 
+// The value at a path such as `results.0.error`.
+function at(values, path) {
+  return path.split(".").reduce((each, name) => (each === null || each === undefined ? undefined : each[name]), values);
+}
+
 function filled(text, values) {
-  return text.replace(/\{(\w+)\}/g, (all, name) => (name in values ? values[name] : all));
+  return text.replace(/\{([\w.]+)\}/g, (all, path) => at(values, path) ?? all);
 }
 
 function answerOf(xhr) {
@@ -65,13 +104,20 @@ document.addEventListener("htmx:afterRequest", (event) => {
   const { elt, xhr, successful, requestConfig } = event.detail;
   if (!requestConfig || requestConfig.verb === "get") return;
   const answer = answerOf(xhr);
+  const problem = successful ? null : answer.error;
+  if (elt.tagName === "FORM") showErrors(elt, (problem && problem.details) || []);
   if (!successful) {
-    const problem = answer.error;
     toast(problem ? problem.message : xhr.status ? `The server answered with status ${xhr.status}.` : "The server does not answer.", true);
     return;
   }
   if (elt.dataset.then) {
     location.href = elt.dataset.then.replace(/\{(\w+)\}/g, (all, name) => encodeURIComponent(answer[name]));
+    return;
+  }
+  const failure = elt.dataset.problem && at(answer, elt.dataset.problem);
+  if (failure) {
+    toast(failure, true);
+    refresh();
     return;
   }
   if (elt.dataset.result) show(elt.dataset.result, answer);
@@ -139,13 +185,23 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// Times on the axis: with seconds for short ranges, with the day for long ones.
+function timesOf(u, moments) {
+  const seconds = moments.length > 1 ? moments[moments.length - 1] - moments[0] : 0;
+  const parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  if (seconds < 300) parts.second = "2-digit";
+  if (seconds > 86400) Object.assign(parts, { day: "numeric", month: "short" });
+  const format = new Intl.DateTimeFormat(undefined, parts);
+  return moments.map((moment) => format.format(new Date(1000 * moment)));
+}
+
 function chartOptions(place, series) {
   const axis = { stroke: colour("muted"), grid: { stroke: colour("line") }, ticks: { stroke: colour("line") } };
   return {
     width: Math.max(260, place.clientWidth - 16), height: 200, legend: { live: true },
     scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
-    axes: [axis, { ...axis, size: 60 }],
-    series: [{}, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
+    axes: [{ ...axis, values: timesOf, space: 80 }, { ...axis, size: 60 }],
+    series: [{ label: "Time", value: (u, moment) => (moment ? FULL.format(new Date(1000 * moment)) : "") }, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
   };
 }
 
@@ -167,7 +223,10 @@ async function draw(place) {
 function paint(place, data) {
   const values = [data.times, ...data.series.map((each) => each.values)];
   let chart = CHARTS.get(place);
-  if (!data.times.length) return;
+  if (!data.times.length) {
+    if (!chart) place.textContent = "No history yet.";
+    return;
+  }
   if (!chart || chart.series.length !== values.length) {
     place.replaceChildren();
     chart = new uPlot(chartOptions(place, data.series), values, place);

@@ -1,0 +1,1 @@
+"""Notifications: who is told of which problem, through which channel."""

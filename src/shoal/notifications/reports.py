@@ -1,0 +1,97 @@
+"""What was reported of a problem, and what should be reported next. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shoal.monitoring.problems import ONCE, Problem
+from shoal.notifications.messages import Message, MessageEvent
+
+_MAX_OUTGOING = 6
+"""Messages of one problem that wait for one channel. The oldest ones of a channel that is down are dropped."""
+
+
+class Outgoing(Struct, frozen=True, kw_only=True):
+    """A message that a channel has not delivered yet."""
+
+    message: Message
+    channel: str
+    attempts: int = 0
+    sender: str = ""
+    """The server that sends it now, or died while it did."""
+    error: str = ""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """A problem as it was last reported, and the messages that are not delivered yet."""
+
+    problem: Problem
+    opened_at: float
+    reported_at: float
+    closed_at: float | None = None
+    """None while the problem lasts."""
+    outbox: tuple[Outgoing, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_at is None
+
+
+def next_event(report: Report | None, problem: Problem | None, now: float, min_interval: float) -> MessageEvent | None:
+    """What should be sent now, if anything. ``problem``: None if it is over.
+
+    A problem is sent once, again if it changes (another severity, a figure that doubled), and when it is resolved. A
+    change or a return within ``min_interval`` of the last message waits until then.
+    """
+    if problem is None:
+        return "resolved" if report is not None and report.is_open and report.problem.kind not in ONCE else None
+    if report is None:
+        return "new"
+    is_early = 0 <= now - report.reported_at < min_interval
+    if is_early:
+        return None
+    if not report.is_open:
+        return "new"
+    before = report.problem
+    has_doubled = problem.figure >= 2 * before.figure > 0
+    return "changed" if problem.severity != before.severity or has_doubled else None
+
+
+def updated_report(
+    report: Report | None, problem: Problem | None, now: float, min_interval: float, channels: Sequence[str],
+    project: str,
+) -> Report | None:  # fmt: skip
+    """The report after a check; the same object if nothing changes. ``channels``: those of the problem's rules."""
+    event = next_event(report, problem, now, min_interval)
+    if event is None:
+        if report is not None and problem is None and report.is_open:
+            return replace(report, closed_at=now)
+        return report
+    about = problem if problem is not None else report.problem if report is not None else None
+    if about is None or (report is None and not channels and about.severity == "info"):
+        return report
+    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=about)
+    outbox = report.outbox if report is not None else ()
+    for channel in channels:
+        outbox = _queued(outbox, Outgoing(message=message, channel=channel))
+    is_new = report is None or not report.is_open
+    return Report(
+        problem=about, opened_at=now if is_new or report is None else report.opened_at, reported_at=now,
+        closed_at=now if event == "resolved" else None, outbox=outbox,
+    )  # fmt: skip
+
+
+def _queued(outbox: tuple[Outgoing, ...], added: Outgoing) -> tuple[Outgoing, ...]:
+    """The outbox with one more message. It replaces changes that nobody has read; the newest one says it all."""
+    kept = [
+        each
+        for each in outbox
+        if each.channel != added.channel or each.message.event != "changed" or each.sender or each.attempts
+    ]
+    own = [each for each in kept if each.channel == added.channel]
+    surplus = own[: max(0, len(own) + 1 - _MAX_OUTGOING)]
+    return (*(each for each in kept if each not in surplus), added)

@@ -1,0 +1,43 @@
+"""Which rules apply to a run and a problem. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from msgspec.structs import replace
+
+from shoal.monitoring.problems import Limits, Problem
+from shoal.notifications.settings import Rule
+
+QUIET = frozenset({"finished"})
+"""Events that a rule must name: they are no problems."""
+EVERYTHING = Rule()
+"""The rule of settings without rules: all problems through all channels."""
+
+
+def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> Limits:
+    """The limits for a run. A rule for the run wins over one for its spider, and that over one for all."""
+    limits = Limits()
+    matching = [rule for rule in rules if _matches(rule, run_id, spider)]
+    for rule in sorted(matching, key=lambda rule: (rule.run is not None, rule.spider is not None)):
+        limits = replace(limits, **rule.limits)
+    return limits
+
+
+def channels_for(rules: Collection[Rule], problem: Problem, channels: Mapping[str, object]) -> list[str]:
+    """The channels through which a problem is sent, in the order of the settings.
+
+    A failing channel is reported through all others, whatever the rules say: nobody would know otherwise.
+    """
+    if problem.kind == "channel_failing":
+        return [name for name in channels if name != problem.about]
+    chosen: set[str] = set()
+    for rule in rules or (EVERYTHING,):
+        wanted = problem.kind in rule.events if rule.events is not None else problem.kind not in QUIET
+        if wanted and _matches(rule, problem.run_id, problem.spider):
+            chosen.update(rule.channels or channels)
+    return [name for name in channels if name in chosen]
+
+
+def _matches(rule: Rule, run_id: str, spider: str) -> bool:
+    return rule.run in (None, run_id) and rule.spider in (None, spider)

@@ -1,0 +1,188 @@
+"""Watches a store for problems, and has them reported. A loop of each server; one server at a time is in charge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shoal.config import Config
+from shoal.errors import FrontierError
+from shoal.frontier.memory.documents import MemoryDocuments
+from shoal.monitoring.facts import FactReader
+from shoal.monitoring.problems import Mark, advance_marks, find_problems, store_away
+from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+from shoal.notifications.channels import Channel
+from shoal.notifications.delivery import Delivery
+from shoal.notifications.missed_times import read_missed
+from shoal.notifications.rules import limits_for
+from shoal.notifications.settings import NotificationSettings
+from shoal.ports import Documents, Store
+from shoal.schedules.service import Schedules
+from shoal.stores.documents import StoredValue
+
+log = logging.getLogger("shoal.notifications")
+
+_TAKEOVER = 3.0
+"""Intervals without a sign of the server in charge after which another one takes over."""
+_TIMEOUT = 30.0
+_CLOSE_TIMEOUT = 2.0
+_BAD_KINDS = ("failed", "few_items", "low_coverage")
+
+
+class Watch(Struct, frozen=True, kw_only=True):
+    """Which server is in charge. It changes this document with each check, so that others see that it lives. They
+    measure that on their own clocks."""
+
+    holder: str
+    beat: int = 0
+    since: float
+    """When the store was watched for the first time. What happened before is not reported."""
+    marks: dict[str, Mark] = {}
+
+
+def watch_of(documents: Documents, project: str) -> StoredValue[Watch]:
+    """Who watches the runs of a project."""
+    return StoredValue(documents, f"watch/{project}", Watch)
+
+
+class Watcher:
+    """Checks a store for problems while this server is in charge, and delivers messages."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        settings: NotificationSettings,
+        channels: Mapping[str, Channel],
+        name: str,
+        *,
+        without: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``name``: of this server, unique. ``without``: names of spiders whose runs are left out."""
+        project = config.project_name
+        limits = partial(limits_for, settings.rules.values())
+        self._settings = settings
+        self._name = name
+        self._clock = clock
+        self._limits = limits
+        self._taker = SnapshotTaker(store, config, without=without)
+        self._facts = FactReader(store, config, limits, without=without)
+        self._schedules = Schedules(store, project)
+        self._watch = watch_of(store, project)
+        self._delivery = Delivery(store, channels, settings, project, name, self._is_in_charge)
+        self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name, _always)
+        """For what cannot be stored: that the store is away."""
+        self._seen: tuple[str, int] | None = None
+        self._seen_at = 0.0
+        self._held: Watch | None = None
+        """The document as this server wrote it last. None if another one is in charge."""
+        self._marks: dict[str, Mark] = {}
+        self._before: Snapshot | None = None
+        self._away_since: float | None = None
+
+    async def run(self) -> None:
+        """Check and deliver until this is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat(self.check))
+            tasks.create_task(self._repeat(self.deliver))
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(self._settings.check_every * random.uniform(0.9, 1.1))
+            try:
+                await step()
+            except Exception:  # the next one may succeed
+                log.exception("a step of the notifications failed")
+
+    async def release(self) -> None:
+        """Let another server take over at once."""
+        with suppress(FrontierError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                if self._held is not None:
+                    await self._watch.change(self._released)
+
+    async def check(self) -> None:
+        """Look for problems once, if this server is in charge."""
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await self._check()
+        except (FrontierError, TimeoutError) as exc:
+            await self._note_away(str(exc) or "it did not answer in time")
+        else:
+            if self._away_since is not None:
+                self._away_since = None
+                await self._own_delivery.check([], self._clock())
+
+    async def _check(self) -> None:
+        now = self._clock()
+        was_in_charge = self._held is not None
+        self._held = held = await self._hold(now)
+        if held is None:
+            self._before = None
+            return
+        if not was_in_charge:
+            self._marks = dict(held.marks)
+            await self._delivery.load()
+        snapshot, before = await self._taker.take(now), self._before
+        self._before, self._marks = snapshot, advance_marks(self._marks, snapshot)
+        bad = {r.problem.run_id for r in self._delivery.reports.values() if r.problem.kind in _BAD_KINDS}
+        facts = await self._facts.read(snapshot, since=held.since, marks=self._marks, bad=bad)
+        missed = await read_missed(self._schedules, held.since)
+        facts = replace(facts, channels=self._delivery.failing_channels(), missed=missed)
+        if before is not None:  # one snapshot alone cannot show that a problem is over
+            await self._delivery.check(find_problems(snapshot, before, facts, self._limits), now)
+
+    async def deliver(self) -> None:
+        """Send what is due, if this server is in charge."""
+        now = self._clock()
+        await self._own_delivery.deliver(now)
+        if self._held is not None:
+            with suppress(FrontierError):  # the next check notices it
+                await self._delivery.deliver(now)
+
+    async def _hold(self, now: float) -> Watch | None:
+        """Stay in charge, or take over from a server that shows no sign of life. None if another one is in charge."""
+        watch = await self._watch.change(lambda found: self._next_watch(found, now))
+        return watch if watch is not None and watch.holder == self._name else None
+
+    def _next_watch(self, found: Watch | None, now: float) -> Watch:
+        if found is None:
+            return Watch(holder=self._name, since=now)
+        if found.holder == self._name:
+            return replace(found, beat=found.beat + 1, marks=self._marks if self._held is not None else found.marks)
+        seen = (found.holder, found.beat)
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, time.monotonic()
+        silence = time.monotonic() - self._seen_at
+        if found.holder and silence < _TAKEOVER * self._settings.check_every:
+            return found
+        return replace(found, holder=self._name, beat=found.beat + 1)
+
+    def _released(self, found: Watch | None) -> Watch | None:
+        if found is None or found.holder != self._name:
+            return found
+        return replace(found, holder="", beat=found.beat + 1, marks=self._marks)
+
+    async def _is_in_charge(self) -> bool:
+        watch = await self._watch.read()
+        return watch is not None and watch.holder == self._name
+
+    async def _note_away(self, reason: str) -> None:
+        """Report that the store is away, if this server was in charge: no other one knows whether somebody does."""
+        now = self._clock()
+        self._away_since = now if self._away_since is None else self._away_since
+        if self._held is not None and now - self._away_since >= _TAKEOVER * self._settings.check_every:
+            await self._own_delivery.check([store_away(self._away_since, reason)], now)
+
+
+async def _always() -> bool:
+    return True

@@ -1,0 +1,62 @@
+"""What needs attention now, whether or not anybody is notified of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from shoal.config import Config
+from shoal.errors import ShoalError
+from shoal.monitoring.facts import FactReader
+from shoal.monitoring.problems import FailingChannel, Mark, Problem, advance_marks, find_problems
+from shoal.monitoring.snapshot import Snapshot
+from shoal.notifications.missed_times import read_missed
+from shoal.notifications.service import Notifications
+from shoal.ports import Store
+from shoal.schedules.service import Schedules
+
+_ORDER = ("critical", "warning")
+
+
+class Attention:
+    """Finds the problems of a store, for one reader after the other."""
+
+    def __init__(
+        self, store: Store, config: Config, notifications: Notifications, schedules: Schedules, *,
+        without: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """``without``: names of spiders whose runs are left out."""
+        self._store = store
+        self._notifications = notifications
+        self._schedules = schedules
+        self._facts = FactReader(store, config, notifications.limits, without=without)
+        self._before: Snapshot | None = None
+        self._marks: dict[str, Mark] = {}
+        self._since: dict[str, float] = {}
+        """When each problem was first seen."""
+
+    async def find(self, snapshot: Snapshot) -> list[Problem]:
+        """The problems at the time of a snapshot, critical ones first, then the newest."""
+        if snapshot.away:
+            return find_problems(snapshot)
+        self._marks = advance_marks(self._marks, snapshot)
+        facts = await self._facts.read(snapshot, marks=self._marks)
+        facts = replace(facts, missed=await read_missed(self._schedules, facts.since), channels=await self._channels())
+        found = find_problems(snapshot, self._before, facts, self._notifications.limits)
+        self._before = snapshot
+        shown = [each for each in found if each.severity in _ORDER]
+        shown = [replace(each, since=self._since.get(each.key, each.since)) for each in shown]
+        self._since = {each.key: each.since for each in shown}
+        return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
+
+    async def _channels(self) -> tuple[FailingChannel, ...]:
+        try:
+            channels = await self._notifications.channels(self._store)
+        except ShoalError:  # a document of another version
+            return ()
+        return tuple(
+            FailingChannel(each.name, each.state.failures, each.state.failing_since, each.state.error)
+            for each in channels
+            if each.is_failing
+        )

@@ -1,0 +1,87 @@
+"""One batch: its progress, and its results."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from shoal.batch.results import Result, SessionResults
+from shoal.batch.session import OVER, Session
+from shoal.server.dashboard.pages import add_screen
+from shoal.server.dashboard.screens.batches import check_serves
+from shoal.server.routes.crawl import find_session
+from shoal.server.state import Server
+
+router = APIRouter()
+
+_PAGE = 50
+_MAX_READ = 4 << 20
+_MAX_RESULT = 16 << 20
+_MAX_TEXT = 40_000
+_MAX_LINKS = 200
+_MAX_NUMBER = 16  # digits
+
+
+async def load(server: Server, request: Request) -> dict[str, Any]:
+    check_serves(server)
+    session = await find_session(request, request.path_params["session_id"][:100])
+    query = request.query_params
+    is_single = len(session.settings.urls) == 1 and not session.options.depth
+    number = _number(query.get("result", "1" if is_single else ""))
+    after = _number(query.get("after", "0")) or 0
+    outlines = [] if number is not None else await SessionResults(session).read_outlines(after, _PAGE, _MAX_READ)
+    state, progress = await session.state(), await session.progress()
+    return {
+        "session": session, "state": state, "progress": progress, "is_over": state in OVER, "is_single": is_single,
+        "result": None if number is None else await _read_result(session, number), "number": number,
+        "outlines": outlines, "next": outlines[-1][0] if len(outlines) == _PAGE else None, "after": after,
+    }  # fmt: skip
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < _MAX_NUMBER else None
+
+
+async def _read_result(session: Session, number: int) -> dict[str, Any] | None:
+    """One result with everything that was asked for; None while it is not there."""
+    found = await SessionResults(session).read(max(0, number - 1), 1, _MAX_RESULT)
+    if not found or found[0][0] != number:
+        return None
+    result = found[0][1]
+    return {
+        **result,
+        "parts": _parts(result, session),
+        "screenshot": _image(result.get("screenshot")),
+        "truncated": bool(result.get("truncated")),
+        "rendered": bool(result.get("rendered")),
+    }
+
+
+def _parts(result: Result, session: Session) -> list[dict[str, Any]]:
+    """The page in each form, as text that is not too long, or as a list of links."""
+    also = result.get("also")
+    forms = {session.options.format: result.get("content"), **(also if isinstance(also, dict) else {})}
+    return [_part(form, content) for form, content in forms.items() if content is not None]
+
+
+def _part(form: str, content: object) -> dict[str, Any]:
+    if form == "links" and isinstance(content, list):
+        return {"form": form, "links": [str(each) for each in content[:_MAX_LINKS]], "total": len(content)}
+    if form == "fields" and isinstance(content, dict):
+        fields = {name: value if isinstance(value, list) else [value] for name, value in content.items()}
+        return {"form": form, "fields": fields, "total": len(fields)}
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return {"form": form, "text": text[:_MAX_TEXT], "total": len(text), "is_cut": len(text) > _MAX_TEXT}
+
+
+def _image(content: object) -> str:
+    """A PNG as the source of an image; empty if there is none."""
+    if not isinstance(content, bytes) or not content.startswith(b"\x89PNG"):
+        return ""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+add_screen(router, "/ui/batches/{session_id}", "session", load)

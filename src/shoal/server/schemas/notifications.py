@@ -1,0 +1,116 @@
+"""Bodies of `/api/notifications` and `/api/actions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from shoal.batch.limits import StrictModel
+from shoal.monitoring.problems import ProblemKind, Severity
+from shoal.server.schemas.common import RUN_ID, Word, with_examples
+
+
+class ProblemModel(BaseModel):
+    """A problem that was reported."""
+
+    key: Annotated[str, Field(description="The same as long as it is the same problem.")]
+    kind: ProblemKind
+    severity: Severity
+    run_id: str
+    spider: str
+    title: str
+    text: str
+    since: Annotated[float, Field(description="Unix time, in seconds.")]
+    reported_at: Annotated[float, Field(description="When the last message on it was made.")]
+    closed_at: Annotated[float | None, Field(description="When it was over; `null` while it lasts.")] = None
+    undelivered: Annotated[list[str], Field(description="Channels that have not delivered all messages on it yet.")]
+
+
+class ChannelModel(BaseModel):
+    """A notification channel. Its URL and its secrets are not shown."""
+
+    name: str
+    type: Literal["webhook", "smtp", "slack", "telegram", "apprise"]
+    failing: Annotated[bool, Field(description="It failed so often that the other channels report it.")]
+    delivered: Annotated[int, Field(description="Messages that it delivered.")]
+    delivered_at: Annotated[float, Field(description="When it last did; 0 if never.")]
+    failures: Annotated[int, Field(description="Attempts in a row that failed.")]
+    next_at: Annotated[float, Field(description="It is not tried before; 0 if it works.")]
+    error: Annotated[str, Field(description="Of the last attempt; empty if it worked.")]
+
+
+class NotificationPage(BaseModel):
+    """Reported problems, lasting ones first, and the channels."""
+
+    model_config = with_examples(
+        {
+            "problems": [
+                {
+                    "key": f"stalled/{RUN_ID}", "kind": "stalled", "severity": "critical", "run_id": RUN_ID,
+                    "spider": "books", "title": "books: stalled",
+                    "text": "No page was done or failed for 10 min. 80 requests are left: 60 ready, 0 waiting, 20 in "
+                    "flight. The run has 2 workers.",
+                    "since": 1771156800.0, "reported_at": 1771157400.0, "closed_at": None, "undelivered": [],
+                }
+            ],
+            "watched_since": 1771150000.0,
+            "channels": [
+                {
+                    "name": "ops", "type": "webhook", "failing": False, "delivered": 12, "delivered_at": 1771157400.0,
+                    "failures": 0, "next_at": 0.0, "error": "",
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    problems: list[ProblemModel]
+    channels: list[ChannelModel]
+    watched_since: Annotated[
+        float | None,
+        Field(description="When a server began to look for problems; earlier events are not reported. `null`: never."),
+    ]
+
+
+class SendTest(StrictModel):
+    """Which channel to test."""
+
+    model_config = with_examples({"channel": "ops"}, {}, strict=True)
+
+    channel: Annotated[Word | None, Field(description="Name of the channel. Default: all.")] = None
+
+
+class TestResult(BaseModel):
+    """What became of a test message."""
+
+    channel: str
+    delivered: bool
+    error: str
+
+
+class TestPage(BaseModel):
+    """What became of the test messages."""
+
+    model_config = with_examples({"results": [{"channel": "ops", "delivered": True, "error": ""}]})
+
+    results: list[TestResult]
+
+
+class ActionModel(BaseModel):
+    """Something that a user did."""
+
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    who: Annotated[str, Field(description="Name and address of the caller, or user and machine of a command.")]
+    what: str
+    target: Annotated[str, Field(description="The run, host, cluster or schedule.")]
+    detail: str
+
+
+class ActionPage(BaseModel):
+    """User actions, newest first."""
+
+    model_config = with_examples(
+        {"actions": [{"at": 1771156800.0, "who": "admin (127.0.0.1)", "what": "pause", "target": RUN_ID, "detail": ""}]}
+    )
+
+    actions: list[ActionModel]

@@ -1,0 +1,78 @@
+"""The image with Chromium and Tor: it renders with little shared memory, with a full disk, and with Compose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.containers.checks import Checks, Failed
+from tests.containers.compose import BROWSER_FILE, Compose, check_confined, container_logs
+from tests.containers.crawls import Api, Site
+from tests.containers.engine import ROOT, Podman
+
+NETWORK = "shoal-browser"
+PROJECT = "shoal-browser-test"
+CONFINED = ["run", "--rm", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir=/tmp"]
+MADE_BY_A_SCRIPT, UNTOUCHED = "/script/0", "not rendered"
+"""The heading of the page, see tests/containers/site.py."""
+
+
+def check_browser(podman: Podman, checks: Checks, image: str, folder: Path) -> None:
+    with checks.step("the image with Chromium and Tor is built"):
+        podman.build(image, "Dockerfile.browser")
+    with checks.step("Chromium and Tor start read-only, for a user that is not root"):
+        _check_programs(podman, image)
+    podman("network", "create", NETWORK)
+    site = Site(podman, NETWORK)
+    with checks.step("pages are rendered with 1 MB of shared memory"):
+        headings, said = _crawl(podman, image, "--shm-size=1m", "--tmpfs=/tmp:size=512m,mode=1777")
+        if headings != sorted([MADE_BY_A_SCRIPT, UNTOUCHED, UNTOUCHED]):
+            raise Failed(f"{headings}\n{said}")
+    with checks.step("with a full disk a page fails with this reason, and the worker continues"):
+        headings, said = _crawl(podman, image, "--tmpfs=/tmp:size=2m,mode=1777")
+        if headings != [UNTOUCHED] * 2 or "The disk is full: /tmp, where Chromium keeps its profile" not in said:
+            raise Failed(f"{headings}\n{said}")
+    podman("rm", "--force", "--time", "0", site.container)
+    try:
+        _check_compose(podman, checks, folder)
+    except BaseException:
+        print(container_logs(podman), flush=True)
+        raise
+
+
+def _check_programs(podman: Podman, image: str) -> None:
+    alone = [*CONFINED, "--network=none", "--tmpfs=/tmp:size=512m,mode=1777"]
+    user = podman(*alone, "--entrypoint", "id", image, "-u")
+    said = podman(*alone, image, "doctor")
+    starting = [line for line in said.splitlines() if line.startswith("ok ") and " starts" in line]
+    if user != "10001" or [line.split()[1] for line in starting] != ["Chromium", "Tor"]:
+        raise Failed(f"as user {user}, shoal doctor says:\n{said}")
+
+
+def _crawl(podman: Podman, image: str, *options: str) -> tuple[list[str], str]:
+    """The headings that a crawl of one rendered page and two others found, and what its log says about failures."""
+    spiders = f"--volume={ROOT / 'tests' / 'containers'}:/spiders:ro"
+    said = podman(
+        *CONFINED, f"--network={NETWORK}", spiders, *options, "--entrypoint", "sh", image, "-c",
+        "shoal run /spiders/spider.py:Rendered -o - 2>&1",
+    )  # fmt: skip
+    items = [json.loads(line)["heading"] for line in said.splitlines() if line.startswith("{")]
+    return sorted(items), said
+
+
+def _check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
+    compose = Compose(podman, folder, PROJECT, BROWSER_FILE)
+    api = Api(f"http://127.0.0.1:{compose.ports['API_PORT']}", compose.secrets["token"])
+    with checks.step("Compose: the API and a Celery worker render a page"):
+        compose("up", "--detach", "--no-build", "--scale", "celery-worker=1", "redis", "api", "celery-worker")
+        api.wait_ready()
+        api.wait_for_workers(1)
+        site = Site(podman, f"{PROJECT}_default")
+        for distributed in (False, True):
+            options = {"format": "fields", "fields": {"path": "h1"}, "render": True}
+            session = api.begin(site.url("script"), distributed=distributed, options=options)
+            found = api.results(session)
+            if found != [MADE_BY_A_SCRIPT]:
+                raise Failed(f"distributed={distributed}: {found}")
+        for service in ("api", "celery-worker"):
+            check_confined(podman, compose.containers(service))

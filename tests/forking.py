@@ -1,0 +1,223 @@
+"""Real `shoal` processes that start at once: each is forked from a process that has imported what commands need.
+
+A new interpreter takes half a second of CPU time for its imports, a server a whole one. `Popen` and `run` are those of
+`subprocess`, for the commands of Shoal. The process has its own pid, folder, environment, files and exit code, and dies
+of signals like any other. But its command line and its environment in ``/proc`` are not its own, and variables that
+act at the start of a program (``LD_PRELOAD``) do nothing. Tests that need these use `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+_SIZE = struct.Struct("!I")
+_STATUS = struct.Struct("!i")
+_FILES = 4
+"""Standard input, output and error of the process, and where its end is reported."""
+_IMPORTED = (
+    *("shoal.cli.main", "shoal.cli.commands.worker", "shoal.cli.commands.cluster", "shoal.cli.commands.crawl"),
+    *("shoal.cli.commands.runs", "shoal.cli.commands.start", "shoal.cli.commands.audit", "shoal.cli.commands.export"),
+    *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker", "shoal.runs.orchestrator"),
+    *("shoal.fetch.http", "shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
+    *("shoal.frontier.sqlite", "shoal.frontier.redis", "shoal.frontier.postgres"),
+    *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
+    *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),
+    *("shoal.server.app", "uvicorn", "uvicorn.protocols.http.h11_impl", "shoal.cli.commands.serve"),
+)
+
+
+class Popen(subprocess.Popen[str]):
+    """A command: `SHOAL` and its arguments."""
+
+    def __init__(self, words: Sequence[str], **options: Any) -> None:
+        assert list(words[: len(SHOAL)]) == SHOAL, words
+        self._ended: int | None = None
+        super().__init__(list(words), **options)
+
+    def _execute_child(self, args: list[str], *others: Any) -> None:
+        # The signature of the standard library, in which these are the only ones that commands use.
+        cwd, env, p2cread, c2pwrite, errwrite = others[4], others[5], others[9], others[12], others[14]
+        start_new_session = others[20]
+        report, theirs = os.pipe()
+        self._ended = report
+        files = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        order = {
+            "words": args[len(SHOAL) :], "folder": os.fspath(cwd or os.getcwd()), "session": bool(start_new_session),
+            "environ": dict(os.environ if env is None else env),
+        }  # fmt: skip
+        try:
+            self.pid = _nursery().fork(order, [*files, theirs])
+        finally:
+            os.close(theirs)
+        self._child_created = True
+        self._close_pipe_fds(*others[9:15])
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self.returncode is None:
+            self._read_end(0.0)
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        self._read_end(0.0 if wait_flags & os.WNOHANG else None)
+        return (0, 0) if self.returncode is None else (self.pid, self._status)
+
+    def _read_end(self, timeout: float | None) -> None:
+        if self._ended is None or not select.select([self._ended], [], [], timeout)[0]:
+            return
+        said = os.read(self._ended, _STATUS.size)
+        os.close(self._ended)
+        self._ended = None
+        self._status = _STATUS.unpack(said)[0] if said else signal.SIGKILL
+        self._handle_exitstatus(self._status)
+
+
+def run(
+    words: Sequence[str], *, capture_output: bool = False, check: bool = False, timeout: float = 120.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    if capture_output:
+        options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with Popen(words, **{"stdin": subprocess.DEVNULL, "text": True} | options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+class _Nursery:
+    """The process from which commands are forked."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="shoal-forking-")
+        self._path = str(Path(self._folder.name, "socket"))
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(self._path)
+            listening.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forking", str(listening.fileno())], pass_fds=[listening.fileno()],
+                cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def fork(self, order: dict[str, Any], files: list[int]) -> int:
+        data = json.dumps(order).encode()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(self._path)
+            socket.send_fds(client, [_SIZE.pack(len(data))], files)
+            client.sendall(data)
+            return int(_SIZE.unpack(_receive(client, _SIZE.size))[0])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+@cache
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the process that forks commands has ended")
+        data += part
+    return data
+
+
+# -- the process that forks
+
+
+def _serve(listening: socket.socket) -> dict[str, Any]:
+    """Fork for each order. Returns the order in the new process, and never in this one."""
+    reports: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready = select.select([listening, woken, 0], [], [])[0]
+        if 0 in ready:  # the tests have ended
+            os._exit(0)
+        if woken in ready:
+            os.read(woken, 4096)
+            _report(reports)
+        if listening not in ready:
+            continue
+        connection = listening.accept()[0]
+        head, files, _, _ = socket.recv_fds(connection, _SIZE.size, _FILES)
+        order: dict[str, Any] = json.loads(_receive(connection, _SIZE.unpack(head)[0]))
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for place, file in enumerate(files[:3]):
+                os.dup2(file, place)
+            for file in (*files, *reports.values(), woken, wake, connection.detach(), listening.detach()):
+                os.close(file)
+            return order
+        reports[pid] = files[3]
+        for file in files[:3]:
+            os.close(file)
+        connection.sendall(_SIZE.pack(pid))
+        connection.close()
+
+
+def _report(reports: dict[int, int]) -> None:
+    """Tell the tests which processes have ended, and how."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with suppress(OSError):  # nobody waits for it
+                os.write(reports[pid], _STATUS.pack(status))
+            os.close(reports.pop(pid))
+
+
+def _main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    from shoal.cli.main import main
+
+    gc.collect()
+    gc.freeze()
+    order = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if order["session"]:
+        os.setsid()
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    sys.argv = ["shoal", *order["words"]]
+    sys.path[0] = order["folder"]
+    main()
+
+
+if __name__ == "__main__":
+    _main()

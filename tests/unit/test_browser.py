@@ -1,0 +1,29 @@
+"""What is said about a browser that has no room."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from shoal.browser import process
+
+Usage = namedtuple("Usage", "total used free")
+CLOSED = "BrowserType.launch: Target page, context or browser has been closed\nBrowser logs:\n<launching> chromium"
+
+
+def test_room_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1 << 30, 0, 1 << 30))
+    assert process.shortage() == ""
+    said = process._explain(CLOSED, "/usr/bin/chromium", sandbox=False)
+    assert said.startswith("/usr/bin/chromium does not start: BrowserType.launch: Target page")
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.tempfile, "gettempdir", lambda: "/full")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(4 << 20, 2 << 20, 2 << 20))
+    assert process._explain(CLOSED, "/usr/bin/chromium", sandbox=False) == (
+        "/usr/bin/chromium does not start. The disk is full: /full, where Chromium keeps its profile and its shared "
+        "memory, has 2 MB left. Make room there, or set TMPDIR to another folder"
+    )
