@@ -54,7 +54,7 @@ def _crawl(podman: Podman, image: str, *options: str) -> tuple[list[str], str]:
     spiders = f"--volume={ROOT / 'tests' / 'containers'}:/spiders:ro"
     said = podman(
         *CONFINED, f"--network={NETWORK}", spiders, *options, "--entrypoint", "sh", image, "-c",
-        "shoal run /spiders/spider.py:Rendered -o - 2>&1",
+        "shoal run /spiders/rendering_spider.py -o - 2>&1",
     )  # fmt: skip
     items = [json.loads(line)["heading"] for line in said.splitlines() if line.startswith("{")]
     return sorted(items), said

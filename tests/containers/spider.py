@@ -1,4 +1,4 @@
-"""The spiders that the containers run."""
+"""The spider that the containers run: `-a first=URL` is its first page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from shoal import Request, Response, Spider
 
 
 class Pages(Spider):
-    """All pages behind one: `-a first=URL`."""
-
     name = "pages"
     first = ""
     # Few at a time, so that each worker has some. The requests of a killed worker are leased again after 15 s.
@@ -22,18 +20,3 @@ class Pages(Spider):
     def parse(self, response: Response) -> Iterator[Any]:
         yield {"path": response.css("h1::text").get()}
         yield response.follow_all("a")
-
-
-class Rendered(Spider):
-    """One page that is rendered, and two that are not."""
-
-    name = "rendered"
-    settings = {"download_delay": 0, "retry": {"max_attempts": 2, "base_delay": 0.1}}
-
-    def start(self) -> Iterator[Request]:
-        yield Request("http://site:8080/script/0", render=True)
-        yield Request("http://site:8080/script/1")
-        yield Request("http://site:8080/script/2")
-
-    def parse(self, response: Response) -> Iterator[Any]:
-        yield {"heading": response.css("h1::text").get()}

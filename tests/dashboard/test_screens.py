@@ -23,13 +23,6 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "overview": lambda stage: "/",
     "runs": lambda stage: "/ui/runs",
     "run": lambda stage: f"/ui/runs/{stage.fleet.run_id}",
-    "url": lambda stage: url_path(stage, "/broken/1"),
-    "url of a hostile page": lambda stage: url_path(stage, HOSTILE_QUERY),
-    "unknown url": lambda stage: url_path(stage, f"/{SCRIPT}"),
-    "hosts": lambda stage: "/ui/hosts",
-    "host": lambda stage: f"/ui/hosts/{stage.site.host}",
-    "workers": lambda stage: "/ui/workers",
-    "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
     "compare": lambda stage: f"/ui/compare?a={stage.fleet.run_id}&b={stage.cluster.run_id}",
     "batches": lambda stage: "/ui/batches",
     "batch": lambda stage: f"/ui/batches/{stage.batch()}",
@@ -38,6 +31,13 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "notifications": lambda stage: "/ui/notifications",
     "actions": lambda stage: "/ui/actions",
     "settings": lambda stage: "/ui/settings",
+    "url": lambda stage: url_path(stage, "/broken/1"),
+    "url of a hostile page": lambda stage: url_path(stage, HOSTILE_QUERY),
+    "unknown url": lambda stage: url_path(stage, f"/{SCRIPT}"),
+    "hosts": lambda stage: "/ui/hosts",
+    "host": lambda stage: f"/ui/hosts/{stage.site.host}",
+    "workers": lambda stage: "/ui/workers",
+    "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
 }
 """Name and address of every screen."""
 APPEARANCES: tuple[tuple[int, Theme], ...] = ((WIDE, "light"), (NARROW, "dark"))

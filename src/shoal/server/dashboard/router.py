@@ -33,10 +33,11 @@ from shoal.server.dashboard.screens import (
 def add_dashboard(app: FastAPI) -> None:
     """Serve the overview at ``/``, and everything else of the dashboard below ``/ui``."""
     app.mount("/ui/static", _Files(directory=str(files("shoal.server.dashboard") / "static")))
-    for each in (
-        *(login, overview, runs, run, url, compare, hosts, host, workers, cluster, batches, session),
-        *(schedules, notifications, actions, settings),
-    ):
+    screens = (
+        overview, runs, run, url, compare, hosts, host, workers, cluster, batches, session, schedules, notifications,
+        actions, settings,
+    )  # fmt: skip
+    for each in (login, *screens):
         app.include_router(each.router)
 
     @app.get("/ui/{rest:path}", include_in_schema=False)
