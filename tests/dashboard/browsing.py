@@ -102,6 +102,8 @@ class WatchedPage:
         """Continue in a window of this width, with this theme."""
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=theme)
+        # The page hears of its new width with the next frame.
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     @property
     def overflow(self) -> int:

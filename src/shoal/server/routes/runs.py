@@ -279,7 +279,9 @@ async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Respons
     page = Page(which.url)
     if await frontier.find(page, exact=True) is None:
         raise _no_such_url(run_id, which.url)
-    return json_response({"run_id": run_id, "retried": await frontier.retry_dead(only=[page.fingerprint()])})
+    count = await frontier.retry_dead(only=[page.fingerprint()])
+    await record_action(request, "retry", run_id, page.url)
+    return json_response({"run_id": run_id, "retried": count})
 
 
 def _no_such_url(run_id: str, url: str) -> ProblemError:
