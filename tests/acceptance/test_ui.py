@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,3 +98,8 @@ def test_the_dashboard_shows_a_file_that_another_process_crawls(here: Machine, u
     (run,) = until(lambda: runs_at(address), what="the run shown")
     until(lambda: runs_at(address)[0]["stats"]["done"] > run["stats"]["done"], what="progress shown")
     assert get(f"{address}api/crawl") is None  # batches are left to `shoal serve`
+    (here.folder / "shoal.toml").write_text('[spiders.pages]\nfile = "pages.py"\n')
+    body = urllib.request.Request(f"{address}api/runs", b'{"spider": "pages"}', {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(body, timeout=10)
+    assert "shoal ui` crawls nothing itself" in refused.value.read().decode()

@@ -57,7 +57,7 @@ _MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
 # -- starting and listing
 
 
-@router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 413, 422, 429, 503))
+@router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 409, 413, 422, 429, 503))
 async def start(body: StartRun, request: Request) -> Response:
     """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request
     contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
@@ -106,6 +106,9 @@ def _valid_urls(urls: UrlList | None) -> list[str] | None:
 
 
 async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
+    if server.visits:
+        message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
+        raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
     unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
     return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
