@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import forking
 from tests.databases import close_shared
 from tests.spreading import Spreading, turn_of
 
@@ -34,6 +35,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 def pytest_unconfigure() -> None:
     """Stop the shared servers. pytest-xdist calls this in each of its processes."""
     close_shared()
+    forking.close()
 
 
 @pytest.fixture(scope="session")

@@ -224,7 +224,6 @@ class PostgresServer(DatabaseServer):
             "--encoding=UTF8",
         )  # fmt: skip
         copy = Path(mkdtemp(prefix="shoal-postgres-empty-"))
-        atexit.register(shutil.rmtree, copy, ignore_errors=True)
         if self._user is not None:
             shutil.chown(copy, self._user, self._user)
         self._run("cp", "--archive", "--reflink=auto", str(data), str(copy))
@@ -377,10 +376,13 @@ def shared(kind: type[Server]) -> Server:
 
 
 def close_shared() -> None:
-    """Stop all shared servers."""
+    """Stop all shared servers, and remove the empty database."""
     while _SHARED:
         _SHARED.pop().close()
     shared.cache_clear()
+    empty, PostgresServer._empty = PostgresServer._empty, None
+    if empty is not None:
+        shutil.rmtree(empty.parent, ignore_errors=True)
 
 
 atexit.register(close_shared)  # for programs that are not tests

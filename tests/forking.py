@@ -119,7 +119,6 @@ class _Nursery:
                 [sys.executable, "-m", "tests.forking", str(listening.fileno())], pass_fds=[listening.fileno()],
                 cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
-        atexit.register(self.close)
 
     def fork(self, order: dict[str, Any], files: list[int]) -> int:
         data = json.dumps(order).encode()
@@ -138,6 +137,16 @@ class _Nursery:
 @cache
 def _nursery() -> _Nursery:
     return _Nursery()
+
+
+def close() -> None:
+    """End the process that forks, if there is one. Processes of pytest-xdist run no functions of `atexit`."""
+    if _nursery.cache_info().currsize:
+        _nursery().close()
+        _nursery.cache_clear()
+
+
+atexit.register(close)  # for programs that are not tests
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
