@@ -69,7 +69,7 @@ def test_a_crawl_in_a_file(tmp_path: Path, url: str) -> None:
 
     ask(frontier, question)
     subprocess.run([*SHOAL, "rm", _only_run(frontier), "--frontier", frontier], cwd=tmp_path, check=True)
-    assert ask(frontier, lambda store: store.list_documents("")) == []
+    assert ask(frontier, lambda store: store.list_documents("run/")) == []
 
 
 def test_commands(tmp_path: Path, url: str) -> None:

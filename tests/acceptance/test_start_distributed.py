@@ -152,7 +152,9 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
     for name in ("redis", "api", "worker-1", "worker-2", "flower"):
         assert fleet.pid(name) in fleet.processes
     status = fleet.ask("api", "/api/crawl/distributed/status")
+    members = status.pop("members")
     assert status == {"distributed_available": True, "message": "Redis connected", "workers": 2}
+    assert {member["pid"] for member in members} == {fleet.pid("worker-1"), fleet.pid("worker-2")}
 
     with target() as site:
         urls = [f"{site.url}/{number}?wait=0.1" for number in range(20)]

@@ -146,7 +146,9 @@ def test_a_fleet_survives_faults(tmp_path: Path, network: TorNetwork, site: TorS
                     lambda: parent in (daemons := fleet.daemons()).values() and victim not in daemons, "replaced"
                 )
         fleet.wait(timeout=120)
-        assert fleet.items() == Counter(url for _, urls in lists for url in urls)
+        items, wanted = fleet.items(), Counter(url for _, urls in lists for url in urls)
+        missing = [fleet.shoal("why", url, "--run-id", fleet.run_id, check=False).stdout for url in wanted - items]
+        assert items == wanted, "\n".join(missing)
         fleet.shoal("audit", fleet.run_id)
         assert not fleet.daemons()
     seen = site.visits("/")
