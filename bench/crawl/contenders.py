@@ -70,7 +70,7 @@ ENVIRONMENTS = {
         ),
         Environment(
             "shoal-browser",
-            (f"{REPOSITORY}[browser,redis,socks,brotli,zstd,testing]", "pytest-timeout"),
+            (f"{REPOSITORY}[all,browser,testing]", "pytest-timeout"),
             ("shoal", "playwright", "aiohttp", "uvloop"),
         ),
         Environment(
