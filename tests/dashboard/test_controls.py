@@ -72,7 +72,7 @@ def test_start_cancel_and_delete(stage: Stage, open_page: OpenPage) -> None:
 
 
 def test_running_run_is_not_deleted(stage: Stage, open_page: OpenPage) -> None:
-    """Not by a page that still shows the button because it has not heard of the change."""
+    """A page that still shows the button, because it is outdated, cannot do it either."""
     run_id = stage.start_run(f"{stage.site.url}/page/7", mode="distributed")
     assert stage.api.ask("POST", f"/api/runs/{run_id}/cancel")[0] == 200
     shown = open_page(f"/ui/runs/{run_id}")

@@ -19,7 +19,7 @@ from shoal.config import Config
 from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
-from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing
+from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing, Waker
 from shoal.crawling.page import Handler, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
@@ -62,6 +62,7 @@ class Engine:
         self.looped_at = time.monotonic()
         """When the loop last ran, on the monotonic clock."""
         self.stopping = False
+        self._waker = Waker()
         self._config = config
         self._scheduler = scheduler
         self._frontier: Frontier = scheduler.frontier
@@ -73,7 +74,7 @@ class Engine:
         self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
         self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)
         self._seeder = Seeder(
-            source, scheduler, config, self.counters, self._persist, self._wake, shared=options.shared
+            source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=options.shared
         )
         self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, options.may_work)
         self._log = ItemLogKeeper(
@@ -90,8 +91,6 @@ class Engine:
         """A request that may kill its worker waits for its last attempt: nothing else may be in flight with it."""
         self._check_again = 0.0
         self._helpers: list[asyncio.Task[None]] = []
-        self._waker: asyncio.Future[None] | None = None
-        self._woken = False
         self._halted = False
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
@@ -146,7 +145,7 @@ class Engine:
     def interrupt(self, error: FrontierError) -> None:
         """Start over soon: the store went back in time, or this process was fenced."""
         self._interruption = error
-        self._wake()
+        self._waker.wake()
 
     def _is_passing(self, error: BaseException) -> bool:
         """Whether the process can start over after this error."""
@@ -181,7 +180,7 @@ class Engine:
     async def _pump(self) -> None:
         while True:
             self.looped_at = time.monotonic()
-            self._woken = False
+            self._waker.reset()
             if self._interruption is not None:
                 raise self._interruption
             linger = self._linger()
@@ -191,7 +190,7 @@ class Engine:
             if linger:
                 wait = linger if wait is None else min(wait, linger)
             if linger or not self._settled:
-                await self._sleep(wait)
+                await self._waker.sleep(_MAX_SLEEP if wait is None else min(_MAX_SLEEP, wait))
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store what has ended, unless that waits for more, and fill the free places. Returns the same as
@@ -268,7 +267,7 @@ class Engine:
         last = [lease for lease in leases if lease.attempt >= max_attempts > 1]
         suspects = await self._persist(lambda: lost_before(self._frontier, last)) if last else []
         if self._isolating and not suspects:
-            self._wake()  # to lease more than one again
+            self._waker.wake()  # to lease more than one again
         self._isolating = bool(suspects)
         if suspects and (len(leases) > 1 or self._active or self._ahead):
             self._settled.extend(Released(lease, contacted=False) for lease in suspects)
@@ -321,12 +320,12 @@ class Engine:
         self._halted = halted
         if halted:
             self.release_ahead()
-        self._wake()
+        self._waker.wake()
 
     def poll_now(self) -> None:
         """Lease without waiting for the next poll: there may be due requests."""
         self._pacing.poll_now()
-        self._wake()
+        self._waker.wake()
 
     def release_ahead(self) -> None:
         """Release the leases that have not begun."""
@@ -334,7 +333,7 @@ class Engine:
             self._leases.remove(lease)
             self._settled.append(Released(lease, contacted=False))
         self._ahead.clear()
-        self._wake()
+        self._waker.wake()
 
     def _cancel_active(self) -> None:
         for task in self._active:
@@ -351,29 +350,11 @@ class Engine:
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
                 self._settled.append(Released(ahead, contacted=False))  # if it is still ours, this costs no attempt
-                self._wake()
+                self._waker.wake()
                 break
         for task, held in self._active.items():
             if held.fingerprint == lease.fingerprint and held.token == lease.token:
                 task.cancel()
-
-    async def _sleep(self, seconds: float | None) -> None:
-        """Sleep until something happens, at most ``seconds``. Events since the top of the loop count."""
-        if self._woken:
-            return
-        loop = asyncio.get_running_loop()
-        self._waker = loop.create_future()
-        timer = loop.call_later(_MAX_SLEEP if seconds is None else min(_MAX_SLEEP, max(0.001, seconds)), self._wake)
-        try:
-            await self._waker
-        finally:
-            self._waker = None
-            timer.cancel()
-
-    def _wake(self) -> None:
-        self._woken = True
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
 
     # -- one request
 
@@ -396,7 +377,7 @@ class Engine:
             self._settled_since = time.monotonic()
         self._settled.append(settlement)
         self._fill()
-        self._wake()
+        self._waker.wake()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Settle a task that was cancelled before it began."""

@@ -28,6 +28,37 @@ _COLLECTORS = "sink:collect-"
 """Roles of programs that collected the items themselves. No later process continues them."""
 
 
+class Waker:
+    """Lets the loop sleep until something happens."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+        self._woken = False
+
+    def reset(self) -> None:
+        """From now on, events end the next sleep."""
+        self._woken = False
+
+    def wake(self) -> None:
+        """Something happened."""
+        self._woken = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until something happens, at most ``seconds``. Events since the last ``reset`` count."""
+        if self._woken:
+            return
+        loop = asyncio.get_running_loop()
+        self._future = loop.create_future()
+        timer = loop.call_later(max(0.001, seconds), self.wake)
+        try:
+            await self._future
+        finally:
+            self._future = None
+            timer.cancel()
+
+
 class Pacing(Protocol):
     """Decides how many leases the engine asks for, and when it settles finished pages."""
 

@@ -11,7 +11,7 @@ from shoal.monitoring.reports import LATE, ProcessFigures, ProcessReport, read_p
 from shoal.ports import Documents, Holder, Workers, WorkerState
 
 ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
-"""``silent``: it should have been heard of. ``lost``: it stopped without saying so: killed, or cut off from the store.
+"""``silent``: its heartbeat or report is late. ``lost``: it was killed, or cut off from the store.
 ``ended``: it stopped in good order."""
 
 _ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -220,5 +220,5 @@ def _near(exc: msgspec.ValidationError, table: type[msgspec.Struct]) -> str:
     if "unknown field `" in text:
         return did_you_mean(text.split("`")[1], table.__struct_encode_fields__)
     if "$.events" in text:
-        return f"; events are: {', '.join(ProblemKind.__args__)}"  # type: ignore[attr-defined]
+        return f"; events are: {', '.join(get_args(ProblemKind))}"
     return ""

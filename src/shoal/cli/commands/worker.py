@@ -49,6 +49,21 @@ _SETTINGS_OF_THE_RUN = {
     "items.keep",
 }  # fmt: skip
 
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one).",
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes", metavar="N", help="Run N worker processes (default 1), and restart those that die.", min=1
+    ),
+]
+
 app = Commands()
 
 
@@ -61,24 +76,12 @@ app = Commands()
 )
 def worker(
     spider: SpiderName,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id",
-            metavar="ID",
-            help="The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one).",
-        ),
-    ] = None,
+    run_id: RunId = None,
     frontier: FrontierUrl = None,
     output: Output = [],
     replace: Replace = [],
     batch_size: BatchSize = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes", metavar="N", help="Run N worker processes (default 1), and restart those that die.", min=1
-        ),
-    ] = 1,
+    processes: Processes = 1,
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
     tor: Tor = False,
