@@ -12,19 +12,27 @@ need_python() {
 }
 
 # need_venv LOCK: install Shoal and the packages of requirements/LOCK.txt (core, all or test) into .venv. Does nothing if
-# the files have not changed since. pip checks the hash of every package.
+# the files have not changed since, or the packages of the tests are installed: they include all others. pip checks the
+# hash of every package.
 need_venv() {
   local lock=$1 stamp
-  local files=("$root/pyproject.toml" "$root/requirements/build.txt" "$root/requirements/$lock.txt")
   need_python
-  stamp="$("$python" --version) $(cat "${files[@]}" | cksum)"
-  if [ "$(cat "$venv/.stamp-$lock" 2>/dev/null)" != "$stamp" ]; then
+  stamp=$(stamp_of "$lock")
+  if ! is_stamped "$lock" && ! is_stamped test; then
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     echo "installing shoal and requirements/$lock.txt into .venv ..."
     install_locked build "$lock"
     "$venv/bin/python" -m pip install "${quiet[@]}" --no-deps --no-build-isolation -e "$root"
     printf '%s' "$stamp" > "$venv/.stamp-$lock"
   fi
+}
+
+stamp_of() {
+  echo "$("$python" --version) $(cat "$root/pyproject.toml" "$root/requirements/build.txt" "$root/requirements/$1.txt" | cksum)"
+}
+
+is_stamped() {
+  [ "$(cat "$venv/.stamp-$1" 2>/dev/null)" = "$(stamp_of "$1")" ]
 }
 
 # install_locked LOCK...: install the packages of these lock files into the virtual environment.
@@ -88,7 +96,23 @@ need_servers() {
   need_command ip iproute2
   need_command chromium chromium
   need_command tor tor
+  need_command node nodejs
+  need_command npm npm
   install_missing
+}
+
+# need_node_servers: install the servers of object storage that the tests start, from requirements/node/, into
+# .node-servers. Does nothing if the lock file has not changed since. npm checks the hash of every package.
+need_node_servers() {
+  local folder="$root/.node-servers" stamp
+  stamp="$(node --version) $(cat requirements/node/*.json | cksum)"
+  if [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$stamp" ]; then
+    mkdir -p "$folder"
+    cp requirements/node/*.json "$folder/"
+    echo "installing requirements/node into .node-servers ..."
+    (cd "$folder" && npm ci --silent --ignore-scripts --no-audit --no-fund)
+    printf '%s' "$stamp" > "$folder/.stamp"
+  fi
 }
 
 # need_program NAME PACKAGE: unpack one program of a Debian package into the virtual environment. The package itself is

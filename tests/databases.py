@@ -171,7 +171,8 @@ def _is_zombie(pid: int) -> bool:
     return True
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether a server accepts connections on this port."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
         return True
     return False
@@ -291,7 +292,7 @@ class PgBouncer(DatabaseServer):
         return ["pgbouncer", str(self.folder / "pgbouncer.ini")]
 
     def _answers(self) -> bool:
-        return _listens(self.port)
+        return listens(self.port)
 
     @property
     def url(self) -> str:
@@ -326,7 +327,7 @@ class MariaServer(DatabaseServer):
         return ["mariadbd", "--no-defaults", *(f"--{name}={value}" for name, value in options.items())]
 
     def _answers(self) -> bool:
-        return _listens(self.port)
+        return listens(self.port)
 
     @property
     def url(self) -> str:

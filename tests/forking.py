@@ -19,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -223,6 +224,7 @@ def _main() -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environ"])
+    tempfile.tempdir = None  # TMPDIR may be another one
     sys.argv = ["shoal", *order["words"]]
     sys.path[0] = order["folder"]
     main()

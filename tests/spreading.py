@@ -17,6 +17,7 @@ TOGETHER = (
     "acceptance/test_cluster_outages.py",
     "acceptance/test_celery.py",
     "acceptance/test_packages.py",
+    "scrapy/differential/test_projects.py",
 )
 """Files whose tests share servers that take long to start or packages that take long to download, or of which many at
 once would starve each other: five nodes with short sessions. The slowest comes first: it starts first."""
@@ -24,7 +25,7 @@ FOLDERS = ("dashboard/",)
 """Folders whose tests share servers."""
 BY_BACKEND = ("test_killed_between_two_steps[",)
 """Tests that share a fixture per backend. The backend is the last of their parameters."""
-ALONE = ("acceptance/", "contracts/test_frontier.py::test_random_steps")
+ALONE = ("acceptance/", "scrapy/differential/test_fleet.py", "contracts/test_frontier.py::test_random_steps")
 
 
 def group_of(nodeid: str) -> str:

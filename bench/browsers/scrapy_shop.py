@@ -3,9 +3,10 @@
 import sys
 from urllib.parse import urlsplit
 
-import scrapy
 from scrapy.crawler import CrawlerProcess
 from scrapy_playwright.page import PageMethod
+
+import scrapy
 
 url, output, chromium = sys.argv[1:]
 

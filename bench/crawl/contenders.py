@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ class Environment:
     requirements: tuple[str, ...]
     shown: tuple[str, ...]
     """The packages whose versions are recorded with the results."""
+    npm: bool = False
+    """A folder of packages from npm instead."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,13 @@ class Job:
     scratch: Path
     concurrency: int
     limit: int
+    delay: float = 0.0
+    """Seconds between two requests to the same host."""
+    store: str = ""
+    """The URL of the server that the frontier is on."""
+    hosts: tuple[str, ...] = ()
+    authority: Path | None = None
+    """The certificate that signed those of the hosts."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +52,36 @@ class Contender:
     label: str
     environment: str
     command: tuple[str, ...]
-    """`{bin}` is the environment's folder of programs, `{spiders}` the folder of spiders; or a field of Job."""
+    """`{folder}` is the environment, `{bin}` its programs, `{spiders}` the folder of spiders; or a field of Job."""
     group: str
     """A name for `--only` that selects several crawlers."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """By site: the page limit of a crawler that would take too long for the whole site."""
+    sites: str = "abc"
+    """On site d are only crawlers that can keep a delay for each host."""
+    store: str | None = None
+    """The kind of server that the frontier is on."""
+    note: str = ""
 
 
-BARE = ("aiohttp", "turbohtml", "ada-url", "uvloop", "msgspec")
+BARE = ("aiohttp", "pyreqwest", "turbohtml", "ada-url", "uvloop", "msgspec")
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
         Environment("scrapy", ("scrapy>=2.19",), ("Scrapy", "Twisted", "parsel", "lxml")),
         Environment("crawlee", ("crawlee[parsel]",), ("crawlee", "impit", "parsel", "lxml")),
         Environment("crawlo", ("crawlo",), ("crawlo", "aiohttp", "parsel", "lxml")),
+        Environment("crawlee-js", ("@crawlee/cheerio",), ("@crawlee/cheerio", "cheerio", "got-scraping"), npm=True),
+        Environment(
+            "spider-rs",
+            ("@spider-rs/spider-rs@0.0.157", "@spider-rs/spider-rs-linux-x64-gnu@0.0.157"),  # the newest binary on npm
+            ("@spider-rs/spider-rs",),
+            npm=True,
+        ),
         Environment("bare", BARE, BARE),
         Environment("shoal", (str(REPOSITORY),), ("shoal", "aiohttp", "turbohtml", "uvloop", "msgspec")),
+        Environment("shoal-profile", (str(REPOSITORY), "py-spy"), ("shoal", "py-spy")),
+        Environment("shoal-links", (str(REPOSITORY), "ada-url"), ("shoal", "ada-url", "yarl")),
         Environment(
             "shoal-fleet",
             (f"{REPOSITORY}[redis,postgres]",),
@@ -79,6 +103,11 @@ ENVIRONMENTS = {
             ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),
         ),
         Environment(
+            "shoal-scrapy",
+            (f"{REPOSITORY}[scrapy]",),
+            ("shoal", "aiohttp", "turbohtml", "uvloop", "msgspec", "itemloaders", "parsel"),
+        ),
+        Environment(
             "shoal-schedules",
             (f"{REPOSITORY}[api,redis,postgres]",),
             ("shoal", "uvloop", "msgspec", "cronsim", "redis", "hiredis", "asyncpg"),
@@ -95,54 +124,72 @@ ENVIRONMENTS = {
 SCRAPY = (
     *("{bin}/scrapy", "runspider", "{spiders}/scrapy_spider.py", "-O", "{output}:jsonlines"),
     *("-s", "CONCURRENT_REQUESTS={concurrency}", "-s", "CONCURRENT_REQUESTS_PER_DOMAIN={concurrency}"),
-    *("-s", "DOWNLOAD_DELAY=0", "-s", "ROBOTSTXT_OBEY=True", "-s", "RETRY_ENABLED=True"),
+    *("-s", "DOWNLOAD_DELAY={delay}", "-s", "RANDOMIZE_DOWNLOAD_DELAY=False"),
+    *("-s", "ROBOTSTXT_OBEY=True", "-s", "RETRY_ENABLED=True"),
     *("-s", "LOG_LEVEL=WARNING", "-s", "TELNETCONSOLE_ENABLED=False"),
 )
 SHOAL = (
-    *("-o", "{output}", "--set", "download_delay=0"),
+    *("-o", "{output}", "--set", "download_delay={delay}"),
     *("--set", "concurrency={concurrency}", "--set", "concurrency_per_host={concurrency}"),
 )
 
+SPIDER = "{spiders}/shoal_follow_all.py"
+SLOW = {"a": 2_000, "b": 3_000, "c": 2_000, "d": 2_000}
+
+
+def shoal(key: str, label: str, frontier: str, store: str | None = None, environment: str = "shoal") -> Contender:
+    """`shoal run` with this frontier."""
+    command = ("{bin}/shoal", "run", SPIDER, "--frontier", frontier, *SHOAL)
+    return Contender(key, label, environment, command, "shoal", sites="abcd", store=store)
+
+
+def bare(key: str, label: str, *options: str) -> Contender:
+    return Contender(key, label, "bare", ("{bin}/python", "{spiders}/bare_loop.py", *options), "bare")
+
+
 CONTENDERS = (
-    Contender("scrapy", "Scrapy", "scrapy", SCRAPY, "scrapy"),
+    Contender("scrapy", "Scrapy", "scrapy", SCRAPY, "scrapy", sites="abcd"),
     Contender(
         "crawlee",
         "Crawlee (Parsel, memory storage)",
         "crawlee",
         ("{bin}/python", "{spiders}/crawlee_crawler.py"),
         "crawlee",
-        {"a": 2_000, "b": 3_000},
+        SLOW,
+    ),
+    Contender(
+        "crawlee-js",
+        "Crawlee for JavaScript (Cheerio)",
+        "crawlee-js",
+        ("node", "{spiders}/crawlee_cheerio.cjs", "{folder}"),
+        "crawlee",
+        SLOW,
+        sites="abcd",
     ),
     Contender("crawlo", "Crawlo (aiohttp)", "crawlo", ("{bin}/python", "{spiders}/crawlo_spider.py"), "crawlo"),
-    Contender("bare", "bare loop", "bare", ("{bin}/python", "{spiders}/bare_loop.py"), "bare"),
     Contender(
-        "bare-skip",
-        "bare loop, skipping hrefs seen before",
-        "bare",
-        ("{bin}/python", "{spiders}/bare_loop.py", "--skip-seen"),
-        "bare",
+        "spider-rs",
+        "spider-rs (Rust, Node binding)",
+        "spider-rs",
+        ("node", "{spiders}/spider_rs.cjs", "{folder}"),
+        "spider-rs",
+        note="waits by itself: compare the CPU time; items without h1 and links",
     ),
-    Contender(
-        "shoal",
-        "Shoal, in memory, follow_all",
-        "shoal",
-        ("{bin}/shoal", "run", "{spiders}/shoal_follow_all.py", "--frontier", "memory:", *SHOAL),
-        "shoal",
-    ),
+    bare("bare", "bare loop, aiohttp"),
+    bare("bare-skip", "bare loop, aiohttp, skipping known hrefs", "--skip-seen"),
+    bare("bare-pyreqwest", "bare loop, pyreqwest, skipping known hrefs", "--skip-seen", "--pyreqwest"),
+    shoal("shoal", "Shoal, in memory, follow_all", "memory:"),
     Contender(
         "shoal-each",
         "Shoal, in memory, one follow a link",
         "shoal",
         ("{bin}/shoal", "run", "{spiders}/shoal_follow_each.py", "--frontier", "memory:", *SHOAL),
         "shoal",
+        sites="ab",
     ),
-    Contender(
-        "shoal-sqlite",
-        "Shoal, SQLite, follow_all",
-        "shoal",
-        ("{bin}/shoal", "run", "{spiders}/shoal_follow_all.py", "--frontier", "sqlite:///{scratch}/run.db", *SHOAL),
-        "shoal",
-    ),
+    shoal("shoal-sqlite", "Shoal, SQLite, follow_all", "sqlite:///{scratch}/run.db"),
+    shoal("shoal-redis", "Shoal, Redis, follow_all", "{store}", "redis", "shoal-fleet"),
+    shoal("shoal-postgresql", "Shoal, PostgreSQL, follow_all", "{store}", "postgresql", "shoal-fleet"),
 )
 
 
@@ -159,24 +206,34 @@ def chosen(names: str | None) -> list[Contender]:
 
 
 def command_of(contender: Contender, job: Job, venvs: Path) -> list[str]:
+    folder = venvs / contender.environment
     values = {
-        "bin": venvs / contender.environment / "bin",
+        "folder": folder,
+        "bin": folder / "bin",
         "spiders": SPIDERS,
         "output": job.output,
         "scratch": job.scratch,
         "concurrency": job.concurrency,
+        "delay": f"{job.delay:g}",
+        "store": job.store,
     }
     return [part.format(**values) for part in contender.command]
 
 
 def variables_of(job: Job) -> dict[str, str]:
-    return os.environ | {
+    values = os.environ | {
         "BENCH_URL": job.url,
         "BENCH_OUTPUT": str(job.output),
         "BENCH_CONCURRENCY": str(job.concurrency),
         "BENCH_LIMIT": str(job.limit),
+        "BENCH_DELAY": f"{job.delay:g}",
+        "BENCH_HOSTS": ",".join(job.hosts),
         "PYTHONDONTWRITEBYTECODE": "1",  # do not write bytecode into the repository
     }
+    if job.authority:
+        trusted = ("BENCH_AUTHORITY", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
+        values |= dict.fromkeys(trusted, str(job.authority))
+    return values
 
 
 def install(environment: Environment, venvs: Path) -> str | None:
@@ -187,6 +244,24 @@ def install(environment: Environment, venvs: Path) -> str | None:
     if stamp.exists() and stamp.read_text() == wanted:
         return None
     print(f"installing {', '.join(environment.requirements)}", flush=True)
+    reason = npm_install(environment, folder) if environment.npm else pip_install(environment, folder)
+    if reason is None:
+        stamp.write_text(wanted)
+    return reason
+
+
+def npm_install(environment: Environment, folder: Path) -> str | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "package.json").write_text('{"private": true}\n')
+    command = ["npm", "install", "--no-audit", "--no-fund", *environment.requirements]
+    if shutil.which("npm") is None:
+        return "npm is missing: apt-get install nodejs npm"
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("npm error")] or ["npm failed"]
+    return errors[0] if result.returncode else None
+
+
+def pip_install(environment: Environment, folder: Path) -> str | None:
     if not (folder / "bin/python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -198,7 +273,6 @@ def install(environment: Environment, venvs: Path) -> str | None:
         if result.returncode:
             errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
             return errors[-1]
-    stamp.write_text(wanted)
     return None
 
 
@@ -218,6 +292,12 @@ def source_digest(environment: Environment) -> str:
 
 
 def versions(environment: Environment, venvs: Path) -> dict[str, str]:
+    if environment.npm:
+        node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+        files = {name: venvs / environment.name / "node_modules" / name / "package.json" for name in environment.shown}
+        return {"Node": node.strip().lstrip("v")} | {
+            name: json.loads(file.read_text())["version"] for name, file in files.items()
+        }
     script = (
         "import importlib.metadata as m, json, sys, platform;"
         "print(json.dumps({'Python': platform.python_version()} | {n: m.version(n) for n in sys.argv[1:]}))"

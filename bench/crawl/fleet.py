@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crawl.checks import check_pages, read_output
 from crawl.contenders import SCRAPY, SHOAL, Job, variables_of
+from crawl.content import Content
 from crawl.machine import pin
-from crawl.measure import Setup, busy_seconds, check_pages, last_line, read_output
+from crawl.measure import Setup, busy_seconds, last_line
 from crawl.server import serve
 from stores import servers
 
@@ -111,7 +113,7 @@ def layout(workers: int, available: list[int]) -> tuple[list[int], list[int]]:
     return own, [core for core in available[:1] if core not in own] or available
 
 
-def run(fleet: Fleet, site: str, root: Path, round_: int, setup: Setup, available: list[int]) -> Run:
+def run(fleet: Fleet, site: str, content: Content, round_: int, setup: Setup, available: list[int]) -> Run:
     scratch = setup.work / "runs" / f"{site}-fleet-{fleet.key}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -120,7 +122,7 @@ def run(fleet: Fleet, site: str, root: Path, round_: int, setup: Setup, availabl
     with ExitStack() as stack:
         store = stack.enter_context(servers.server(fleet.store, set(server_cores))) if fleet.store else None
         server_pin = ["taskset", "-c", ",".join(map(str, server_cores))]
-        serving = stack.enter_context(serve(setup.nginx, root, setup.work / "nginx", server_pin, log=setup.log))
+        serving = stack.enter_context(serve(setup.nginx, content.root, setup.work / "nginx", server_pin, log=setup.log))
         job = Job(serving.url, output, scratch, setup.concurrency, 0)
         words = {
             "bin": str(setup.venvs / fleet.environment / "bin"),
@@ -128,6 +130,7 @@ def run(fleet: Fleet, site: str, root: Path, round_: int, setup: Setup, availabl
             "store": store.url if store else "",
             "output": str(output),
             "concurrency": str(setup.concurrency),
+            "delay": "0",
         }
         if fleet.start:
             words["run"] = started([word.format(**words) for word in fleet.start], job)
@@ -142,13 +145,13 @@ def run(fleet: Fleet, site: str, root: Path, round_: int, setup: Setup, availabl
         busy = sum(map(busy_seconds, available)) - busy
         stored = servers.cpu_seconds(store_pid) - stored if store else 0.0
         ledger = ledger_of(words, job) if store and fleet.environment == "shoal-fleet" else {}
-    found = read_output(output)
+    found = read_output(output, content)
     worked = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     result = Run(
         contender=fleet.key,
         site=site,
         round=round_,
-        pages=len(found),
+        pages=len(found.pages),
         expected=setup.pages,
         seconds=seconds,
         cpu_seconds=worked,
@@ -162,7 +165,7 @@ def run(fleet: Fleet, site: str, root: Path, round_: int, setup: Setup, availabl
     for number, code in enumerate(codes):
         if code:
             result.problems.append(f"exit code {code}: {last_line(scratch / f'log-{number}.txt')}")
-    result.problems += check_pages(found, setup.pages, setup, serving)
+    result.problems += check_pages(found, setup.pages, content, serving, log=setup.log)
     if ledger and (wrong := check_ledger(ledger, setup.pages)):
         result.problems.append(wrong)
     if result.other_seconds > max(0.3, 0.15 * seconds):

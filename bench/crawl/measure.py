@@ -7,16 +7,18 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
-import time
+import sys
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from crawl.checks import check_pages, read_output
 from crawl.contenders import Contender, Job, command_of, variables_of
+from crawl.content import Content
 from crawl.server import Serving, serve
-from crawl.site import path_of
+from crawl.web_server import authority_of, serve_web
+from stores import servers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Setup:
     pages: int
     timeout: float
     log: bool
+    delay: float = 0.0
+    """Seconds between two requests to a host of site d."""
+    server_cores: frozenset[int] | None = None
+    """For the store of a frontier."""
 
     @property
     def venvs(self) -> Path:
@@ -55,7 +61,15 @@ class Run:
     peak_bytes: int
     exit_code: int
     robots_requests: int | None
+    requests: int | None = None
+    """That the server answered, without robots.txt."""
+    connections: int = 0
+    """TLS handshakes; 0 if they were not counted."""
+    polite_seconds: float = 0.0
+    """The least time that the delay between requests allows."""
     problems: list[str] = field(default_factory=list)
+    failed: bool = False
+    """It found less than half of the pages, so its figures mean nothing."""
 
     @property
     def rate(self) -> float:
@@ -65,57 +79,105 @@ class Run:
         return asdict(self)
 
 
-def run(contender: Contender, site: str, root: Path, round_: int, setup: Setup) -> Run:
-    scratch = setup.work / "runs" / f"{site}-{contender.key}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+def run(contender: Contender, site: str, content: Content, round_: int, setup: Setup) -> Run:
+    scratch = empty_folder(setup.work / "runs" / f"{site}-{contender.key}")
     limit = contender.limits.get(site, 0)
-    limit = limit if limit < setup.pages else 0
+    limit = limit if limit < len(content.pages) else 0
     output = scratch / "pages.jsonl"
-    with serve(setup.nginx, root, setup.work / "nginx", setup.server_pin, log=setup.log) as serving:
-        job = Job(serving.url, output, scratch, setup.concurrency, limit)
-        command = [*setup.crawler_pin, *command_of(contender, job, setup.venvs)]
-        busy = busy_seconds(setup.crawler_core)
-        started = time.monotonic()
-        with (scratch / "log.txt").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=scratch,
-                env=variables_of(job),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            exit_code, usage, late = wait(process, setup.timeout)
-        seconds = time.monotonic() - started
-        busy = busy_seconds(setup.crawler_core) - busy
-    found = read_output(output)
+    delay = setup.delay if site == "d" else 0.0
+    concurrency = max(setup.concurrency, len(content.hosts)) if delay else setup.concurrency
+    with ExitStack() as stack:
+        cores = set(setup.server_cores or ())
+        store = stack.enter_context(servers.server(contender.store, cores)) if contender.store else None
+        serving = stack.enter_context(served(site, content, delay, setup))
+        job = Job(
+            serving.url, output, scratch, concurrency, limit, delay, store.url if store else "", content.hosts,
+            authority_of(content, setup.work) if content.hosts else None,
+        )  # fmt: skip
+        timing = timed(command_of(contender, job, setup.venvs), job.scratch, variables_of(job), setup)
+    found = read_output(output, content)
+    worked = timing.cpu_seconds
     result = Run(
         contender=contender.key,
         site=site,
         round=round_,
-        pages=len(found),
-        expected=limit or setup.pages,
+        pages=sum(1 for key in found.pages if key in content.pages),
+        expected=limit or len(content.pages),
         limited=bool(limit),
-        seconds=seconds,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        other_seconds=max(0.0, busy - usage.ru_utime - usage.ru_stime),
+        seconds=timing.seconds,
+        cpu_seconds=worked,
+        other_seconds=max(0.0, timing.busy - worked),
         server_cpu_seconds=serving.cpu_seconds,
-        peak_bytes=usage.ru_maxrss * 1024,
-        exit_code=exit_code,
+        peak_bytes=timing.peak_bytes,
+        exit_code=timing.exit_code,
         robots_requests=serving.robots if setup.log else None,
+        requests=(serving.pages + serving.refused).total() if setup.log else None,
+        connections=serving.connections,
+        polite_seconds=delay * content.requests_of_busiest_host(),
     )
-    if late:
+    if timing.late:
         result.problems.append(f"stopped after {setup.timeout:.0f} s")
-    elif exit_code:
-        result.problems.append(f"exit code {exit_code}: {last_line(scratch / 'log.txt')}")
-    result.problems += check_pages(found, result.expected, setup, serving)
+    elif timing.exit_code:
+        result.problems.append(f"exit code {timing.exit_code}: {last_line(scratch / 'log.txt')}")
+    result.failed = 2 * result.pages < result.expected
+    expected = int(0.85 * limit) if limit and content.errors else result.expected  # the limit counts errors too
+    result.problems += check_pages(found, expected, content, serving, log=setup.log)
     if result.other_seconds > max(0.2, 0.1 * result.seconds):
         result.problems.append("too slow: other programs used the crawler's core")
     if serving.cpu_seconds > 0.85 * result.seconds:
         result.problems.append("the server's core was full")
     return result
+
+
+def empty_folder(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def served(site: str, content: Content, delay: float, setup: Setup) -> AbstractContextManager[Serving]:
+    if not content.hosts:
+        return serve(setup.nginx, content.root, setup.work / "nginx", setup.server_pin, log=setup.log)
+    folder, slow = setup.work / "nginx-tls", site == "d"
+    return serve_web(setup.nginx, content, folder, setup.server_pin, log=setup.log, slow=slow, delay=delay)
+
+
+@dataclass
+class Timing:
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    exit_code: int
+    late: bool
+    """It was killed at the time limit."""
+    busy: float
+    """Seconds that the crawler's core was busy."""
+
+
+def timed(command: list[str], folder: Path, variables: dict[str, str], setup: Setup) -> Timing:
+    """Run the crawler in this folder, on its core, until its process ends."""
+    report = folder / "usage.json"
+    launch = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")), str(report), str(setup.timeout)]
+    busy = busy_seconds(setup.crawler_core)
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [*launch, *setup.crawler_pin, *command],
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            process.wait()
+        finally:  # nothing that the crawler started outlives it
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise SystemExit(f"cannot run {command[0]}: {last_line(folder / 'log.txt')}")
+    return Timing(**json.loads(report.read_text()), busy=busy_seconds(setup.crawler_core) - busy)
 
 
 def busy_seconds(core: int | None) -> float:
@@ -131,64 +193,3 @@ def busy_seconds(core: int | None) -> float:
 def last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
     return lines[-1].strip().replace("|", "/")[:120]  # it goes into a table
-
-
-def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, Any, bool]:
-    """Wait for the process and return its resource usage. After the time limit its whole group is killed."""
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        os.killpg(process.pid, signal.SIGKILL)
-
-    timer = threading.Timer(timeout, kill)
-    timer.start()
-    try:
-        _, status, usage = os.wait4(process.pid, 0)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
-        raise
-    finally:
-        timer.cancel()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage, late.is_set()
-
-
-def read_output(output: Path) -> dict[str, int]:
-    """The number of times that each page is in the output, by path."""
-    found: dict[str, int] = {}
-    if not output.exists():
-        return found
-    with output.open("rb") as lines:
-        for line in lines:
-            try:
-                item = json.loads(line)
-            except ValueError:
-                break  # the last line of a crawler that was stopped
-            path = urlsplit(item["url"]).path
-            found[path] = found.get(path, 0) + (1 if item["title"] and item["h1"] and item["links"] else 0)
-    return found
-
-
-def check_pages(found: dict[str, int], expected: int, setup: Setup, serving: Serving) -> list[str]:
-    """Problems that make a run incomparable: work that was not done, or was done twice."""
-    problems = []
-    everything = {path_of(number) for number in range(setup.pages)}
-    if strange := found.keys() - everything:
-        problems.append(f"{len(strange)} pages that the site does not have")
-    if len(found) < expected:
-        problems.append(f"{expected - len(found)} of {expected} pages not in the output")
-    if empty := sum(1 for count in found.values() if count == 0):
-        problems.append(f"{empty} items without their title, h1 or links")
-    if repeated := sum(1 for count in found.values() if count > 1):
-        problems.append(f"{repeated} pages more than once in the output")
-    if setup.log:
-        fetched = sum(1 for path in serving.pages if path in everything)
-        if fetched < expected:
-            problems.append(f"{expected - fetched} of {expected} pages never requested")
-        if (again := serving.pages.total() - len(serving.pages)) > 0:
-            problems.append(f"{again} pages fetched again")
-        if failed := sum(count for status, count in serving.statuses.items() if status >= 400):
-            problems.append(f"{failed} requests answered with an error")
-    return problems

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crawl.checks import check_pages, read_output
 from crawl.contenders import SHOAL, SPIDERS, Job, variables_of
-from crawl.measure import Setup, check_pages, last_line, read_output
+from crawl.content import Content
+from crawl.measure import Setup, last_line
 from crawl.server import serve
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -50,16 +52,16 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def run(shoal: str, processes: int, frontier: str, root: Path, setup: Setup) -> Run:
+def run(shoal: str, processes: int, frontier: str, content: Content, setup: Setup) -> Run:
     scratch = setup.work / "runs" / f"processes-{processes}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     output = scratch / "pages.jsonl"
     where = "memory:" if frontier == "memory" else f"sqlite:///{scratch}/run.db"
     load = os.getloadavg()[0]
-    with serve(setup.nginx, root, setup.work / "nginx", [], log=setup.log) as serving:
+    with serve(setup.nginx, content.root, setup.work / "nginx", [], log=setup.log) as serving:
         job = Job(serving.url, output, scratch, setup.concurrency, 0)
-        words = [word.format(output=output, concurrency=setup.concurrency) for word in SHOAL]
+        words = [word.format(output=output, concurrency=setup.concurrency, delay=0) for word in SHOAL]
         command = [shoal, "run", f"{SPIDERS}/shoal_follow_all.py", "--frontier", where, *words]
         if processes > 1:
             command += ["--processes", str(processes)]
@@ -73,11 +75,11 @@ def run(shoal: str, processes: int, frontier: str, root: Path, setup: Setup) -> 
         seconds = time.monotonic() - began
         _reap_orphans(serving.pid)
         worked = _cpu() - before
-    found = read_output(output)
-    result = Run(len(found), seconds, worked, serving.cpu_seconds, load, len(found) / seconds)
+    found = read_output(output, content)
+    result = Run(len(found.pages), seconds, worked, serving.cpu_seconds, load, len(found.pages) / seconds)
     if code:
         result.problems.append(f"exit code {code}: {last_line(scratch / 'log.txt')}")
-    result.problems += check_pages(found, setup.pages, setup, serving)
+    result.problems += check_pages(found, setup.pages, content, serving, log=setup.log)
     return result
 
 

@@ -1,4 +1,4 @@
-"""The two sites: static files, with the same bytes every time.
+"""Sites a and b: static files, with the same bytes every time.
 
 Page 0 is `/`, page n is `/p/n.html`. Every page links to its two children in a binary tree, which makes all of them
 reachable from `/`, and to pages drawn at random for the rest. So nearly every link of a crawl leads to a page that was
@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+
+from crawl.content import Content, Facts
 
 VERSION = 1  # increase it when the bytes of a page change, so that sites in the work folder are generated again
 
@@ -28,7 +30,7 @@ class Site:
     links: int
 
 
-SITES = {
+SITES = {  # c and d are in web.py
     "a": Site("a", "20 KB pages, 60 links each", 20 * 1024, 60),
     "b": Site("b", "4 KB pages, 5 links each", 4 * 1024, 5),
 }
@@ -55,8 +57,8 @@ def page(site: Site, number: int, pages: int) -> bytes:
     rng = random.Random(f"{site.key}/{pages}/{number}")
     links = targets(number, pages, site.links, rng)
     head = (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Page {number} of site {site.key}'
-        f"</title>\n</head>\n<body>\n<h1>The {rng_word(rng)} of page {number}</h1>\n"
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>'
+        f"{title_of(site, number)}</title>\n</head>\n<body>\n<h1>The {rng_word(rng)} of page {number}</h1>\n"
     )
     tail = "</body>\n</html>\n"
     anchors = [f'<a href="{path_of(target)}">page {target}</a>' for target in links]
@@ -86,16 +88,21 @@ def prose(rng: random.Random, length: int) -> str:
     return " ".join(words[:-1]) + "."
 
 
-def generate(site: Site, pages: int, folder: Path) -> Path:
-    """Write the site into `folder` unless it exists, and return its root."""
+def generate(site: Site, pages: int, folder: Path) -> Content:
+    """Write the site into `folder` unless it exists, and return what it contains."""
     root = folder / f"{site.key}-{pages}-v{VERSION}"
+    content = Content(root, {path_of(number): Facts(title_of(site, number)) for number in range(pages)})
     complete = root / ".complete"
     if complete.exists():
-        return root
+        return content
     (root / "p").mkdir(parents=True, exist_ok=True)
     (root / "robots.txt").write_text("User-agent: *\nDisallow:\n")
     for number in range(pages):
         name = root / f"p/{number}.html" if number else root / "index.html"
         name.write_bytes(page(site, number, pages))
     complete.touch()
-    return root
+    return content
+
+
+def title_of(site: Site, number: int) -> str:
+    return f"Page {number} of site {site.key}"

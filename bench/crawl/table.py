@@ -17,35 +17,57 @@ class Row:
     """0 if no run fetched a page."""
     lowest: float
     highest: float
-    cpu_per_1000: float | None
+    cpu_ms: float | None
+    """CPU time per page."""
     peak_mb: float
     to_scrapy: float | None
     to_bare: float | None
+    """To the fastest bare loop."""
+    to_memory: float | None
+    """Only for Shoal's other frontiers."""
+    to_polite: float | None
+    """To the pages/s that the delay between requests allows."""
     limit: int | None
     """Its page limit, if it had one."""
     robots: bool
+    requests: float
+    """Per page; 0 if they were not counted."""
+    note: str
     problems: tuple[str, ...]
 
     @property
     def notes(self) -> str:
         limit = [f"first {self.limit:,} pages"] if self.limit else []
         robots = [] if self.robots else ["does not read robots.txt"]
-        return "; ".join([*limit, *robots, *self.problems])
+        requests = [f"{self.requests:.1f} requests per page"] if self.requests > 1.3 else []
+        note = [self.note] if self.note else []
+        return "; ".join([*limit, *robots, *requests, *note, *self.problems])
 
     def cells(self) -> list[str]:
         spread = "" if self.lowest == self.highest else f" ({self.lowest:,.0f}-{self.highest:,.0f})"
         return [
             self.label,
             f"{self.rate:,.0f}{spread}",
-            "-" if self.cpu_per_1000 is None else f"{self.cpu_per_1000:.2f}",
+            "-" if self.cpu_ms is None else f"{self.cpu_ms:.2f}",
             f"{self.peak_mb:,.0f}",
             "-" if self.to_scrapy is None else f"{self.to_scrapy:.1f}",
-            "-" if self.to_bare is None else f"{self.to_bare:.2f}",
+            share(self.to_bare),
+            share(self.to_memory),
+            share(self.to_polite),
             self.notes,
         ]
 
 
-HEADER = ["crawler", "pages/s (spread)", "CPU s per 1,000 pages", "peak MB", "x Scrapy", "x bare loop", "notes"]
+def share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+HEADER = [
+    *("crawler", "pages/s (spread)", "CPU ms per page", "peak MB", "x Scrapy"),
+    *("of the fastest bare loop", "of Shoal in memory", "of the polite limit", "notes"),
+]
+Rates = dict[str, dict[int, float]]
+"""Pages per second by crawler and round."""
 
 
 def rows(results: Results, site: str) -> list[Row]:
@@ -54,31 +76,49 @@ def rows(results: Results, site: str) -> list[Row]:
     for run in results["runs"]:
         if run["site"] == site:
             by_contender.setdefault(run["contender"], []).append(run)
-    rates = {key: median(map(rate, runs)) for key, runs in by_contender.items()}
+    rates = {key: {run["round"]: rate(run) for run in runs} for key, runs in by_contender.items()}
+    loops = {key: median(found.values()) for key, found in rates.items() if key.startswith("bare")}
+    fastest = max(loops, key=loops.__getitem__, default="")
     return [
-        row(key, contender["label"], by_contender[key], rates)
+        row(key, contender, by_contender[key], rates, fastest)
         for key, contender in results["contenders"].items()
         if key in by_contender
     ]
 
 
-def row(key: str, label: str, runs: list[dict[str, Any]], rates: dict[str, float]) -> Row:
+def row(key: str, contender: dict[str, Any], runs: list[dict[str, Any]], rates: Rates, fastest: str) -> Row:
     costs = [1000 * run["cpu_seconds"] / run["pages"] for run in runs if run["pages"]]
     problems = [problem for run in runs for problem in run["problems"]]
+    polite = [run.get("polite_seconds", 0.0) for run in runs]
     return Row(
         key=key,
-        label=label,
-        rate=rates[key],
+        label=contender["label"],
+        rate=median(map(rate, runs)),
         lowest=min(map(rate, runs)),
         highest=max(map(rate, runs)),
-        cpu_per_1000=median(costs) if costs else None,
+        cpu_ms=median(costs) if costs else None,
         peak_mb=median(run["peak_bytes"] for run in runs) / 1e6,
-        to_scrapy=rates[key] / rates["scrapy"] if rates.get("scrapy") else None,
-        to_bare=rates[key] / rates["bare"] if rates.get("bare") else None,
+        to_scrapy=ratio(rates, key, "scrapy"),
+        to_bare=ratio(rates, key, fastest),
+        to_memory=ratio(rates, key, "shoal") if key.startswith("shoal-") and key != "shoal-each" else None,
+        to_polite=median(map(rate, runs)) / polite_limit(runs) if polite[0] and not runs[0]["limited"] else None,
         limit=runs[0]["expected"] if runs[0]["limited"] else None,
         robots=any(run["robots_requests"] != 0 or not run["pages"] for run in runs),
+        requests=median((run.get("requests") or 0) / (run["pages"] or 1) for run in runs),
+        note=contender.get("note", ""),
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def polite_limit(runs: list[dict[str, Any]]) -> float:
+    """Pages per second of a crawler that waits for nothing but the delay."""
+    return float(runs[0]["expected"] / runs[0]["polite_seconds"])
+
+
+def ratio(rates: Rates, key: str, other: str) -> float | None:
+    """The median of the ratios of the rounds: both ran within minutes, so a slower machine slows both."""
+    found = [mine / rates[other][number] for number, mine in rates[key].items() if rates.get(other, {}).get(number)]
+    return median(found) if found else None
 
 
 def rate(run: dict[str, Any]) -> float:
@@ -86,7 +126,23 @@ def rate(run: dict[str, Any]) -> float:
 
 
 def crawl(results: Results, site: str) -> list[list[str]]:
-    return [HEADER, *(row.cells() for row in rows(results, site))]
+    """The rows, without columns that are empty on this site."""
+    lines = [HEADER, *(row.cells() for row in rows(results, site))]
+    last = len(HEADER) - 1
+    used = [column for column in range(last + 1) if column == last or any(line[column] for line in lines[1:])]
+    return [[line[column] for column in used] for line in lines]
+
+
+def left_out(results: Results, site: str) -> list[str]:
+    """The crawlers that are not in the table, and why."""
+    return [
+        *(f"{name} cannot be installed: {reason}" for name, reason in results["not_installed"].items()),
+        *(
+            f"{each['label']} was left out after round {each['round']}: {each['reason']}"
+            for each in results.get("left_out", ())
+            if each["site"] == site
+        ),
+    ]
 
 
 GROWTH_HEADER = [

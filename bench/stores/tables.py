@@ -109,7 +109,7 @@ def fleet_rows(results: Figure, site: str) -> list[Row]:
     for key, runs in fleet_runs(results, site)[0].items():
         name = key if key == "scrapy-redis" else f"shoal-{key}"  # for its colour
         whole = [{**run, "limited": False, "robots_requests": 1} for run in runs]
-        rows.append(row(name, results["labels"][key], whole, {name: median(map(pace, runs))}))
+        rows.append(row(name, {"label": results["labels"][key]}, whole, {name: {}}, ""))
     return rows
 
 

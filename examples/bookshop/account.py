@@ -1,7 +1,8 @@
-"""Parts of the shop that no page links to: a login with a form, a JSON API, and a feed."""
+"""Parts of the shop that no page links to: a login with a form, a JSON API, a feed, and sitemaps."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from html import escape
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 PASSWORD = "open-sesame"
 PER_CALL = 20
 JSON_HEADERS = (("Content-Type", "application/json"),)
+SITEMAP_HEADERS = (("Content-Type", "application/octet-stream"),)
+SITEMAPS = "http://www.sitemaps.org/schemas/sitemap/0.9"
 FEED_HEADERS = (("Content-Type", "application/rss+xml; charset=utf-8"),)
 
 LOGIN_FORM = """
@@ -78,3 +81,19 @@ def feed(books: tuple[Book, ...], url: str) -> bytes:
     )
     head = f"<title>The Shoal Bookshop</title><link>{url}/</link><description>New books</description>"
     return f'<?xml version="1.0"?><rss version="2.0"><channel>{head}{entries}</channel></rss>'.encode()
+
+
+def sitemap(path: str, books: tuple[Book, ...], url: str) -> bytes | None:
+    """The index of the sitemaps, one of its two sitemaps, or None. Every tenth book changed in May."""
+    if path == "/sitemap.xml":
+        files = "".join(f"<sitemap><loc>{url}/sitemap-{name}</loc></sitemap>" for name in ("books.xml.gz", "shop.xml"))
+        return f'<?xml version="1.0"?><sitemapindex xmlns="{SITEMAPS}">{files}</sitemapindex>'.encode()
+    if path == "/sitemap-shop.xml":
+        return f'<?xml version="1.0"?><urlset xmlns="{SITEMAPS}"><url><loc>{url}/about</loc></url></urlset>'.encode()
+    if path == "/sitemap-books.xml.gz":
+        entries = "".join(
+            f"<url><loc>{url}{book.path}</loc><lastmod>2026-0{4 if number % 10 else 5}-01</lastmod></url>"
+            for number, book in enumerate(books)
+        )
+        return gzip.compress(f'<?xml version="1.0"?><urlset xmlns="{SITEMAPS}">{entries}</urlset>'.encode())
+    return None

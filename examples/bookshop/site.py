@@ -16,7 +16,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Self
 
-from examples.bookshop import account, javascript
+from examples.bookshop import account, covers, javascript
 
 PER_PAGE = 10
 
@@ -112,6 +112,14 @@ class Book:
         return self._digest[4:12].hex()
 
     @property
+    def cover(self) -> str:
+        return f"/covers/{self.upc}.png"
+
+    @property
+    def colour(self) -> bytes:
+        return self._digest[4:7]
+
+    @property
     def description(self) -> str:
         first = self._digest[12] % len(PRAISE)
         return f"One of our favourite {self.category} books. {PRAISE[first]} {PRAISE[(first + 2) % len(PRAISE)]}"
@@ -123,6 +131,7 @@ BOOKS = tuple(
         key=lambda book: book.slug,
     )
 )
+BY_COVER = {book.cover: book for book in BOOKS}
 
 
 def _length(head: str) -> int:
@@ -166,6 +175,7 @@ def book_page(book: Book) -> bytes:
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts.items())
     body = f"""
 <article class="book">
+<img class="cover" src="{book.cover}" alt="">
 <p>Shelf: {category}</p>
 <h1>{escape(book.title)}</h1>
 <p class="price">{book.price}</p>
@@ -256,10 +266,9 @@ class Bookshop:
         self._flaky_visits = 0
         self._pages = fixed_pages()
         self._connections: set[asyncio.Task[None]] = set()
-        robots = "User-agent: *\nDisallow: /admin/\n"
+        self._robots = "User-agent: *\nDisallow: /admin/\n"
         if crawl_delay is not None:
-            robots += f"Crawl-delay: {crawl_delay:g}\n"
-        self._robots = Answer(robots.encode(), headers=(("Content-Type", "text/plain; charset=utf-8"),))
+            self._robots += f"Crawl-delay: {crawl_delay:g}\n"
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, backlog=1024)
@@ -331,8 +340,12 @@ class Bookshop:
             return Answer(account.api(BOOKS, query), headers=account.JSON_HEADERS)
         if path == "/app":
             return Answer(javascript.PAGE)
+        if book := BY_COVER.get(path):
+            return Answer(covers.cover(book.colour), headers=covers.HEADERS)
         if path == "/feed.xml":
             return Answer(account.feed(BOOKS, self.url), headers=account.FEED_HEADERS)
+        if sitemap := account.sitemap(path, BOOKS, self.url):
+            return Answer(sitemap, headers=account.SITEMAP_HEADERS)
         return None
 
     def _login(self, body: bytes) -> Answer:
@@ -347,7 +360,8 @@ class Bookshop:
         if page := self._pages.get(path):
             return Answer(page)
         if path == "/robots.txt":
-            return self._robots
+            robots = f"{self._robots}Sitemap: {self.url}/sitemap.xml\n"
+            return Answer(robots.encode(), headers=(("Content-Type", "text/plain; charset=utf-8"),))
         if path == "/flaky":
             return self._flaky()
         if path == "/old-offers":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
+    from shoal.http import File as File
     from shoal.http import Render as Render
     from shoal.http import Request as Request
     from shoal.http import Response as Response
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
+    from shoal.sitemaps.spider import SitemapSpider as SitemapSpider
     from shoal.spider import Spider as Spider
 
 _HOMES = {
     "Config": "shoal.config",
     "Crawl": "shoal.runs.crawl",
     "DropItem": "shoal.errors",
+    "File": "shoal.http",
     "Node": "shoal.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
     "Render": "shoal.http",
@@ -37,6 +40,7 @@ _HOMES = {
     "Scheduler": "shoal.crawling.scheduler",
     "Selector": "shoal.selector",
     "ShoalError": "shoal.errors",
+    "SitemapSpider": "shoal.sitemaps.spider",
     "Spider": "shoal.spider",
     "UrlWorkQueue": "shoal.runs.work_queue",
     "ZookeeperCrawler": "shoal.cluster.zookeeper_crawler",
@@ -46,9 +50,11 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Spider",
+    "SitemapSpider",
     "Request",
     "Response",
     "Render",
+    "File",
     "Selector",
     "Config",
     "crawl",

@@ -6,13 +6,19 @@
     ├── ConfigError                  an unknown setting or a bad value
     │   └── DefinitionError          an invalid schedule; names the wrong key (shoal.schedules)
     ├── SpiderError                  a spider file or class that Shoal cannot use
+    │   └── PartialOutputError       a callback that failed after some output, which is kept
     ├── RequestError                 an invalid request: bad URL, method or callback
+    │   ├── NotStorableError         a value that the frontier cannot store (shoal.scrapy)
     │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.batch)
     │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.batch)
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
+    ├── SitemapError                 a page that is no sitemap, or a sitemap beyond the limits
     ├── FetchError                   a page that was not fetched; says whether a retry can help
+    │   ├── FileStoreError           a downloaded file that could not be stored
     │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
+    │   ├── ScrapyFetchError         a middleware or a rule of Scrapy refused a page (shoal.scrapy)
     │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── PluginError                  a plugin that is broken, or a name that several plugins have
     ├── BrowserError                 a browser that cannot be started
     ├── TorError                     Tor cannot start, or cannot reach its network
     ├── ItemError                    an item that cannot be stored
@@ -58,6 +64,15 @@ class SpiderError(ShoalError):
     """Shoal cannot use a spider file or class."""
 
 
+class PartialOutputError(SpiderError):
+    """A callback failed, and its cause is the error. ``outputs`` are the items and requests that it had returned
+    before: they are kept, and the page counts as failed."""
+
+    def __init__(self, outputs: list[object]) -> None:
+        super().__init__("the callback failed after some output")
+        self.outputs = outputs
+
+
 class RequestError(ShoalError, ValueError):
     """A request is invalid."""
 
@@ -66,13 +81,20 @@ class SelectorError(ShoalError, ValueError):
     """A CSS, XPath or JMESPath query is invalid, or its document is."""
 
 
+class SitemapError(ShoalError):
+    """A page is no sitemap, or the sitemap is damaged or exceeds a limit."""
+
+
 class FetchError(ShoalError):
     """A page was not fetched.
 
     ``kind`` is a short label for statistics (``timeout``, ``dns``, ``http 404`` ...). ``retryable`` says whether a
     retry can help. ``retry_after`` is the delay that the server asked for. ``contacted`` is False if nothing was sent
-    to the host, so its delay does not apply. ``status`` is the HTTP status, or 0.
+    to the host, so its delay does not apply. ``status`` is the HTTP status, or 0. ``response`` is the page, if the
+    server sent one with an error status.
     """
+
+    response: object = None
 
     def __init__(
         self,
@@ -92,6 +114,13 @@ class FetchError(ShoalError):
         self.contacted = contacted
 
 
+class FileStoreError(FetchError):
+    """A file was downloaded, but could not be stored."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message, kind="file store", retryable=retryable)
+
+
 class ProxyError(FetchError):
     """The proxy itself failed, whatever the host is. Without ``retryable`` it refuses user and password, or does not
     speak its protocol."""
@@ -105,6 +134,10 @@ class TooComplexError(FetchError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="too complex", retryable=False)
+
+
+class PluginError(ShoalError):
+    """A plugin cannot be imported, or several packages have a plugin of this name."""
 
 
 class TorError(ShoalError):

@@ -92,6 +92,11 @@ def encode_item(item: object) -> bytes:
     return payload
 
 
+def encode_record(name: str, record: Record) -> bytes:
+    """Encode what `decode_item` returned, with changes that are plain values."""
+    return _encode((name, record))
+
+
 def decode_item(payload: bytes) -> tuple[str, Record]:
     """Return the type name and the data of an encoded item."""
     try:

@@ -38,10 +38,18 @@ _MAX_CELLS = 2_000_000
 _MAX_CELLS_IN_LAYOUT = 50_000
 _MAX_CELLS_IN_NESTED = 1000
 _MAX_PADDED = 32 << 20  # characters of a table after layout
-_INDENTING = ":is(ol, ul, dl, blockquote) "
+_INDENTING_TAGS = ("ol", "ul", "dl", "blockquote")
+_INDENTING = f":is({', '.join(_INDENTING_TAGS)}) "
+_MAX_INDENTING = 40_000  # lists and quotes
 _MAX_INDENT_DEPTH = 17  # turbohtml indents no further
 _MAX_INDENT_WIDTH = 21  # characters: a list may start at any number
 _MAX_INDENTED = (64 << 20, 16)  # characters, or this multiple of the page's size if that is more
+_MAX_BREAK_STEPS = 50_000_000  # of the search for text after line breaks: about a quarter of a second
+_BLOCKS = frozenset(
+    {"address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "footer",
+     "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "menu", "nav", "ol", "p", "pre", "section",
+     "summary", "table", "td", "th", "tr", "ul"}
+)  # fmt: skip
 _TEXTS = "//body//text()[not(parent::script) and not(parent::style)]"
 _FAST_TO_CONVERT = 256 * 1024  # bytes: no tree of such a page is slow to convert
 _DEEP = "/*" * 129
@@ -87,9 +95,11 @@ class AttributeBudget:
     def check(self) -> None:
         """Raise TooComplexError if all attributes together would be huge. Otherwise you may read any of them."""
         if self._size and cast(float, _count_elements(self._document)) * self._size > _MAX_ATTRIBUTES:
-            formatting = [element for tag in _FORMATTING for element in self._document.select(tag)]
-            if len(formatting) * self._size > _MAX_ATTRIBUTES:
-                for chunk in self._chunks(formatting):
+            # The tags of the page together are no longer than the page. So the limit needs many copies of one of them.
+            most = _MAX_ATTRIBUTES // self._size
+            groups = [self._document.select(tag) for tag in _FORMATTING]
+            if max(map(len, groups)) > most:
+                for chunk in self._chunks([element for group in groups for element in group]):
                     self._spend(cast("list[str]", _attributes(self._document, elements=chunk)))
         self._size = 0
 
@@ -134,6 +144,8 @@ def to_markdown(document: Document, size: int) -> str:
         )
     if _has_huge_indents(document, size):
         raise TooComplexError("the page is too complex: its nested lists and quotes indent too many lines")
+    if size > _SMALL and _has_slow_breaks(document):
+        raise TooComplexError("the page is too complex: too many line breaks between empty elements")
     return document.to_markdown()
 
 
@@ -188,13 +200,36 @@ def _has_costly_tables(document: Document) -> bool:
 def _has_huge_indents(document: Document, size: int) -> bool:
     """Whether the indentation would be huge. Each list and quote around a line indents it, numbers included."""
     lines, limit = size, max(_MAX_INDENTED[0], _MAX_INDENTED[1] * size)
-    if lines * _MAX_INDENT_DEPTH * _MAX_INDENT_WIDTH <= limit or document.select_one(_INDENTING * 3) is None:
+    if lines * _MAX_INDENT_DEPTH * _MAX_INDENT_WIDTH <= limit:
+        return False
+    if sum(len(document.select(tag)) for tag in _INDENTING_TAGS) > _MAX_INDENTING:
+        return True  # finding out whether they are nested would take too long
+    if document.select_one(_INDENTING * 3) is None:
         return False
     lines = document.text.count("\n") + int(cast(float, _count_elements(document)))
     depth = 3
     while depth < _MAX_INDENT_DEPTH and document.select_one(_INDENTING * (depth + 1)) is not None:
         depth += 1
     return lines * depth * _MAX_INDENT_WIDTH > limit
+
+
+def _has_slow_breaks(document: Document) -> bool:
+    """Whether the search for text after each line break would take too long. It visits the elements up to the next
+    text or block, so many breaks in a row of elements without text take the square of their number."""
+    count = len(document.select("br"))
+    if count * (cast(float, _count_elements(document)) - count) <= _MAX_BREAK_STEPS:
+        return False
+    steps = breaks = elements = 0
+    for node in document.descendants:
+        if isinstance(node, Element) and node.tag not in _BLOCKS:
+            if node.tag == "br":
+                breaks += 1
+            else:
+                elements += 1
+        elif isinstance(node, Element) or node.text.strip():
+            steps += breaks * elements
+            breaks = elements = 0
+    return steps + breaks * elements > _MAX_BREAK_STEPS
 
 
 def _has_huge_table(document: Document) -> bool:

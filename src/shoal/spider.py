@@ -9,16 +9,23 @@ from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
+from importlib.abc import InspectLoader
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 
+from shoal.config import Config
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
 
 _MAX_COUNTERS = 1000
 """User counters. Names beyond it are counted together: a page may decide them."""
 OTHER = "(other)"
+SCRAPY = "scrapy:"
+"""Begins the reference of a Scrapy spider."""
+T = TypeVar("T")
+_NOT_OF_THE_USER = (str(Path(__file__).parent) + "/", str(Path(logging.__file__).parent.parent) + "/")
 
 
 class SpiderStats(Mapping[str, float]):
@@ -46,6 +53,26 @@ class SpiderStats(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+class RunControl(Protocol):
+    """What a spider may do with the crawl that it takes part in."""
+
+    config: Config
+    is_private: bool
+    """Only this process works on the run, and its frontier is in memory."""
+
+    def stop(self) -> None:
+        """End the crawl: pages in flight are finished."""
+        ...
+
+    async def push(self, requests: Sequence[Request]) -> int:
+        """Push requests to the frontier. Returns how many were new."""
+        ...
+
+    def is_known(self, url: str) -> bool:
+        """Whether the frontier surely has the page of this URL: a request for it would be a duplicate."""
+        ...
 
 
 _NAMES_ELSEWHERE = {
@@ -86,6 +113,8 @@ class Spider:
     """Follow only links to these domains and their subdomains; empty: all."""
     settings: ClassVar[Mapping[str, object]] = {}
     """This spider's own settings. The environment and the command line override them."""
+    setting_sources: ClassVar[Mapping[str, str]] = {}
+    """Where ``settings`` come from, by key, if they were not written here."""
     pipelines: Sequence[Callable[..., object]] = ()
     """Each takes (item, spider) and returns the item, changed or not. It may be async and may raise DropItem. A class
     is created once per process; its ``open(spider)`` and ``close(spider)`` are called if it has them."""
@@ -122,6 +151,11 @@ class Spider:
             setattr(self, name, value)
 
     @classmethod
+    def other_settings(cls) -> Sequence[str]:
+        """Lines for `shoal config` about settings of the spider that are not Shoal's."""
+        return ()
+
+    @classmethod
     def spider_name(cls) -> str:
         return cls.name or cls.__name__.lower()
 
@@ -138,8 +172,16 @@ class Spider:
         page is fetched with another one. Default: 403 and 429, unless the spider handles them."""
         return response.status in (403, 429) and response.status not in self.handle_statuses
 
+    def joined(self, run: RunControl) -> None:
+        """Called in each process that works on the run, before the pipelines and the spider are opened."""
+
     def opened(self) -> object:
         """Called once in each process that works on the run, before its first page. It may be async."""
+
+    async def idle(self) -> bool:
+        """Called when this process finds the run finished. Return True to keep it open: because requests were pushed,
+        or will be. It is called again some seconds later."""
+        return False
 
     def closed(self, reason: str) -> object:
         """Called once at the end of the process's work. It may be async.
@@ -204,8 +246,11 @@ def _is_data(kind: type[Spider], name: str) -> bool:
 def load_spider(reference: str) -> type[Spider]:
     """Load the spider class from ``file.py``, or from ``file.py:ClassOrName`` if the file has several.
 
-    SpiderError says what is wrong with the file, and in which line.
+    A reference that begins with ``scrapy:`` is a Scrapy spider. SpiderError says what is wrong with the file, and in
+    which line.
     """
+    if reference.startswith(SCRAPY):
+        return cast("type[Spider]", import_module("shoal.scrapy.project").load_scrapy_spider(reference))
     path_text, _, wanted = reference.partition(".py:")
     path = Path(path_text + ".py" if wanted else reference)
     spiders = spiders_in(path)
@@ -222,6 +267,12 @@ def load_spider(reference: str) -> type[Spider]:
 
 def spiders_in(path: Path) -> list[type[Spider]]:
     """Return the spider classes that a file defines."""
+    return classes_in(path, Spider)
+
+
+def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type[T]]:
+    """Import a file, and return the subclasses of ``base`` that it defines. ``as_main``: the file finds that it is
+    run as a program."""
     if not path.is_file():
         raise SpiderError(f"spider file {path} does not exist; `shoal new NAME` creates one")
     module_name = f"shoal_spider_{path.stem}"
@@ -234,18 +285,39 @@ def spiders_in(path: Path) -> list[type[Spider]]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        if as_main and isinstance(spec.loader, InspectLoader) and (code := spec.loader.get_code(module_name)):
+            module.__name__ = "__main__"
+            exec(code, vars(module))
+        else:
+            spec.loader.exec_module(module)
     except SyntaxError as exc:
         place = path if exc.filename in (None, str(path.resolve())) else exc.filename  # or a module that it imports
         raise SpiderError(f"{place}, line {exc.lineno or 1}: {exc.msg}: {(exc.text or '').strip()}") from exc
     except (Exception, SystemExit) as exc:  # the user's file may raise anything
         is_scrapy = isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] == "scrapy"
-        hint = (
-            ". Shoal does not run Scrapy spiders; docs/coming-from-scrapy.md shows what to change" if is_scrapy else ""
-        )
-        raise SpiderError(f"{path}, line {_line_in(path, exc)}: {type(exc).__name__}: {exc}{hint}") from exc
+        hint = ". Is it a Scrapy spider? Run it with --scrapy: docs/scrapy.md" if is_scrapy else ""
+        line = _line_in(path, exc)
+        where = f"{path}, line {line}" if line else str(path)
+        raise SpiderError(f"{where}: {type(exc).__name__}: {exc}{hint}") from exc
+    finally:
+        module.__name__ = module_name
     classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
-    return [each for each in classes if issubclass(each, Spider) and each.__module__ == module_name]
+    if as_main:
+        for each in classes:
+            if each.__module__ == "__main__":
+                each.__module__ = module_name
+    return [each for each in classes if issubclass(each, base) and each.__module__ == module_name]
+
+
+def line_in(exc: BaseException) -> tuple[str, int] | None:
+    """The last line in the error's traceback that is in a file outside of Python's libraries and of Shoal."""
+    found, trace = None, exc.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith("<") and "site-packages" not in name and not name.startswith(_NOT_OF_THE_USER):
+            found = (name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
 
 
 def _line_in(path: Path, exc: BaseException) -> int:

@@ -23,3 +23,9 @@ def tls(certificate: Path) -> ssl.SSLContext:
 async def secure(tls: ssl.SSLContext) -> AsyncIterator[MisbehavingServer]:
     async with MisbehavingServer(tls=tls) as server:
         yield server
+
+
+@pytest.fixture(params=["auto", "aiohttp"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The HTTP client of all crawls of a test."""
+    monkeypatch.setenv("SHOAL_HTTP__CLIENT", request.param)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shoal.crawling.callbacks import Callbacks, Found
 from shoal.crawling.leases import Outcome, Settler
-from shoal.crawling.page import Callbacks, Found, Parsed
+from shoal.crawling.page import Parsed
 from shoal.crawling.scheduler import Scheduler
-from shoal.fetch.http import HttpFetcher
+from shoal.fetch.direct import DirectFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
 from shoal.sinks.drainer import Drainer
@@ -87,14 +88,14 @@ def _after_leasing(fuse: _Fuse) -> None:
 
 
 def _after_fetching(fuse: _Fuse) -> None:
-    original = HttpFetcher.fetch
+    original = DirectFetcher.fetch
 
-    async def fetch(self: HttpFetcher, request: Request, max_body_bytes: int | None = None) -> Response:
+    async def fetch(self: DirectFetcher, request: Request, max_body_bytes: int | None = None) -> Response:
         response = await original(self, request, max_body_bytes)
         fuse.burn([request.url])
         return response
 
-    HttpFetcher.fetch = fetch  # type: ignore[method-assign]
+    DirectFetcher.fetch = fetch  # type: ignore[method-assign]
 
 
 def _after_parsing(fuse: _Fuse) -> None:

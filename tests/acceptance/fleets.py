@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,20 @@ def frontier_url(kind: str, server: RedisServer | PostgresServer | None = None) 
 
 
 @contextmanager
-def site(pages: int, *, latency: float = 0.0) -> Iterator[str]:
-    """Run a site in its own process, and yield its URL."""
-    command = [sys.executable, "-m", "tests.servers", "--pages", str(pages), "--latency", str(latency)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+def serving(module: str, **options: object) -> Iterator[str]:
+    """Run a module that prints the URL of its server, in its own process, and yield the URL."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    with subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().strip()
         finally:
             server.kill()
+
+
+def site(pages: int, *, latency: float = 0.0) -> AbstractContextManager[str]:
+    """Run a site in its own process, and yield its URL."""
+    return serving("tests.servers", pages=pages, latency=latency)
 
 
 def visits(url: str) -> list[tuple[str, str, float, float]]:

@@ -27,8 +27,9 @@ import uvloop
 from shoal.browser.gateway import Gateway, GatewayLimits
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
+from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
+from shoal.fetch.http import HttpFetcher, PageFetcher
 from shoal.http import Request
 from tests.servers import answer, read_head
 
@@ -68,7 +69,7 @@ def fetch_while_rebinding(
     via: str = "fetcher",
 ) -> Outcome:
     """Fetch while each look-up of the name gets the next of these answers, in a cycle. ``via`` says what has the
-    guard: the ``fetcher``, or the ``gateway`` of the browser, which the fetcher uses as its proxy."""
+    guard: the ``fetcher``, the one with ``aiohttp``, or the ``gateway`` of the browser, which is used as a proxy."""
     task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down, "via": via})
     return Outcome(*json.loads(said_apart("-m", "tests.acceptance.rebinding", task)))
 
@@ -128,9 +129,10 @@ async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: 
     gateway = Gateway(guard, GatewayLimits(dns_cache_seconds=0))
     listener = await gateway.open(None)
     if via == "gateway":
-        fetcher = HttpFetcher(HttpSettings(proxy=listener.url), "test")
+        fetcher: PageFetcher = HttpFetcher(HttpSettings(proxy=listener.url), "test")
     else:
-        fetcher = HttpFetcher(HttpSettings(dns_cache_seconds=0), "test", guard)
+        kind = HttpFetcher if via == "aiohttp" else DirectFetcher
+        fetcher = kind(HttpSettings(dns_cache_seconds=0), "test", guard)
     fetched = []
     for _ in range(fetches):
         try:

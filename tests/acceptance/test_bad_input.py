@@ -47,10 +47,10 @@ FAULTS = [
     ("/endless-headers", "protocol", "sent invalid HTTP: Too many headers", False),
     ("/huge-header", "protocol", r"header that is too long \(http\.max_header_bytes\)", False),
     ("/junk", "protocol", "sent invalid HTTP: Bad status line", False),
-    ("/huge", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/huge-declared", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/brotli-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes\)", False),
-    ("/zstd-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes\)", False),
+    ("/huge", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes", False),
+    ("/huge-declared", "too large", r"larger than 1000000 bytes \(http\.max_body_bytes", False),
+    ("/brotli-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes", False),
+    ("/zstd-bomb", "too large", r"decompressed body is larger than 1000000 bytes \(http\.max_body_bytes", False),
     ("/bad-gzip", "bad encoding", "not valid gzip", True),
     ("/truncated-gzip", "bad encoding", "not valid gzip: it is truncated", True),
     ("/unknown-encoding", "bad encoding", "unknown content coding 'x-no-such'", False),
@@ -66,6 +66,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(("path", "kind", "message", "retryable"), FAULTS)
 async def test_a_fault(
     bad: MisbehavingServer, caplog: pytest.LogCaptureFixture, path: str, kind: str, message: str, retryable: bool
@@ -88,6 +89,7 @@ async def test_a_fault(
         assert (path if path.startswith("http") else bad.url + path) in warnings[0]
 
 
+@pytest.mark.usefixtures("client")
 async def test_all_faults_in_one_crawl(bad: MisbehavingServer) -> None:
     leaves = [f"/leaf/{number}" for number in range(30)]
     items, summary = await crawl_beside(bad, *(path for path, *_ in FAULTS), *leaves, **{"http.read_timeout": 1})
@@ -96,6 +98,7 @@ async def test_all_faults_in_one_crawl(bad: MisbehavingServer) -> None:
     assert summary.elapsed < 10
 
 
+@pytest.mark.usefixtures("client")
 async def test_a_page_that_drips_meets_the_total_timeout(bad: MisbehavingServer, caplog: Any) -> None:
     items, summary = await crawl_beside(bad, "/slow-drip", **{"http.total_timeout": 0.4})
     assert items == []
@@ -104,13 +107,15 @@ async def test_a_page_that_drips_meets_the_total_timeout(bad: MisbehavingServer,
     assert summary.elapsed < 3
 
 
+@pytest.mark.usefixtures("client")
 async def test_a_port_that_hangs_in_the_tls_handshake(bad: MisbehavingServer, caplog: Any) -> None:
     target = bad.url.replace("http://", "https://") + "/"
-    _, summary = await crawl_beside(bad, target, **{"http.connect_timeout": 0.3})
+    _, summary = await crawl_beside(bad, target, **{"http.connect_timeout": 1.0})
     assert summary.dead_kinds == {"timeout": 1}
-    assert "within 0.3 s (http.connect_timeout)" in caplog.text
+    assert "within 1 s (http.connect_timeout)" in caplog.text
 
 
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("path", ["/huge", "/huge-declared", "/endless-headers"])
 async def test_what_is_too_large_is_not_downloaded(bad: MisbehavingServer, path: str) -> None:
     await crawl_beside(bad, path)
@@ -134,6 +139,7 @@ print(json.dumps([peak() - before, done.summary.dead_kinds, done.summary.lost]))
 """
 
 
+@pytest.mark.usefixtures("client")
 async def test_bombs_do_not_fill_the_memory(bad: MisbehavingServer) -> None:
     """10 GB behind 10 MB of gzip, 256 MB behind 300 bytes of Brotli and 8 KB of Zstandard, and 10 GB as they are."""
     paths = ["/gzip-bomb", "/brotli-bomb", "/zstd-bomb", "/huge", "/huge-declared"]
@@ -188,11 +194,13 @@ async def test_broken_html_is_read_as_far_as_it_goes(bad: MisbehavingServer) -> 
     assert summary.stats.done == 3
 
 
+@pytest.mark.usefixtures("client")
 async def test_an_answer_without_a_body_is_a_page(bad: MisbehavingServer) -> None:
     items, _ = await crawl_beside(bad, "/status/204", "/empty")
     assert [item["h1"] for item in items] == [None, None]
 
 
+@pytest.mark.usefixtures("client")
 async def test_a_redirect_without_a_target_is_no_page(bad: MisbehavingServer, caplog: Any) -> None:
     items, summary = await crawl_beside(bad, "/redirect-no-location", "/status/304")
     assert items == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,13 +32,19 @@ def shop() -> Iterator[str]:
 
 @pytest.fixture
 def shoal(tmp_path: Path):
+    """A command, in a place where no other crawl runs."""
+
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = forking.run([*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = forking.run(
+            [*SHOAL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
 
-    return run
+    with TemporaryDirectory() as sockets:  # a short path: those of sockets are limited
+        environment = {**os.environ, "XDG_RUNTIME_DIR": sockets, "TMPDIR": sockets}
+        yield run
 
 
 def lines(path: Path) -> list[dict]:

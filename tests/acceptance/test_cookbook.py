@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from examples.bookshop import BOOKS, Bookshop
@@ -31,6 +33,17 @@ async def test_every_book_once(name: str, tmp_path: Path) -> None:
     assert set(titles) == TITLES
 
 
+async def test_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with Bookshop() as shop:
+        items = await items_of("pictures.py", tmp_path, shop)
+    assert len(items) == 10
+    for item in items:
+        (entry,) = cast("list[dict[str, Any]]", item["cover"])
+        assert sha256((tmp_path / "pictures" / entry["path"]).read_bytes()).hexdigest() == entry["checksum"]
+        assert (tmp_path / "pictures" / entry["thumbs"]["60x60"]).read_bytes().startswith(b"\xff\xd8")
+
+
 async def test_the_login(tmp_path: Path) -> None:
     async with Bookshop() as shop:
         assert len(await items_of("orders.py", tmp_path, shop)) == 3
@@ -42,6 +55,13 @@ async def test_the_proxy_and_the_signature(tmp_path: Path) -> None:
     async with Bookshop() as shop:
         for name in ("proxied.py", "signed.py"):
             assert [item["title"] for item in await items_of(name, tmp_path, shop)] == ["All books"]
+
+
+async def test_the_sitemap_of_the_shop(tmp_path: Path) -> None:
+    async with Bookshop() as shop:
+        assert {item["title"] for item in await items_of("catalogue.py", tmp_path, shop)} == TITLES
+        changed = await items_of("catalogue.py", tmp_path, shop, since="2026-05-01")
+        assert {item["title"] for item in changed} == {book.title for book in BOOKS[::10]}
 
 
 async def test_the_feed_of_the_shop() -> None:

@@ -74,10 +74,11 @@ async def test_a_crawl_runs_once() -> None:
             await made
 
 
-async def test_items_as_a_stream() -> None:
+async def test_items_as_a_stream(caplog: pytest.LogCaptureFixture) -> None:
     async with SiteServer(pages=50) as site:
         seen = [item async for item in crawl(Pages, settings(), arguments={"start_urls": [site.url]})]
     assert len({item["url"] for item in seen}) == 51
+    assert "stopping" not in caplog.text
 
 
 async def test_leaving_the_stream_early_ends_the_crawl() -> None:
@@ -85,7 +86,7 @@ async def test_leaving_the_stream_early_ends_the_crawl() -> None:
         made = crawl(Pages, settings(), arguments={"start_urls": [site.url]})
         items = aiter(made)
         await anext(items)
-        await items.aclose()  # type: ignore[attr-defined]
+        await items.aclose()
         assert made.summary is not None
         assert made.summary.state == "stopped"
         assert sum(site.hits.values()) < 500

@@ -15,13 +15,16 @@ from tests import forking
 from tests.acceptance.clusters import coordinator_url
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.test_cli import ROOT, shop
+from tests.databases import shared
 from tests.forking import SHOAL
+from tests.object_storage import S3Server
 
 __all__ = ["shop"]
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
 ZOOKEEPER = "127.0.0.1:2181"
+BUCKET = "s3://my-bucket/"
 QUICK = {**os.environ, "SHOAL_DOWNLOAD_DELAY": "0.05", "SHOAL_BROWSER__SANDBOX": "false"}
 """The shop is on this machine, and the documents crawl it many times. The tests may run as root."""
 DOCUMENTS = [
@@ -31,7 +34,8 @@ DOCUMENTS = [
 
 
 def blocks(document: Path) -> list[tuple[str, str]]:
-    return [(kind, text) for kind, text in BLOCK.findall(document.read_text()) if kind in ("python", "console", "toml")]
+    kinds = ("python", "console", "toml", "ini")
+    return [(kind, text) for kind, text in BLOCK.findall(document.read_text()) if kind in kinds]
 
 
 RUNNABLE = [document for document in DOCUMENTS if blocks(document) and document.name not in ("api.md", "tor.md")]
@@ -39,17 +43,25 @@ RUNNABLE = [document for document in DOCUMENTS if blocks(document) and document.
 
 
 @pytest.mark.parametrize("document", RUNNABLE, ids=lambda d: str(d.relative_to(ROOT)))
-def test_the_code_of_a_document_runs(document: Path, shop: str, tmp_path: Path) -> None:
+def test_the_code_of_a_document_runs(
+    document: Path, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers = {url: frontier_url(kind) for url, kind in FRONTIERS.items() if url in document.read_text()}
     if ZOOKEEPER in document.read_text():
         servers[ZOOKEEPER] = coordinator_url("zookeeper").removeprefix("zookeeper://")
+    if BUCKET in document.read_text():
+        storage = shared(S3Server)
+        servers[BUCKET] = f"s3://{storage.bucket()}/"
+        for name, value in storage.variables.items():
+            monkeypatch.setitem(QUICK, name, value)
     host = shop.removeprefix("http://").rstrip("/")
     for kind, text in blocks(document):
         text = text.replace("http://127.0.0.1:8000/", shop).replace("127.0.0.1:8000", host)
         for url, server in servers.items():
             text = text.replace(url, server)
-        named = re.match(r"# (\S+\.(?:py|toml))\n", text)
+        named = re.match(r"# (\S+\.(?:py|toml|cfg))\n", text)
         if named:
+            (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / named[1]).write_text(text)
         elif kind == "python":
             run([sys.executable, "-c", text], tmp_path)
@@ -103,5 +115,5 @@ def test_every_setting_is_documented_with_its_default() -> None:
     assert set(rows) == set(settings)
     for key, value in settings.items():
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        shown = "none" if value in (None, (), {}) else f"{value:g}" if isinstance(value, float) else shown
+        shown = "none" if value in (None, (), {}) else f"{value:.10g}" if isinstance(value, float) else shown
         assert rows[key] == shown, key

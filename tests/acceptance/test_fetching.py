@@ -17,6 +17,8 @@ from shoal import Request, Response
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.servers import HUGE, PLAIN, MisbehavingServer, ProxyServer
 
+pytestmark = pytest.mark.usefixtures("client")
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[MisbehavingServer]:

@@ -155,7 +155,7 @@ def test_schedules_of_the_file_and_commands_on_a_shared_store(folder: Path, site
 
     with serving(folder, None, "--frontier", frontier):
         assert "nightly" in shoal("list")
-        assert "edit the file" in shoal("add", "nightly", "Here", "--every", "1h", "--replace", code=2)
+        assert "edit the file" in shoal("change", "nightly", "--every", "1h", code=2)
         assert "[schedules.nightly]" in shoal("rm", "nightly", code=2)
         assert "is added" in shoal("add", "rare", "Here", "--every", "52w", "-a", f"url={site.url}/r", "--keep", "1")
         assert "exists" in shoal("add", "rare", "Here", "--every", "52w", code=2)
@@ -164,6 +164,13 @@ def test_schedules_of_the_file_and_commands_on_a_shared_store(folder: Path, site
         assert (shown["spider"], shown["every"], shown["keep"], shown["arguments"]) == (
             "Here", "52w", 1, {"url": f"{site.url}/r"}
         )  # fmt: skip
+        assert "is changed" in shoal("change", "rare", "--cron", "0 0 1 1 *", "--overlap", "wait", "--reset", "keep")
+        shown = json.loads(shoal("show", "rare", "--json"))
+        assert (shown["cron"], shown["every"], shown["overlap"], shown["keep"], shown["arguments"]) == (
+            "0 0 1 1 *", "", "wait", None, {"url": f"{site.url}/r"}
+        )  # fmt: skip
+        assert "nothing to change" in shoal("change", "rare", code=2)
+        assert "did you mean keep" in shoal("change", "rare", "--reset", "kep", code=2)
         assert "02:30:00 CE" in shoal("show", "nightly")
         assert "is queued" in shoal("run", "rare")  # a server works on it
         until(lambda: "/r" in [visit.path for visit in site.visits()], what="the page of the run")
@@ -193,6 +200,29 @@ def test_another_server_resumes_the_run_of_a_server_that_was_killed(kind: str, f
             paths = [visit.path for visit in site.visits()]
             assert paths.count("/done") == 1
             assert runs_of(second) == [run_id]
+
+
+def test_a_server_that_was_frozen_past_its_lease_leaves_its_run_to_another(folder: Path, site: Target) -> None:
+    """It is fenced: when it goes on, it changes nothing, and the time has one run whose pages are done once."""
+    short = {"SHOAL_LEASE__TTL": "6", "SHOAL_WORKER__SESSION": "3"}
+    options = ["--frontier", frontier_url("redis")]
+    url = f"{site.url}/?link=/done&link=/hang%3Fgate%3D1"
+    with serving(folder, short, *options) as first:
+        add(first, {"name": "a", "spider": "Here", "every": "52w", "arguments": {"url": url}})
+        run_id = must(first.ask("POST", "/api/schedules/a/run"), 201)["run_id"]
+        site.wait_until(lambda seen: "/hang?gate=1" in [visit.path for visit in seen])
+        first.process.process.send_signal(signal.SIGSTOP)
+        with serving(folder, short, *options) as second:
+            site.wait_until(lambda seen: [visit.path for visit in seen].count("/hang?gate=1") >= 2)
+            first.process.process.send_signal(signal.SIGCONT)
+            site.open_gate()
+            until(lambda: run_id in runs_of(second, "finished"), what="the run finished")
+            until(lambda: must(first.get(f"/api/runs/{run_id}"))["state"] == "finished", what="the first server again")
+            ledger = must(second.get(f"/api/runs/{run_id}/ledger"))
+            assert (ledger["balanced"], ledger["done"]) == (True, 3)
+            assert [visit.path for visit in site.visits()].count("/done") == 1
+            assert must(second.get(f"/api/runs/{run_id}/items"))["next"] == 3
+            assert (runs_of(second), must(second.get("/api/schedules/a"))["fired"]) == ([run_id], 1)
 
 
 def test_a_restart_resumes_the_run_of_a_file(folder: Path, site: Target) -> None:

@@ -82,6 +82,7 @@ def test_a_crawl_shows_its_dashboard_which_ends_with_it(here: Machine, url: str,
     page = get(f"{address}ui/runs/{run['run_id']}")
     assert page is not None
     assert "balanced: nothing lost" in page
+    until(lambda: "<dt>Workers</dt><dd>1</dd>" in (get(address) or ""), what="the process that crawls counted")
     body = urllib.request.Request(f"{address}api/runs/{run['run_id']}/pause", b"", method="POST")
     urllib.request.urlopen(body, timeout=10).close()
     until(lambda: runs_at(address)[0]["state"] == "paused", what="the crawl paused")

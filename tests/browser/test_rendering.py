@@ -7,10 +7,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -21,6 +25,8 @@ from shoal.browser.process import BrowserProcess
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError, RequestError
 from shoal.fetch.routing import RoutingFetcher
+from shoal.http.exchange import Exchange, captured
+from shoal.http.navigation import permit
 from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
@@ -42,6 +48,13 @@ console.log("hello", 42);
 </script></body></html>"""
 
 
+LEADS = """<a id=open href=/next>open</a> <a id=secret href=/secret>secret</a>
+<a id=blank target=_blank href=/next>blank</a>
+<a target=window href=/next><b id=inner>inner</b></a> <button onclick="window.open('/next')">open</button>
+<form id=form action=/next target=_blank><button>send</button></form>
+<form id=hidden action=/secret target=_blank><button>send</button></form>"""
+
+
 class Site:
     """A site with one of each kind of page."""
 
@@ -49,9 +62,17 @@ class Site:
         self.url = ""
         self.headers: dict[str, dict[str, str]] = {}
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.headers[request.path] = dict(request.headers)
         match request.path:
+            case "/robots.txt":
+                return web.Response(text="User-agent: *\nDisallow: /secret")
+            case "/leads":
+                return web.Response(text=LEADS, content_type="text/html")
+            case "/greedy":
+                return web.Response(text="<script>fetch('/flood')</script>", content_type="text/html")
+            case "/flood":
+                return await flood(request)
             case "/data.json":
                 return web.json_response({"secret": 7})
             case "/missing":
@@ -70,6 +91,17 @@ class Site:
                 script = "localStorage.n = +(localStorage.n || 0) + 1; document.body.textContent = localStorage.n"
                 return web.Response(text=f"<body><script>{script}</script></body>", content_type="text/html")
         return web.Response(text=PAGE, content_type="text/html")
+
+
+async def flood(request: web.Request) -> web.StreamResponse:
+    """Send bytes until the client leaves."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(bytes(100_000))
+            await asyncio.sleep(0.01)
+    return response
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -122,6 +154,84 @@ async def test_actions(site: Site, browser: BrowserFetcher) -> None:
     assert response.css("title::text").get() == "entered"
 
 
+async def test_an_action_may_lead_to_another_page_of_the_host(site: Site, browser: BrowserFetcher) -> None:
+    response = await browser.fetch(Request(f"{site.url}/leads"), Render(actions=(Click("#open"),)))
+    assert (response.status, response.css("title::text").get()) == (200, "Form")
+
+
+@pytest.mark.parametrize("selector", ["#blank", "#inner", "button", "#form button"])
+async def test_what_would_open_a_window_is_shown_in_the_page(
+    site: Site, browser: BrowserFetcher, selector: str
+) -> None:
+    response = await browser.fetch(Request(f"{site.url}/leads"), Render(actions=(Click(selector),)))
+    assert (response.status, response.css("title::text").get()) == (200, "Form")
+
+
+async def test_the_next_page_gets_the_actions_that_are_left(site: Site, browser: BrowserFetcher) -> None:
+    async def refuse(url: str) -> None:
+        return None
+
+    token = permit.set(refuse)
+    try:
+        actions = (Click("#open"), Scroll(times=2))
+        response = await browser.fetch(Request(f"{site.url}/leads"), Render(wait_for="#open", actions=actions))
+    finally:
+        permit.reset(token)
+    assert response.headers["Location"] == f"{site.url}/next"
+    assert response.next_render == Render(actions=(Scroll(times=2),))
+
+
+@pytest.mark.parametrize(("wait", "leads"), [(0.0, True), (1.0, True), (None, False), (3600.0, False)])
+async def test_an_action_that_navigates_asks_first(
+    site: Site, browser: BrowserFetcher, wait: float | None, leads: bool
+) -> None:
+    asked = []
+
+    async def ask(url: str) -> float | None:
+        asked.append(url)
+        return wait
+
+    site.headers.clear()
+    token, began = permit.set(ask), time.monotonic()
+    try:
+        response = await browser.fetch(Request(f"{site.url}/leads"), Render(actions=(Click("#open"),)))
+    finally:
+        permit.reset(token)
+    assert asked == [f"{site.url}/next"]
+    assert ("/next" in site.headers) is leads
+    assert response.status == (200 if leads else 302)
+    assert time.monotonic() - began >= (wait or 0.0) or not leads
+
+
+class Clicks(Spider):
+    name = "clicks"
+    settings = {"browser.sandbox": False, "download_delay": 0, "throttle.enabled": False, "browser.page_timeout": 60}
+
+    def parse(self, response: Response) -> object:
+        yield {"path": response.url.rpartition("/")[2], "title": response.css("title::text").get()}
+
+
+@pytest.mark.parametrize(
+    ("selector", "items", "dead"),
+    [
+        ("#open", [{"path": "leads", "title": "Form"}], {}),
+        ("#secret", [], {"robots": 1}),
+        ("#blank", [{"path": "leads", "title": "Form"}], {}),
+        ("#hidden button", [], {"robots": 1}),
+    ],
+)
+async def test_robots_txt_applies_to_what_actions_lead_to(
+    site: Site, selector: str, items: list[dict[str, str]], dead: dict[str, int]
+) -> None:
+    site.headers.clear()
+    spider = Clicks(start_urls=[f"{site.url}/leads"])
+    spider.start = lambda: [Request(f"{site.url}/leads", render=Render(actions=(Click(selector),)))]  # type: ignore[method-assign]
+    done = await crawl(spider)
+    assert done.summary is not None
+    assert (done.items, done.summary.dead_kinds) == (items, dead)
+    assert "/secret" not in site.headers
+
+
 async def test_an_action_on_a_missing_element(site: Site) -> None:
     fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=30.0), "shoal-test")
     try:
@@ -157,9 +267,51 @@ async def test_a_redirect_is_left_to_the_frontier(site: Site, browser: BrowserFe
     assert "/page" not in site.headers
 
 
+async def test_a_page_that_loads_too_much_costs_only_itself(site: Site) -> None:
+    browser = BrowserFetcher(msgspec.structs.replace(SETTINGS, max_bytes=2_000_000), "shoal-test")
+    try:
+        greedy = asyncio.create_task(browser.fetch(Request(f"{site.url}/greedy"), Render(wait_for=50_000)))
+        neighbour = asyncio.create_task(browser.fetch(Request(f"{site.url}/page"), Render(wait_for=8_000)))
+        with pytest.raises(FetchError) as caught:
+            await greedy
+        assert caught.value.kind == "too large"
+        assert not neighbour.done()  # it shared the context with a page that loaded more than both may
+        assert (await neighbour).css("title::text").get() == "Form"
+    finally:
+        await browser.close()
+
+
 async def test_a_status(site: Site, browser: BrowserFetcher) -> None:
     response = await browser.fetch(Request(f"{site.url}/missing"), Render())
     assert (response.status, response.css("h1::text").get()) == (404, "gone")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "source", "rendered"),
+    [
+        ("/page", 200, PAGE.encode(), b'id="late"'),
+        ("/redirect", 302, None, None),
+        ("/moves", 200, b"<script>location = '/page'</script>", None),
+        ("/file.pdf", 200, b"%PDF-1.4 not shown", None),
+    ],
+)
+async def test_what_an_archive_gets(
+    site: Site, browser: BrowserFetcher, path: str, status: int, source: bytes | None, rendered: bytes | None
+) -> None:
+    exchanges: list[Exchange] = []
+    token = captured.set(exchanges)
+    try:
+        request = Request(site.url + path, headers={"X-Mine": "1"})
+        await browser.fetch(request, Render(wait_for="#late" if rendered else None))
+    finally:
+        captured.reset(token)
+    (exchange,) = exchanges
+    assert (exchange.url, exchange.status, exchange.truncated) == (site.url + path, status, source is None)
+    assert exchange.body == (source or b"")
+    assert (rendered is None) == (exchange.rendered is None)
+    assert rendered is None or rendered in (exchange.rendered or b"")
+    assert {name.lower(): value for name, value in exchange.sent}[b"x-mine"] == b"1"
+    assert b"content-type" in {name.lower() for name, _ in exchange.received}
 
 
 async def test_something_that_is_not_html(site: Site, browser: BrowserFetcher) -> None:
@@ -409,3 +561,43 @@ async def test_no_profile_is_left_of_a_browser_that_is_killed(monkeypatch: pytes
         assert [
             path.name for path in Path(folder).rglob("*") if not path.name.startswith("playwright-artifacts-")
         ] == []
+
+
+APART = """
+import asyncio, os, signal, sys
+from shoal.browser import orphans
+from shoal.browser.process import BrowserProcess
+from shoal.config import BrowserSettings
+
+async def work():
+    process = BrowserProcess(BrowserSettings(sandbox=False))
+    await process.launch()
+    print(*process._groups, flush=True)
+    if sys.argv[1] == "driver":
+        for pid in process._drivers:
+            os.kill(pid, signal.SIGKILL)
+    elif sys.argv[1] == "chromium":
+        os.kill(min(process._groups), signal.SIGKILL)  # the leader of the first group is its main process
+    await process.kill()
+
+child = os.fork()
+if child:  # like the first process of a container: it inherits orphans, and reaps none of them
+    orphans.adopt()
+    ended = os.waitid(os.P_PID, child, os.WEXITED)
+    assert ended is not None and ended.si_status == 0, ended
+    print(*(orphans.group_of(pid) for pid in orphans.children() - {child}), flush=True)
+else:
+    asyncio.run(work())
+"""
+
+
+@pytest.mark.parametrize("killed", ["driver", "chromium", "none"])
+async def test_no_zombie_is_left_where_nobody_reaps_orphans(killed: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", APART, killed, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors
+    groups, left = out.decode().split("\n")[:2]
+    assert groups
+    assert not set(groups.split()) & set(left.split())

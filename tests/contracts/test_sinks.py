@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import sqlite3
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from shoal.ports import Sink
 from shoal.sinks import open_sink
 from shoal.testing import SinkContract, SinkHarness
 from tests.databases import MariaServer, PostgresServer, shared
+from tests.object_storage import AzureServer, ObjectServer, S3Server, use
 
 _spaces = count()
 _TOO_WIDE = {f"f{number}": number for number in range(5)}
@@ -137,6 +139,58 @@ class MySQLHarness(SinkHarness):
             return list(cursor.fetchall())
 
 
+class ObjectHarness(SinkHarness):
+    """A bucket of its own. Parts of a few items make rewinds and crashes interesting."""
+
+    replaces = False
+    server: type[ObjectServer]
+    ending = "jsonl"
+    options = "part_mb=0.0001"
+
+    def __init__(self, folder: Path) -> None:
+        self._server, self._patch = shared(self.server), pytest.MonkeyPatch()
+        use(self._server, self._patch)
+        self.bucket = self._server.bucket()
+
+    def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
+        url = f"{self._server.scheme}://{self.bucket}/some/items.{self.ending}?{self.options}"
+        return open_sink(url, run_id=run_id, on_reject=on_reject)
+
+    async def read(self) -> list[dict[str, Any]]:
+        parts = await asyncio.to_thread(self._server.objects, self.bucket)
+        return [item for content in parts.values() for item in self.items(content)]
+
+    def items(self, content: bytes) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in content.splitlines()]
+
+    async def close(self) -> None:
+        self._patch.undo()
+
+
+class S3Harness(ObjectHarness):
+    server = S3Server
+
+
+class AzureHarness(ObjectHarness):
+    server = AzureServer
+
+
+class AzureCsvHarness(ObjectHarness):
+    server, ending, options = AzureServer, "csv", "part_mb=0.0001&max_columns=4"
+    rejected_item = _TOO_WIDE
+
+    def items(self, content: bytes) -> list[dict[str, Any]]:
+        return list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
+
+
+class S3ParquetHarness(ObjectHarness):
+    server, ending, options = S3Server, "parquet", "part_mb=0.0001&max_columns=4"
+    rejected_item = _TOO_WIDE
+
+    def items(self, content: bytes) -> list[dict[str, Any]]:
+        return list(pq.read_table(io.BytesIO(content)).to_pylist())
+
+
 HARNESSES: dict[str, Callable[[Path], SinkHarness]] = {
     "jsonl": JsonLinesHarness,
     "csv": CsvHarness,
@@ -144,6 +198,10 @@ HARNESSES: dict[str, Callable[[Path], SinkHarness]] = {
     "sqlite": SQLiteHarness,
     "postgresql": PostgresHarness,
     "mysql": MySQLHarness,
+    "s3": S3Harness,
+    "azure": AzureHarness,
+    "azure-csv": AzureCsvHarness,
+    "s3-parquet": S3ParquetHarness,
 }
 
 

@@ -83,6 +83,8 @@ def test_last_items_and_field_coverage(stage: Stage, open_page: OpenPage) -> Non
     shown.see("Fields that have a value")
     text = shown.page.inner_text("main")
     assert "100.0 %" in text
+    row = shown.page.locator("tr", has=shown.page.locator("td:text-is('empty')"))
+    assert "0.0 %" in row.inner_text()  # a field that never has a value
     assert "<script>" in shown.page.inner_text("pre.item >> nth=0") + shown.page.inner_text("pre.item >> nth=-1")
     assert not shown.is_hacked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import quote
 
 import pytest
@@ -73,6 +74,8 @@ def test_timeline_of_urls(stage: Stage, open_page: OpenPage) -> None:
     ask("/flaky")
     shown.see("attempt 1 failed")
     shown.see("status 200")
+    item = json.loads(shown.page.locator("pre.item").inner_text())
+    assert (item["url"], item["empty"]) == (f"{stage.site.url}/flaky", None)
     ask("/secret/1")
     shown.page.locator(".facts dd", has_text="disallowed").wait_for()
     ask("/moved")

@@ -40,7 +40,7 @@ SCREENS: dict[str, Callable[[Stage], str]] = {
     "cluster": lambda stage: f"/ui/clusters/{stage.cluster.run_id}",
 }
 """Name and address of every screen."""
-APPEARANCES: tuple[tuple[int, Theme], ...] = ((WIDE, "light"), (NARROW, "dark"))
+APPEARANCES: tuple[tuple[int, Theme], ...] = ((WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark"))
 SCREENSHOTS = os.environ.get("DASHBOARD_SCREENSHOTS")
 """A folder: if it is set, a picture of every screen is saved there."""
 

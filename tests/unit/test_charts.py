@@ -57,3 +57,18 @@ async def test_a_day_is_read_without_older_samples() -> None:
     found = await history.read_day()
     assert len(await history.read()) > len(found) > 40
     assert found[-1].at - found[0].at <= 86400
+
+
+def test_the_speed_begins_with_the_first_sample() -> None:
+    """A run of two minutes fills the chart of an hour."""
+    chart = speed_chart([[sample(9_880, 0), sample(10_000, 120)]], 6_400, 10_000)
+    assert (chart.times[0], chart.times[-1]) == (9_890, 10_000)
+    assert chart.series[0].values == pytest.approx([1.0] * 12)
+
+
+def test_the_speed_ends_with_a_fresh_sample() -> None:
+    """A run that works does not look slower because its next sample is not there yet. One that stopped does."""
+    samples = [sample(1000, 0), sample(1100, 100)]
+    assert speed_chart([samples], 1000, 1104).times[-1] == 1100
+    chart = speed_chart([samples], 1000, 1200)
+    assert (chart.times[-1], chart.series[0].values[-1]) == (1200, 0.0)

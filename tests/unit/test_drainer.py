@@ -210,6 +210,22 @@ async def test_a_sink_may_flush_more_rarely(frontier: FrontierWithFaults) -> Non
         assert sink.steps == ["open", "write", "flush", "close"]
 
 
+async def test_the_role_is_renewed_between_rare_flushes(frontier: FrontierWithFaults) -> None:
+    sink = SinkWithFaults(CollectSink([]))
+    sink.flush_every = 600
+    drainer = drainer_of(frontier, sink, ttl=0.5)
+    async with running(drainer):
+        await log_items(frontier, 10)
+        drainer.nudge()
+        await until(lambda: "write" in sink.steps)
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            (role,) = await frontier.roles()
+            assert role.held
+        assert sink.steps == ["open", "write"]
+        await drainer.finish(False)
+
+
 async def test_a_rare_flush_comes_earlier_when_there_is_much(
     frontier: FrontierWithFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

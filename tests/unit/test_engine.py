@@ -195,6 +195,25 @@ async def test_the_engine_stays_until_it_is_stopped() -> None:
 # -- stopping and pausing
 
 
+async def test_a_spider_may_keep_a_finished_run_open() -> None:
+    frontier, web = await memory_frontier(), Web({"": links(2), "late": ""})
+
+    class Open(Pages):
+        asked = 0
+
+        async def idle(self) -> bool:
+            self.asked += 1
+            if self.asked == 1:
+                await frontier.push([Request(SITE + "late")])
+                engine.poll_now()
+            return self.asked == 1
+
+    spider = Open(start_urls=[SITE])
+    engine = engine_of(frontier, web, spider=spider)
+    await finished(engine)
+    assert (spider.asked, web.fetched[-1]) == (2, "late")
+
+
 async def test_a_stop_lets_pages_in_flight_end_and_leases_nothing_more() -> None:
     frontier, web = await memory_frontier(), Web()
     web.gate.clear()

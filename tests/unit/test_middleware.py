@@ -179,6 +179,7 @@ async def allows(text: str | bytes, path: str, user_agent: str = "shoal/0.1") ->
         ("User-agent: *\r\n\r\n  DISALLOW :  /a  # why", "/a", False),
         ("User-agent: *\nDissallow: /", "/", False),
         ("Disallow: /", "/", True),
+        ("User-agent: *\nDisallow: /", "/robots.txt", True),  # the standard always allows it
         ("<html><title>Not found</title></html>", "/", True),
         ("\0\1\2User-agent", "/", True),
         (bytes(range(256)) * 50, "/", True),

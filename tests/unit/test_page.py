@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from shoal.config import Config
-from shoal.crawling.page import Callbacks, Handler, Parsed, Released, Settlement
+from shoal.config import Config, ScopeSettings
+from shoal.crawling.callbacks import Callbacks
+from shoal.crawling.files import Chain, FileChains, Wanted
+from shoal.crawling.page import Handler, Parsed, Released, Settlement
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import DropItem, FetchError, SpiderError, TooComplexError
-from shoal.http import Request, Response
-from shoal.item import decode_item
-from shoal.middleware import Postponed
+from shoal.errors import DropItem, FetchError, PartialOutputError, SpiderError, TooComplexError
+from shoal.http import Duplicates, File, Request, Response
+from shoal.http.files import FILE_CALLBACK
+from shoal.item import decode_item, encode_item
+from shoal.middleware import Postponed, Replaced, current_attempt
 from shoal.ports import Failure
 from shoal.spider import Spider
+from shoal.urls.scope import Scope
 from tests.unit.fakes import CONFIG, SITE, Web, memory_frontier
 
 TIMEOUT = FetchError("no answer", kind="timeout", retryable=True)
@@ -134,6 +139,73 @@ async def test_a_page_that_was_not_fetched_is_released() -> None:
         assert site.counters.fetched == 0
 
 
+async def test_a_layer_may_want_another_request_instead() -> None:
+    other = Request(SITE + "other", dont_filter=True)
+    page = await parsed(Site(Replaced(other, contacted=True)))
+    assert (list(page.completion.children), page.completion.redirected) == ([other], True)
+    assert page.completion.note == f"replaced by GET {SITE}other"
+
+
+async def test_partial_output_is_kept_and_the_page_is_dead() -> None:
+    class Partial(Books):
+        async def parse(self, response: Response) -> list[object]:  # type: ignore[override]
+            try:
+                raise KeyError("price")
+            except KeyError as exc:
+                raise PartialOutputError([{"a": 1}, Request(SITE + "child")]) from exc
+
+    failure = await failed(Site("", Partial()))
+    assert (failure.kind, failure.retry_in) == ("callback", None)
+    assert failure.reason.startswith("KeyError: 'price'")
+    assert [decode_item(item)[1] for item in failure.items] == [{"a": 1}]
+    assert urls(failure.children) == ["child"]
+
+
+class PartialFiles(Books):
+    """Fails after an item with a file, an item that names a saved page, and a link."""
+
+    async def parse(self, response: Response) -> list[object]:  # type: ignore[override]
+        saved = response.save()
+        outputs = [File("a.pdf", item={"a": 1}), {"saved": saved["path"]}, Request(SITE + "child")]
+        raise PartialOutputError(outputs) from KeyError("price")
+
+
+async def test_partial_output_has_its_files(tmp_path: Path) -> None:
+    page = '<base href="/docs/"><a href="/child">x</a>'
+    failure = await failed(Site(page, PartialFiles(), {"files.store": str(tmp_path)}))
+    assert urls(failure.children) == ["child", "docs/a.pdf"]
+    (item,) = failure.items
+    assert (tmp_path / decode_item(item)[1]["saved"]).read_text() == page
+
+
+async def test_partial_output_is_kept_later_if_its_file_cannot_be_stored(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    failure = await failed(Site("", PartialFiles(), {"files.store": str(tmp_path / "file")}))
+    assert (failure.kind, failure.items, failure.children) == ("file store", (), ())
+
+
+async def test_partial_output_obeys_the_page(tmp_path: Path) -> None:
+    page = '<meta name="robots" content="noindex, nofollow">'
+    settings = {"files.store": str(tmp_path), "robots.noindex": True, "robots.nofollow": True}
+    failure = await failed(Site(page, PartialFiles(), settings))
+    assert (list(failure.items), list(failure.children)) == ([], [])
+
+
+async def test_a_layer_knows_the_attempt() -> None:
+    seen: list[int] = []
+
+    class Counting(Web):
+        async def fetch(self, request: Request) -> Response:
+            seen.append(current_attempt.get())
+            return await super().fetch(request)
+
+    site = Site("")
+    site.web = Counting({"page": ""})
+    await site.handle(attempt=1)
+    await site.handle(attempt=3)
+    assert seen == [1, 3]
+
+
 async def test_a_pipeline_of_scrapy_names_what_to_rename() -> None:
     class Clean:
         def process_item(self, item: object, spider: Spider) -> object:
@@ -143,7 +215,15 @@ async def test_a_pipeline_of_scrapy_names_what_to_rename() -> None:
         pipelines = [Clean]  # type: ignore[list-item]
 
     with pytest.raises(SpiderError, match="Clean is not callable: rename process_item to __call__"):
-        Callbacks(Shop(), Counters())
+        Callbacks(Shop(), Counters(), FileChains(Config(), Scope(ScopeSettings()), Shop().stats))
+
+
+async def test_links_that_a_callback_left_out_are_counted() -> None:
+    files = FileChains(Config(), Scope(ScopeSettings()), Spider().stats)
+    found = await Callbacks(Spider(), Counters(), files).take(
+        [Duplicates(2), {"a": 1}, Duplicates(3)], Request("http://x.test/")
+    )
+    assert (found.duplicates, len(found.items), found.links) == (5, 1, [])
 
 
 async def test_pipelines_may_drop_items() -> None:
@@ -294,3 +374,25 @@ async def test_a_bug_in_a_layer_costs_one_request() -> None:
     failure = await failed(site)
     assert (failure.kind, failure.reason) == ("internal error", "RuntimeError: a bug")
     assert site.counters.errors["internal error"] == 1
+
+
+async def test_a_header_of_a_file_does_not_drop_its_item(tmp_path: Path) -> None:
+    """The item is from the page, which allowed it."""
+    settings = {"files.store": str(tmp_path), "robots.noindex": True}
+    chain = Chain(encode_item({"n": 1}), [Wanted("files", SITE + "page"), Wanted("files", SITE + "second")])
+    response = Response(SITE + "page", body=b"%PDF-1", headers={"X-Robots-Tag": "noindex"})
+    carried = msgspec.to_builtins(chain, builtin_types=(bytes,))
+    page = await parsed(Site(response, settings=settings), callback=FILE_CALLBACK, cb_kwargs=carried)
+    assert urls(page.completion.children) == ["second"]
+
+
+async def test_partial_output_of_an_errback_is_kept() -> None:
+    class Partial(Books):
+        def failed(self, request: Request, error: Exception) -> Iterator[object]:
+            raise PartialOutputError([{"a": 1}, Request(SITE + "instead")]) from KeyError("price")
+
+    site = Site(NOT_FOUND, Partial())
+    failure = await failed(site, errback="failed")
+    assert [decode_item(item)[1] for item in failure.items] == [{"a": 1}]
+    assert urls(failure.children) == ["instead"]
+    assert site.counters.errors["errback"] == 1

@@ -217,6 +217,14 @@ def test_an_ordinary_large_page_keeps_its_layout() -> None:
     assert "  " in Response("http://x/", body=lists.encode()).main_text()
 
 
+def test_many_line_breaks_are_fine_unless_they_stand_between_empty_elements(costs: dict[str, Any]) -> None:
+    for name in ("line breaks in empty elements", "line breaks in open elements"):
+        assert "too many line breaks" in costs[name]["ended"]["markdown"]
+        assert costs[name]["ended"]["spider"] == "read"
+    for unit in ("a line of text<br>", "<table><tr><td><br></table>", "<br>", "<i>x</i><br><b></b><!-- y -->"):
+        assert Response("http://x/", body=fill(unit, size=500_000)).to_markdown() is not None
+
+
 @pytest.mark.parametrize("name", [name for name in PAGES if " in nested " in name])
 def test_lines_that_would_be_indented_too_much_are_plain_text(costs: dict[str, Any], name: str) -> None:
     assert "indent too many lines" in costs[name]["ended"]["markdown"]

@@ -144,12 +144,12 @@ async def test_fields_and_the_last_items() -> None:
     await process.record()
     report = await only_report(store)
     assert report.items_counted == {"item": 30}
-    assert report.fields == {"item": {"title": 30, "price": 29, "zero": 30}}
+    assert report.fields == {"item": {"title": 30, "price": 29, "tags": 0, "zero": 30}}
     items = await read_recent_items(store, "run")
     assert len(items) == 20
     assert msgspec.json.decode(items[0]) == {"title": "t29", "price": 29, "tags": [], "zero": 0}
     coverage = {each.field: each.share for each in field_coverage([report])}
-    assert coverage == {"price": pytest.approx(29 / 30), "title": 1.0, "zero": 1.0}
+    assert coverage == {"price": pytest.approx(29 / 30), "tags": 0.0, "title": 1.0, "zero": 1.0}
 
 
 async def test_item_types_are_counted_apart() -> None:

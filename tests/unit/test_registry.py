@@ -41,6 +41,15 @@ def test_spiders_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.reference("Russia") == "../spiders/russia.py:Russia"
 
 
+def test_a_scrapy_spider_is_relative_to_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = registry(tmp_path, "[spiders.Books]\nfile = 'scrapy:shop:books'\n")
+    assert found.reference("Books") == "scrapy:shop:books"
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert found.reference("Books") == "scrapy:../shop:books"
+
+
 def test_an_unknown_spider_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SpiderError, match=r"no spider 'Indio' in .*shoal\.toml; did you mean India\?"):
         registry(tmp_path)["Indio"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,12 +13,18 @@ from shoal.fetch.page_needs import Learned
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.identities.facts import IdentityFacts, Removal
+from shoal.item import encode_item
 from shoal.middleware.robots import fact_name
 from shoal.monitoring.host_report import MAX_ROBOTS, report_host
-from shoal.monitoring.url_report import MAX_PARENTS, report_url
+from shoal.monitoring.reports import ProcessReport, process_key
+from shoal.monitoring.samples import Sample
+from shoal.monitoring.url_items import MAX_ITEMS, MAX_TEXT, find_range, read_url_items
+from shoal.monitoring.url_report import MAX_PARENTS, Agent, read_agent, report_url
 from shoal.ports import Completion, Frontier, FrontierOptions, HostUpdate, Run
+from shoal.stores.documents import StoredValue
 
 SITE = "http://a.example"
+AGENT = Agent(Config().user_agent)
 ROBOTS = b"User-agent: *\nDisallow: /private\nCrawl-delay: 3\n"
 
 
@@ -34,6 +41,10 @@ async def frontier(store: MemoryStore) -> Frontier:
     return await store.frontier("one", FrontierOptions(concurrency_per_host=100))
 
 
+def _replaced_by(report: ProcessReport, _: ProcessReport | None) -> ProcessReport:
+    return report
+
+
 async def follow(frontier: Frontier, *paths: str) -> None:
     """Each page links to the next one."""
     await frontier.push([Request(SITE + paths[0])])
@@ -44,16 +55,16 @@ async def follow(frontier: Frontier, *paths: str) -> None:
 
 async def test_the_chain_of_pages_that_led_to_a_url(frontier: Frontier) -> None:
     await follow(frontier, "/", "/a", "/b")
-    report = await report_url(frontier, f"{SITE}/b", Config())
+    report = await report_url(frontier, f"{SITE}/b", Config(), AGENT)
     assert report is not None
     assert report.parents == (f"{SITE}/a", f"{SITE}/")
     assert report.host.host == "a.example"
-    assert await report_url(frontier, f"{SITE}/c", Config()) is None
+    assert await report_url(frontier, f"{SITE}/c", Config(), AGENT) is None
 
 
 async def test_a_long_chain_is_cut(frontier: Frontier) -> None:
     await follow(frontier, *(f"/{number}" for number in range(MAX_PARENTS + 5)))
-    report = await report_url(frontier, f"{SITE}/{MAX_PARENTS + 4}", Config(), exact=True)
+    report = await report_url(frontier, f"{SITE}/{MAX_PARENTS + 4}", Config(), AGENT, exact=True)
     assert report is not None
     assert len(report.parents) == MAX_PARENTS
 
@@ -72,7 +83,7 @@ async def test_what_robots_says(path: str, is_read: bool, said: str, frontier: F
     await frontier.push([Request(f"{SITE}/private/1")])
     if is_read:
         await frontier.remember(fact_name(SITE), ROBOTS, 60)
-    report = await report_url(frontier, SITE + path, Config())
+    report = await report_url(frontier, SITE + path, Config(), AGENT)
     assert report is not None
     assert report.robots == said
 
@@ -80,9 +91,55 @@ async def test_what_robots_says(path: str, is_read: bool, said: str, frontier: F
 async def test_disallowed_but_fetched(frontier: Frontier) -> None:
     await follow(frontier, "/private/1", "/b")
     await frontier.remember(fact_name(SITE), ROBOTS, 60)
-    report = await report_url(frontier, f"{SITE}/private/1", Config())
+    report = await report_url(frontier, f"{SITE}/private/1", Config(), AGENT)
     assert report is not None
     assert report.robots.startswith("disallowed, but fetched")
+
+
+async def test_robots_for_the_user_agent_of_the_run(store: MemoryStore, frontier: Frontier) -> None:
+    """Processes of the run report it. The newest report counts."""
+    await follow(frontier, "/private/1", "/b")
+    await frontier.remember(fact_name(SITE), b"User-agent: good\nAllow: /\n\nUser-agent: *\nDisallow: /\n", 60)
+    assert await read_agent(store, "one", Config()) == AGENT
+    for name, at, user_agent, obeys in (("old", 1.0, "bad", True), ("new", 2.0, "good/1.0", True)):
+        report = ProcessReport(
+            name=name, role="crawl", started_at=0.0, at=at, user_agent=user_agent, obeys_robots=obeys
+        )
+        await StoredValue(store, process_key("one", name), ProcessReport).change(partial(_replaced_by, report))
+    agent = await read_agent(store, "one", Config())
+    assert agent == Agent("good/1.0")
+    for each, said in ((agent, "allowed"), (AGENT, "disallowed, but"), (Agent("x", obeys_robots=False), "not checked")):
+        found = await report_url(frontier, f"{SITE}/private/1", Config(), each)
+        assert found is not None
+        assert found.robots.startswith(said)
+
+
+async def test_the_first_items_of_a_url(store: MemoryStore, frontier: Frontier) -> None:
+    await frontier.push([Request(f"{SITE}/{number}") for number in range(30)])
+    for lease in (await frontier.lease(30, 60)).leases:
+        number = lease.request.url.rpartition("/")[2]
+        items = [encode_item({"page": number, "item": index, "text": "x" * 3000}) for index in range(8)]
+        await frontier.complete([Completion(lease=lease, status=200, items=items if number != "3" else [])])
+    for page, count in ((17, MAX_ITEMS), (3, 0)):
+        history = await frontier.find(Request(f"{SITE}/{page}"))
+        assert history is not None
+        found = await read_url_items(store, frontier, "one", history)
+        assert [text[:24] for text in found] == [f'{{"page":"17","item":{index},"te'[:24] for index in range(count)]
+        assert all(len(text) == MAX_TEXT + 3 for text in found)
+    await frontier.trim_items(240)
+    history = await frontier.find(Request(f"{SITE}/17"))
+    assert history is not None
+    assert await read_url_items(store, frontier, "one", history) == []
+
+
+def test_where_the_items_of_a_time_are() -> None:
+    samples = [Sample(100.0 * number, 0, 0, 0, 0, 0, 0, 1000 * number, 0, 0) for number in range(11)]
+    assert find_range([], None, 20_000) == (15_000, 20_000)
+    assert find_range([], 50.0, 300) == (0, 300)
+    assert find_range(samples, 450.0, 10_000) == (3000, 6000)  # the clocks may differ by a minute
+    assert find_range(samples, 2000.0, 12_000) == (10_000, 12_000)
+    coarse = [samples[0], samples[10]]
+    assert find_range(coarse, 450.0, 10_000) == (2000, 7000)
 
 
 async def test_all_that_is_known_of_a_host(store: MemoryStore, frontier: Frontier) -> None:

@@ -379,8 +379,10 @@ async def test_a_link_is_skipped_only_once_the_frontier_has_it(queue: Frontier) 
     assert urls(first.children) == urls(again.children) == ["/1", "/rel", "/3"]
     assert await commit(queue, scheduler, first, Completion(lease=lease)) == Pushed(3, 0)
     after = scheduler.admit([batch("/1", "rel", "http://ex.com/3", "/4")], lease.request)
-    assert urls(after.children) == ["/rel", "/4"]  # relative: it means another URL on another page
-    assert after.duplicates == 2
+    assert urls(after.children) == ["/4"]
+    assert after.duplicates == 3
+    elsewhere = LinkBatch(base=URL + "folder/page", hrefs=["/1", "rel"])
+    assert urls(scheduler.admit([elsewhere], lease.request).children) == ["/folder/rel"]  # relative to another folder
 
 
 async def test_a_completion_that_fails_never_hides_a_link() -> None:
@@ -451,3 +453,36 @@ async def test_a_repeated_lease_under_a_page_limit_returns_what_it_leased() -> N
     assert len(first.leases) == 5
     assert [lease.token for lease in again.leases] == [lease.token for lease in first.leases]
     assert (await scheduler.next_requests(9, nonce=nonce[::-1])).leases == []
+
+
+def test_a_request_for_a_known_page_is_a_duplicate(scheduler: Scheduler) -> None:
+    page = Request(URL)
+    first = scheduler.admit(
+        [Request(URL + "a"), Request(URL + "b", dont_filter=True), Request(URL + "c", method="POST")], page
+    )
+    assert len(first.children) == 3
+    assert not scheduler.is_known(URL + "a")  # not before it is stored
+    scheduler.learn(first)
+    assert [scheduler.is_known(URL + each) for each in "abc"] == [True, False, False]
+    again = [
+        Request(URL + "a", meta={"x": 1}), Request(URL + "a", dont_filter=True), Request(URL + "a", method="POST"),
+        Request(URL + "b"), Request(URL + "c"),
+    ]  # fmt: skip
+    second = scheduler.admit(again, page)
+    assert second.children == again[1:]
+    assert second.duplicates == 1
+    scheduler.forget()
+    assert not scheduler.is_known(URL + "a")
+    assert scheduler.admit(again[:1], page).children == again[:1]
+
+
+@pytest.mark.parametrize("dropped", ["http://ex.com/target#", "/target?a|b"])
+def test_links_beyond_the_limits_of_a_page_are_not_known(scheduler: Scheduler, dropped: str) -> None:
+    """A page with a very long base and many odd links must not hide the links of other pages."""
+    base = URL + "x" * 60_000 + "/"
+    odd = LinkBatch(base=base, hrefs=[*(f"/{number}|" for number in range(300)), dropped])
+    first = scheduler.admit([odd], Request(URL))
+    assert len(first.children) < 300
+    scheduler.learn(first)
+    for page in (base, URL):
+        assert len(scheduler.admit([LinkBatch(base=page, hrefs=[dropped])], Request(URL)).children) == 1

@@ -84,7 +84,8 @@ async def test_bookshop_is_whole(shop: Bookshop, client: aiohttp.ClientSession) 
 
 
 async def test_bookshop_corners(shop: Bookshop, client: aiohttp.ClientSession) -> None:
-    assert await read(client, shop.url + "/robots.txt") == "User-agent: *\nDisallow: /admin/\nCrawl-delay: 0.5\n"
+    robots = await read(client, shop.url + "/robots.txt")
+    assert robots == f"User-agent: *\nDisallow: /admin/\nCrawl-delay: 0.5\nSitemap: {shop.url}/sitemap.xml\n"
     answers = []
     for _ in range(3):
         async with client.get(shop.url + "/flaky") as response:

@@ -10,6 +10,8 @@ import pytest
 from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
+from shoal.monitoring.reports import ProcessReport, process_key
+from shoal.monitoring.samples import Sample, SampleHistory
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Completion, FrontierOptions, Run, RunState
 
@@ -45,3 +47,48 @@ async def test_a_snapshot_has_the_active_runs_with_speed_outputs_and_what_ended_
     later = (await taker.take(NOW + 100)).runs[0]
     assert later.changed_at == NOW + 8
     assert (await taker.take(NOW + 131)).runs[0].pages_per_second == 0.0
+
+
+async def test_a_process_that_sends_no_heartbeats_is_counted_by_its_report() -> None:
+    """A crawl, or a server, that has its store alone."""
+    store = MemoryStore()
+    await store.create_run(Run(run_id="a", spider="books", state="running", created_at=NOW))
+    taker = SnapshotTaker(store, Config())
+    assert (await taker.take(NOW)).runs[0].processes == 0
+    for name, ended, at in (("one", False, NOW), ("over", True, NOW), ("gone", False, NOW - 1000)):
+        report = ProcessReport(name=name, role="server", started_at=NOW - 2000, at=at, ended=ended)
+        content = msgspec.msgpack.encode(report)
+        assert await store.put_document(process_key("a", name), content, replaces=b"", version=b"1" * 16)
+    found = (await taker.take(NOW + 6)).runs[0]
+    assert (found.workers, found.processes) == ((), 1)
+
+
+async def test_many_runs_are_read_less_often_and_a_change_of_state_at_once() -> None:
+    store = MemoryStore()
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        await store.create_run(Run(run_id=name, spider="books", state="running", created_at=NOW))
+    taker = SnapshotTaker(store, Config())
+    await taker.take(NOW)
+    for name in names:
+        await (await store.frontier(name, FrontierOptions())).push([Request(f"http://a.example/{name}")])
+    await store.transition("r7", "paused")
+    soon = {each.run.run_id: each for each in (await taker.take(NOW + 3)).runs}
+    assert [name for name in names if soon[name].stats.ready] == ["r7"]
+    assert all(each.stats.ready for each in (await taker.take(NOW + 4.1)).runs)
+    await store.delete_run("r3")
+    assert len((await taker.take(NOW + 9)).runs) == 19
+
+
+async def test_the_first_snapshot_has_the_speed_of_the_last_half_minute() -> None:
+    """From the history of the run. Older samples do not count."""
+    store = MemoryStore()
+    await store.create_run(Run(run_id="a", spider="books", state="running", created_at=NOW))
+    frontier = await store.frontier("a", FrontierOptions(concurrency_per_host=100))
+    await frontier.push([Request(f"http://a.example/{i}") for i in range(50)])
+    leased = await frontier.lease(40, 60)
+    await frontier.complete([Completion(lease=lease) for lease in leased.leases])
+    for at, done in ((NOW - 60, 0), (NOW - 20, 10), (NOW - 10, 30)):
+        await SampleHistory(store, "a").add(Sample(at, 50, 50 - done, 0, 0, done, 0, 0, 0, 0), "taker")
+    found = (await SnapshotTaker(store, Config()).take(NOW)).runs[0]
+    assert (found.pages_per_second, found.seconds_left) == (1.5, pytest.approx(10 / 1.5))

@@ -239,7 +239,7 @@ def test_all_attributes_known_from_elsewhere_are_named_at_once(folder: Path) -> 
 
 def test_a_spider_of_scrapy_gets_the_page_about_porting(folder: Path) -> None:
     missing = 'raise ModuleNotFoundError("No module named \'scrapy\'", name="scrapy")'
-    with pytest.raises(SpiderError, match=r"No module named 'scrapy'\. .* docs/coming-from-scrapy\.md"):
+    with pytest.raises(SpiderError, match=r"No module named 'scrapy'\. .* Run it with --scrapy: docs/scrapy\.md"):
         load_spider(write(folder, missing))
 
 

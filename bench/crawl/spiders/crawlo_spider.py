@@ -7,6 +7,7 @@ from crawlo.crawler import CrawlerProcess
 from crawlo.items import Field, Item
 from crawlo.spider import Spider
 
+NO_PAGES = ("mailto:", "javascript:", "tel:")
 CONCURRENCY = int(os.environ["BENCH_CONCURRENCY"])
 
 
@@ -22,6 +23,8 @@ class Pages(Spider):
     start_urls = [os.environ["BENCH_URL"]]
 
     def parse(self, response):
+        if response.status != 200:
+            return
         hrefs = response.css("a::attr(href)").getall()
         yield Page(
             url=response.url,
@@ -30,6 +33,8 @@ class Pages(Spider):
             links=len(hrefs),
         )
         for href in hrefs:
+            if href.startswith(NO_PAGES):
+                continue
             yield response.follow(href, callback=self.parse)
 
 

@@ -4,6 +4,8 @@ import os
 
 import scrapy
 
+NO_PAGES = ("mailto:", "javascript:", "tel:")  # Scrapy would log an error for each one
+
 
 class Pages(scrapy.Spider):
     name = "pages"
@@ -12,11 +14,11 @@ class Pages(scrapy.Spider):
         yield scrapy.Request(os.environ["BENCH_URL"])  # start_urls are not deduplicated: `/` would be fetched twice
 
     def parse(self, response):
-        links = response.css("a")
+        links = response.css("a[href]")
         yield {
             "url": response.url,
             "title": response.css("title::text").get(),
             "h1": response.css("h1::text").get(),
             "links": len(links),
         }
-        yield from response.follow_all(links)
+        yield from response.follow_all(link for link in links if not link.attrib["href"].startswith(NO_PAGES))

@@ -14,6 +14,6 @@ class Pages(Spider):
             "url": response.url,
             "title": response.css("title::text").get(),
             "h1": response.css("h1::text").get(),
-            "links": len(response.css("a")),
+            "links": len(response.css("a[href]")),
         }
-        yield response.follow_all("a")
+        yield response.follow_all()

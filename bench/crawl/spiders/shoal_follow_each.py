@@ -10,7 +10,7 @@ class Pages(Spider):
     start_urls = [os.environ["BENCH_URL"]]
 
     def parse(self, response):
-        links = response.css("a")
+        links = response.css("a[href]")
         yield {
             "url": response.url,
             "title": response.css("title::text").get(),

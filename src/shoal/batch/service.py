@@ -49,7 +49,7 @@ class BatchService:
         config: Config,
         *,
         distributed: bool,
-        notify: Callable[[Session], Awaitable[bool]],
+        notify: Callable[[Session], Awaitable[bool]] | None = None,
     ) -> None:
         """``notify`` is called when a session is over, and called again until it returns true."""
         self._store = store
@@ -173,7 +173,7 @@ class BatchService:
     async def _notify_until_done(self, session: Session) -> None:
         while True:
             try:
-                if await session.state() not in OVER or await self._notify(session):
+                if self._notify is None or await session.state() not in OVER or await self._notify(session):
                     return
             except StoreAwayError:
                 pass

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from msgspec import Struct
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
 from shoal.http import Request
+from shoal.http.navigation import Permit
 from shoal.http.rendering import Captured
 from shoal.urls.normalize import host_of
 
@@ -35,6 +36,18 @@ _MAX_NAVIGATIONS = 10  # that actions may cause on one page
 _HTML = ("text/html", "application/xhtml+xml")
 _ENDLESS = frozenset({"EventSource", "WebSocket", "Media", "Ping"})
 """Types of requests that may never end. Nobody waits for them."""
+_ONE_WINDOW = """(() => {
+    const here = target => target && !["_self", "_top", "_parent"].includes(target.toLowerCase());
+    window.open = url => { if (url) location.assign(url); return window; };
+    addEventListener("click", event => {
+        for (const each of event.composedPath()) {
+            if (here(each.target)) each.target = "_self";
+            if (here(each.formTarget)) each.formTarget = "_self";
+        }
+    }, true);
+    addEventListener("submit", event => { if (here(event.target.target)) event.target.target = "_self"; }, true);
+})()"""
+"""Shows in the page itself what it would show in a new window."""
 _TYPES = {"image": "Image", "media": "Media", "font": "Font"}
 
 
@@ -51,12 +64,17 @@ class Document(Struct, kw_only=True):
 class Watch:
     """Watches one page object. `begin` prepares it for the next page."""
 
-    def __init__(self, page: Page, session: CDPSession, settings: BrowserSettings) -> None:
+    def __init__(
+        self, page: Page, session: CDPSession, settings: BrowserSettings, on_bytes: Callable[[int], None]
+    ) -> None:
+        """``on_bytes`` is called with the number of bytes that the page received."""
         self.page = page
         self._session = session
         self._settings = settings
+        self._on_bytes = on_bytes
         self._tasks: set[asyncio.Task[None]] = set()
         self._frame = ""
+        self._script = ""
         self.number = 0
         """How many pages it has watched."""
         self._reset(Request("http://reset.invalid/"))
@@ -68,6 +86,10 @@ class Watch:
         """Seconds from sending the request to receiving the headers of the document."""
         self._sent = 0.0
         self.headers: list[tuple[str, str]] = []
+        self.sent: dict[str, str] = {}
+        """The headers of the request for the document, as far as DevTools knows them."""
+        self.source: bytes | None = None
+        """The document as it arrived, without content codings; None if nobody asks for it, or it was not read."""
         self.requests = 0
         self.captured: list[Captured] = []
         self.acting = False
@@ -80,17 +102,23 @@ class Watch:
             future.add_done_callback(_ignore)
         self._navigations = 0
         self._first = ""
+        self.received = 0
+        """Bytes that DevTools has seen the page receive."""
+        self._sizes: dict[str, int] = {}
         self._pending: set[str] = set()
         self._changed = asyncio.Event()
         self._wanted: dict[str, Event] = {}
         self._capture: tuple[str, ...] = ()
         self._captured_bytes = 0
+        self._keeps_source = False
+        self._permit: Permit | None = None
 
     async def attach(self) -> None:
         session = self._session
         session.on("Fetch.requestPaused", self._on_paused)
         session.on("Network.requestWillBeSent", self._on_request)
         session.on("Network.responseReceived", self._on_response)
+        session.on("Network.dataReceived", self._on_data)
         session.on("Network.loadingFinished", self._on_finished)
         session.on("Network.loadingFailed", self._on_failed)
         tree = await session.send("Page.getFrameTree")
@@ -106,11 +134,38 @@ class Watch:
         patterns += [{"resourceType": _TYPES[kind]} for kind in self._settings.block]
         await session.send("Fetch.enable", {"patterns": patterns})
 
-    def begin(self, request: Request, capture: tuple[str, ...]) -> None:
-        """Watch for the next page. Its first navigation is for this request."""
+    def begin(
+        self,
+        request: Request,
+        capture: tuple[str, ...],
+        *,
+        keeps_source: bool = False,
+        permit: Permit | None = None,
+    ) -> None:
+        """Watch for the next page. Its first navigation is for this request. ``permit``: for those of actions."""
         self._reset(request)
         self.number += 1
         self._capture = capture
+        self._keeps_source = keeps_source
+        self._permit = permit
+
+    async def begin_actions(self) -> None:
+        """Actions of the user begin: the page may navigate within its host. What would open a window navigates, too."""
+        self.acting = True
+        script = {"source": _ONE_WINDOW}
+        await self._session.send("Page.enable")
+        answer = await self._session.send("Page.addScriptToEvaluateOnNewDocument", script)
+        self._script = answer["identifier"]
+        await self._session.send("Runtime.evaluate", {"expression": _ONE_WINDOW})
+
+    async def end_actions(self) -> None:
+        self.acting = False
+        await self._session.send("Page.removeScriptToEvaluateOnNewDocument", {"identifier": self._script})
+        await self._session.send("Page.disable")
+
+    async def collect_garbage(self) -> None:
+        """Free what earlier pages left in the process of this page. It waits until the page responds."""
+        await self._session.send("HeapProfiler.collectGarbage")
 
     def crash(self) -> None:
         self._fail(ConnectionError("the page crashed"))
@@ -145,7 +200,18 @@ class Watch:
         if len(self._wanted) < _MAX_CAPTURED and any(fnmatchcase(url, pattern) for pattern in self._capture):
             self._wanted[event["requestId"]] = event["response"]
 
+    def _on_data(self, event: Event) -> None:
+        self._count(event["requestId"], event["encodedDataLength"])
+
+    def _count(self, request: str, size: int) -> None:
+        """Count bytes of a request of the page."""
+        self._sizes[request] = self._sizes.get(request, 0) + size
+        self.received += size
+        self._on_bytes(size)
+
     def _on_finished(self, event: Event) -> None:
+        counted = self._sizes.get(event["requestId"], 0)
+        self._count(event["requestId"], max(0, int(event["encodedDataLength"]) - counted))
         wanted = self._wanted.pop(event["requestId"], None)
         if wanted is not None:
             self._do(self._keep(event["requestId"], wanted))
@@ -196,12 +262,26 @@ class Watch:
             await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
             return
         same_host = host_of(url) == host_of(self.request.url) if url.startswith("http") else False
-        if self.acting and same_host and self._navigations <= _MAX_NAVIGATIONS:
+        if self.acting and same_host and self._navigations <= _MAX_NAVIGATIONS and await self._permitted(request, url):
             await self._session.send("Fetch.continueRequest", {"requestId": request})
             return
-        # The page itself goes elsewhere: the frontier decides when, and whether it may.
+        # The page goes elsewhere: the frontier decides when, and whether it may.
         await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         self._decided(Document(status=302, headers=[("Location", url)], url=url))
+
+    async def _permitted(self, request: str, url: str) -> bool:
+        """Whether actions may go to this URL of the host. It waits as long as the host wants."""
+        if self._permit is None:
+            return True
+        self._pending.add(request)  # the page is not quiet meanwhile
+        try:
+            wait = await self._permit(url)
+            if wait is None or wait > self._settings.page_timeout / 6:
+                return False
+            await asyncio.sleep(wait)
+            return True
+        finally:
+            self._end(request)
 
     def _changes(self, event: Event) -> Event:
         """Method, headers and body of the request. Only the document gets them: what it loads gets no secrets."""
@@ -221,7 +301,7 @@ class Watch:
         status = event.get("responseStatusCode", 0)
         found = {name.lower(): value for name, value in headers}
         if self._navigations == 1:
-            self.status, self.headers = status, headers
+            self.status, self.headers, self.sent = status, headers, event["request"]["headers"]
             self.latency = time.monotonic() - self._sent
         if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
@@ -236,6 +316,8 @@ class Watch:
         if status in (204, 205) or attached or content_type not in _HTML:
             await self._take(request, Document(status=status, headers=headers), attached)
             return
+        if self._keeps_source and self._navigations == 1:
+            self.source = _decode(await self._session.send("Fetch.getResponseBody", {"requestId": request}))
         await self._session.send("Fetch.continueRequest", {"requestId": request})
 
     async def _take(self, request: str, document: Document, attached: bool) -> None:

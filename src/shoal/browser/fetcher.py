@@ -39,9 +39,15 @@ class _Use(Struct, eq=False):
 
     url: str
     tab: Tab | None = None
-    received_before: int = 0
-    """Bytes that the listener of its context had received."""
+    unseen_before: int = 0
+    """Bytes that pages of its context had received without DevTools."""
     reusable: bool = False
+
+    @property
+    def received(self) -> int:
+        """Bytes of the page. What cannot be assigned to one page of the context counts for each of them."""
+        assert self.tab is not None
+        return self.tab.watch.received + max(0, self.tab.context.unseen - self.unseen_before)
 
 
 class _Session:
@@ -172,7 +178,7 @@ class BrowserFetcher:
         except Error as exc:  # a browser that opens no page is of no use, even if it seems to be connected
             self._kill(session, None)
             raise ConnectionError(str(exc).partition("\n")[0]) from exc
-        use.tab, use.received_before = tab, tab.context.listener.received
+        use.tab, use.unseen_before = tab, tab.context.unseen
         stack.push_async_callback(self._release, session, use, tab)
         try:
             response = await Rendering(tab, request, options, self._settings).run()
@@ -263,10 +269,7 @@ class BrowserFetcher:
             if session is None or session.process.ended:
                 continue
             for use in [*session.uses]:
-                if (
-                    use.tab is not None
-                    and use.tab.context.listener.received - use.received_before > self._settings.max_bytes
-                ):
+                if use.tab is not None and use.received > self._settings.max_bytes:
                     use.tab.watch.exceed()
             await self._check_browser(session)
 

@@ -31,6 +31,8 @@ _MAX_CONSOLE = (100, 1000)  # lines of a page, and characters of a line
 _IDLE = 0.3
 """Seconds after which the scripts of a page in an idle tab are ended."""
 _NOTHING = "data:,"
+_COLLECT_EVERY = 5
+"""Pages of a tab after which its garbage is collected. V8 alone lets it grow to several times the size of a page."""
 
 
 class ContextKey(NamedTuple):
@@ -51,6 +53,16 @@ class Context(Struct, kw_only=True, eq=False):
     listener: Listener
     idle: list[Tab] = []
     in_use: int = 0
+    seen: int = 0
+    """Bytes that its pages received, as far as DevTools has seen them."""
+
+    def see(self, size: int) -> None:
+        self.seen += size
+
+    @property
+    def unseen(self) -> int:
+        """Bytes that its pages received otherwise: through WebSockets, workers and frames of other sites."""
+        return self.listener.received - self.seen
 
 
 class Tab(Struct, kw_only=True, eq=False):
@@ -120,10 +132,15 @@ class Pages:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await tab.page.goto(_NOTHING, wait_until="commit")
+                await tab.watch.collect_garbage()
         except Exception:  # it cannot be left, so it is not used again
             await self._close_tab(tab)
-        else:
-            tab.context.idle.append(tab)
+            return
+        context = tab.context
+        if len(context.idle) + context.in_use < self._settings.max_pages:
+            context.idle.append(tab)
+        else:  # others were opened meanwhile
+            await self._close_tab(tab)
 
     async def _responds(self, tab: Tab) -> bool:
         """Whether the page in an idle tab lets go of it. If not, it is closed, or ends with its browser."""
@@ -131,7 +148,10 @@ class Pages:
             return False
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await tab.page.evaluate("0")
+                if tab.watch.number % _COLLECT_EVERY == 0:
+                    await tab.watch.collect_garbage()
+                else:
+                    await tab.page.evaluate("0")
         except Exception:  # it hangs, or has crashed
             self._do(self._close_tab(tab))
             return False
@@ -214,7 +234,7 @@ class Pages:
     async def _open_tab(self, context: Context) -> Tab:
         page = await context.browser_context.new_page()
         session = await context.browser_context.new_cdp_session(page)
-        watch = Watch(page, session, self._settings)
+        watch = Watch(page, session, self._settings, context.see)
         tab = Tab(page=page, watch=watch, context=context)
         page.on("crash", lambda _: watch.crash())
         page.on("dialog", _dismiss)

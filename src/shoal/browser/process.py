@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.browser import guardian
+from shoal.browser import guardian, orphans
 from shoal.config import BrowserSettings
 from shoal.errors import BrowserError
 
@@ -94,6 +94,8 @@ class BrowserProcess:
         self._browser: Browser | None = None
         self._guardian: asyncio.subprocess.Process | None = None
         self._drivers: list[int] = []
+        self._groups: set[int] = set()
+        """The process groups of Chromium."""
 
     @property
     def browser(self) -> Browser:
@@ -138,9 +140,10 @@ class BrowserProcess:
             self._folder = tempfile.mkdtemp(prefix="shoal-browser-")
         except OSError as exc:
             raise BrowserError(f"cannot create a folder for the profile of the browser: {exc.strerror}") from exc
-        before = _children()
+        orphans.adopt()
+        before = orphans.children()
         self._playwright = await async_playwright().start()
-        self._drivers = sorted(_children() - before)
+        self._drivers = sorted(orphans.children() - before)
         self._guardian = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", guardian.__file__, self._token, *map(str, self._drivers),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
@@ -160,7 +163,9 @@ class BrowserProcess:
             )
         except Error as exc:
             raise BrowserError(_explain(str(exc), executable, sandbox=self._settings.sandbox)) from exc
-        self._profile = next(filter(None, map(_profile_of, guardian.find(self._token))), None)
+        pids = guardian.find(self._token)
+        self._profile = next(filter(None, map(_profile_of, pids)), None)
+        self._groups = {orphans.group_of(pid) for pid in pids} - {0}
 
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
@@ -204,7 +209,7 @@ class BrowserProcess:
             self._playwright = None
         for pid in self._drivers:
             with suppress(ProcessLookupError):
-                if _is_child(pid):
+                if pid in orphans.children():
                     os.kill(pid, signal.SIGKILL)
         if watch is not None:
             assert watch.stdin is not None
@@ -212,6 +217,7 @@ class BrowserProcess:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await watch.wait()
+        await asyncio.to_thread(orphans.reap, self._groups, _CLOSE_TIMEOUT)
         for folder in (self._folder, self._profile):  # the driver removes the profile, unless it was killed
             if folder is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -237,18 +243,6 @@ def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
         return f"{where} does not start: the disk is full"
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{where} does not start: {'; '.join(lines[:3])[:400]}"
-
-
-def _children() -> set[int]:
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
-
-
-def _is_child(pid: int) -> bool:
-    return pid in _children()
 
 
 def _command(pid: int) -> bytes:

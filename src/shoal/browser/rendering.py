@@ -8,12 +8,16 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import structs
+
 from shoal.browser.devtools import Document, too_large
 from shoal.browser.pages import Tab
 from shoal.browser.process import shortage
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
 from shoal.http import Render, Request, Response
+from shoal.http.exchange import Exchange, captured
+from shoal.http.navigation import permit
 from shoal.http.rendered import RenderedResponse
 from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Press, Scroll, Wait
 from shoal.urls.normalize import host_of
@@ -26,6 +30,7 @@ T = TypeVar("T")
 _QUIET = 0.1
 """Seconds without a request after which a page is complete."""
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding", "transfer-encoding"})
+_UNDONE = (b"content-encoding", b"content-length", b"transfer-encoding")
 _NET_ERROR = re.compile(r"net::(ERR_\w+)")
 _NO_ROOM = ("ERR_INSUFFICIENT_RESOURCES", "ERR_OUT_OF_MEMORY", "ERR_FILE_NO_SPACE")
 _GROWS = """async () => {
@@ -56,6 +61,9 @@ class Rendering:
         self._settings = settings
         self._limit = request.timeout or settings.page_timeout
         self._started = time.monotonic()
+        self._began = time.time()
+        self._done = 0
+        """Actions that were begun."""
 
     async def run(self) -> Response:
         """Return the rendered page. FetchError if there is none; ConnectionError if the page or the browser crashed."""
@@ -73,17 +81,19 @@ class Rendering:
         from playwright.async_api import Error
 
         watch, options = self._watch, self._options
-        watch.begin(self._request, options.capture)
+        keeps_source = captured.get() is not None
+        watch.begin(self._request, options.capture, keeps_source=keeps_source, permit=permit.get())
         try:
             await self._set_cookies()
             await self._load()
             await self._wait()
             if options.actions:
-                watch.acting = True
+                await self._race(watch.begin_actions())
                 for number, action in enumerate(options.actions, 1):
+                    self._done = number
                     await self._act(number, action)
                 await self._race(watch.settle(_QUIET))
-                watch.acting = False
+                await self._race(watch.end_actions())
             return await self._collect()
         except _NotAPageError as exc:
             return self._other(exc.document)
@@ -212,6 +222,7 @@ class Rendering:
         if len(body) > self._settings.max_bytes:
             raise too_large(self._settings)
         headers = [(name, value) for name, value in watch.headers if name.lower() not in _REPLACED]
+        self._keep_exchange(watch.source, body)
         response = RenderedResponse(
             self._request.url,
             status=watch.status or 200,
@@ -232,7 +243,8 @@ class Rendering:
 
     def _other(self, document: Document) -> Response:
         """A redirect, or a file."""
-        return RenderedResponse(
+        self._keep_exchange(self._watch.source if document.url else document.body, None)
+        response = RenderedResponse(
             self._request.url,
             status=document.status,
             headers=document.headers,
@@ -240,6 +252,25 @@ class Rendering:
             request=self._request,
             elapsed=self._watch.latency,
         ).rendered(console=list(self._tab.console))
+        if self._watch.acting:  # the next page does not need what was done to reach it
+            left = self._options.actions[self._done :]
+            response.next_render = structs.replace(self._options, actions=left, wait_for=None)
+        return response
+
+    def _keep_exchange(self, source: bytes | None, rendered: bytes | None) -> None:
+        """Keep what was sent and received for the document, if somebody asks for it."""
+        exchanges, watch, request = captured.get(), self._watch, self._request
+        if exchanges is None or not watch.status:
+            return
+        exchanges.append(
+            Exchange(
+                url=request.url, method=request.method, sent_body=request.body, status=watch.status,
+                sent=[(name.encode(), value.encode()) for name, value in watch.sent.items()],
+                received=[(name.encode(), value.encode()) for name, value in watch.headers],
+                body=source or b"", truncated=source is None, undone=_UNDONE, rendered=rendered,
+                began=self._began, elapsed=watch.latency,
+            )
+        )  # fmt: skip
 
     def _explain(self, message: str) -> FetchError | ConnectionError:
         host = host_of(self._request.url)

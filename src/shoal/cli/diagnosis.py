@@ -17,6 +17,8 @@ from shoal.errors import ConfigError, ShoalError
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
 _OPTIONAL = (
     ("pyarrow", "parquet", "Parquet files"),
+    ("obstore", "objects", "object storage"),
+    ("pillow", "images", "thumbnails of images"),
     ("brotli", "brotli", "pages in Brotli"),
     ("zstandard", "zstd", "pages in Zstandard"),
     ("aiohttp-socks", "socks", "SOCKS proxies"),
@@ -218,4 +220,29 @@ def check_tor(resolved: Resolved) -> Iterator[Finding]:
         yield Finding(False if settings.enabled else None, "Tor", str(error))
 
 
-CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser, check_tor)
+# -- plugins
+
+
+def check_plugins(resolved: Resolved) -> Iterator[Finding]:
+    """Every installed plugin, and whether it can be imported."""
+    from shoal import plugins
+
+    kinds: tuple[plugins.Kind, ...] = ("sinks", "fetchers", "frontiers")
+    every = {kind: plugins.installed(kind) for kind in kinds}
+    if not any(every.values()):
+        yield Finding(None, "plugins", "none installed")
+    for found in every.values():
+        for plugin in found:
+            what = f"plugin: {plugin.shown} ({plugin.package})"
+            problem = plugins.problem_of(plugin, found)
+            if plugin.name in plugins.BUILT_IN[plugin.kind]:
+                yield Finding(None, what, problem or "")
+                continue
+            try:
+                plugin.load()
+                yield Finding(problem is None, what, problem or "")
+            except ShoalError as error:
+                yield Finding(False, what, str(error))
+
+
+CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser, check_tor, check_plugins)

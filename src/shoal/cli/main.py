@@ -16,6 +16,7 @@ COMMANDS = {
     "Crawl": {
         "crawl": CommandEntry("crawl", "Crawl a site without writing code."),
         "run": CommandEntry("crawl", "Run a spider on this machine."),
+        "map": CommandEntry("map", "List the URLs of a site."),
     },
     "Fleet": {
         "start": CommandEntry("start", "Start a run for a fleet and print its worker command."),
@@ -35,6 +36,7 @@ COMMANDS = {
     "Server": {
         "serve": CommandEntry("serve", "Serve the HTTP API and the dashboard."),
         "ui": CommandEntry("serve", "Show the dashboard of any frontier."),
+        "batch": CommandEntry("batches", "Try a URL, and see and cancel batches of the HTTP API."),
         "notify": CommandEntry("notify", "List reported problems and channels, or test a channel."),
         "schedule": CommandEntry("schedules", "Run spiders at set times."),
         "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
@@ -43,7 +45,7 @@ COMMANDS = {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
         "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
         "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
-        "workers": CommandEntry("history", "List the processes that work on a run."),
+        "workers": CommandEntry("history", "List the processes that work on runs."),
         "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),
         "audit": CommandEntry("audit", "Recount the requests of a run and check that none is lost."),
         "why": CommandEntry("audit", "Show what happened to a URL."),

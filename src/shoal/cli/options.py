@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
+InProject = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="With --scrapy: the spider, if SPIDER is the folder of a project.", show_default=False
+    ),
+]
+Scrapy = Annotated[bool, typer.Option("--scrapy", help="SPIDER is a Scrapy spider, or the folder of a Scrapy project.")]
+ScrapySetting = Annotated[
+    list[str],
+    typer.Option("-s", metavar="NAME=VALUE", help="With --scrapy: set a setting of Scrapy. Repeatable."),
+]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`.")]
 NewestRun = Annotated[
     str | None,
@@ -77,6 +88,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume an unfinished run
 Tor = Annotated[
     bool, typer.Option("--tor", help="Send all pages through Tor. Each process starts a Tor daemon of its own.")
 ]
+Warc = Annotated[
+    str | None,
+    typer.Option("--warc", metavar="FOLDER", help="Write what is sent and received to WARC files in FOLDER."),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
 Dashboard = Annotated[
     bool,
@@ -115,8 +130,10 @@ def given(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_replaceable(spec: str) -> bool:
-    """Whether ``-O`` accepts an output: a file, but no database."""
-    return spec.partition("?")[0].endswith((".jsonl", ".ndjson", ".jsonlines", ".csv", ".parquet"))
+    """Whether ``-O`` accepts an output: a file, but no database or object storage."""
+    return "://" not in spec and spec.partition("?")[0].endswith(
+        (".jsonl", ".ndjson", ".jsonlines", ".csv", ".parquet")
+    )
 
 
 def outputs_of(output: list[str], replace: list[str]) -> list[str]:
@@ -125,7 +142,7 @@ def outputs_of(output: list[str], replace: list[str]) -> list[str]:
 
     for spec in replace:
         if not is_replaceable(spec):
-            raise ConfigError(f"-O {mask(spec)}: only files can be replaced; a database keeps all runs, so use -o")
+            raise ConfigError(f"-O {mask(spec)}: only files can be replaced; other outputs keep all runs, so use -o")
     return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
 
 
@@ -151,6 +168,7 @@ _OPTION_NAMES = {
     "lease.batch": "--batch-size",
     "log_level": "--log-level",
     "tor.enabled": "--tor",
+    "warc.folder": "--warc",
     **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
     **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
 }
@@ -165,6 +183,7 @@ def resolve(spider: Spider | type[Spider] | None, options: Mapping[str, object],
         file=find_config_file(os.environ),
         spider=None if spider is None else spider.settings,
         spider_name="" if spider is None else (spider if isinstance(spider, type) else type(spider)).__name__,
+        spider_sources=None if spider is None else spider.setting_sources,
         environ=os.environ,
         command_line={**options, **typed},
         options={key: _OPTION_NAMES[key] for key in options if key not in typed},

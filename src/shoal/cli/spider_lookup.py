@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,31 @@ _MAX_FILES = 200
 """How many files of a folder are searched for a similar name."""
 
 
-def find_spider(name: str) -> tuple[str, Entry | None]:
-    """The reference of a spider (``file.py`` or ``file.py:Class``), and its entry in shoal.toml if it has one."""
-    from shoal.runs.registry import Registry
+def find_spider(
+    name: str, in_project: str | None = None, *, scrapy: bool = False, settings: Sequence[str] = ()
+) -> tuple[str, Entry | None]:
+    """The reference of a spider (``file.py`` or ``file.py:Class``), and its entry in shoal.toml if it has one.
 
+    ``scrapy``: it is a Scrapy spider. ``in_project`` is its name if ``name`` is the folder of a Scrapy project, and
+    ``settings`` are those of ``-s``."""
+    from shoal.runs.registry import Registry
+    from shoal.spider import SCRAPY
+
+    if settings:
+        from shoal.cli.options import pairs
+        from shoal.scrapy.adapter import command_line
+
+        if not scrapy and not name.startswith(SCRAPY):
+            raise SpiderError("-s sets a setting of Scrapy: add --scrapy, or use --set for a setting of Shoal")
+        command_line.update(pairs(list(settings), "-s"))
+    if scrapy:
+        return SCRAPY + (name if in_project is None else f"{name}:{in_project}"), None
+    if in_project is not None:
+        raise SpiderError(f"what is {in_project!r}? A second word names a spider of a Scrapy project: add --scrapy")
     registry = Registry.load()
     if name in registry:
         return registry.reference(name), registry[name]
-    if ".py" in name:
+    if ".py" in name or name.startswith(SCRAPY):
         return name, None
     hint = _did_you_mean(name, list(registry)) or "; `shoal list` shows the spiders in this folder"
     raise SpiderError(f"there is no spider {name}: use FILE.py, FILE.py:Class or a name from shoal.toml{hint}")
@@ -55,10 +72,15 @@ def make_spider(reference: str, arguments: Mapping[str, object]) -> Spider:
 
 def _did_you_mean(name: str, registered: list[str]) -> str:
     """``; did you mean ...?`` with the spider that has the nearest name, or nothing. No file is imported for it."""
+    if name.startswith("scrapy:") and ".py" not in name:
+        return ""  # a project: its error lists its spiders
+    name = name.removeprefix("scrapy:")
     file, _, wanted = name.partition(".py:")
     path = Path(f"{file}.py") if wanted else Path(name)
     known: dict[str, str] = {each.lower(): each for each in registered}
     if path.is_file():
+        if wanted in _classes(path):
+            return ""  # the class is there: the error is another one
         if wanted:
             known |= {each.lower(): f"{path}:{each}" for each in _classes(path)}
         sought = wanted.lower()

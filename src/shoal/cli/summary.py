@@ -62,6 +62,7 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
         ("fetched", fetched + _details((counters.redirected, redirects), (counters.from_cache, "from the cache"))),
         ("retried", _shown(counters.retried)),
         ("out of scope", _shown(counters.out_of_scope) + _details((counters.too_deep, "beyond scope.max_depth"))),
+        ("not followed", f"{counters.not_followed} links (robots.nofollow)" if counters.not_followed else ""),
         ("links ignored", f"{counters.left_out} (scope.max_links)" if counters.left_out else ""),
         ("links refused", f"{counters.links_refused} (queue.max_size)" if counters.links_refused else ""),
         ("items dropped", f"{counters.dropped} ({_drops(counters)})" if counters.dropped else ""),

@@ -27,8 +27,10 @@ from shoal.config.sections import ClusterSettings as ClusterSettings
 from shoal.config.sections import Count as Count
 from shoal.config.sections import CountFromZero as CountFromZero
 from shoal.config.sections import Factor as Factor
+from shoal.config.sections import FileSettings as FileSettings
 from shoal.config.sections import HttpSettings as HttpSettings
 from shoal.config.sections import IdentitySettings as IdentitySettings
+from shoal.config.sections import ImageSettings as ImageSettings
 from shoal.config.sections import ItemSettings as ItemSettings
 from shoal.config.sections import LeaseSettings as LeaseSettings
 from shoal.config.sections import QueueSettings as QueueSettings
@@ -42,4 +44,5 @@ from shoal.config.sections import Text as Text
 from shoal.config.sections import ThrottleSettings as ThrottleSettings
 from shoal.config.sections import Timeout as Timeout
 from shoal.config.sections import TorSettings as TorSettings
+from shoal.config.sections import WarcSettings as WarcSettings
 from shoal.config.sections import WorkerSettings as WorkerSettings

@@ -9,6 +9,7 @@ import re
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
+from shoal import plugins
 from shoal.suggestions import did_you_mean_scheme
 
 # The kind of store behind each scheme of a frontier URL.
@@ -116,15 +117,30 @@ def check_tokens(tokens: dict[str, str]) -> str | None:
     return "must have a token for each name" if not all(tokens.values()) else None
 
 
-def check_databases(outputs: tuple[str, ...]) -> str | None:
+def check_shared_outputs(outputs: tuple[str, ...]) -> str | None:
     for output in outputs:
         try:
             url = urlsplit(output)
-            valid = url.scheme in ("postgresql", "postgres", "mysql", "mariadb") and url.hostname and url.port != 0
+            known = ("postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az")
+            valid = (url.scheme in known or url.scheme in plugins.names("sinks")) and url.hostname and url.port != 0
         except ValueError:
             valid = False
         if not valid:
-            return f"must contain databases such as postgresql://db.example/crawl, not {mask(output)!r}"
+            return f"must contain URLs such as postgresql://db.example/crawl or s3://bucket/path, not {mask(output)!r}"
+    return None
+
+
+def check_file_store(store: str) -> str | None:
+    scheme, mark, rest = store.partition("://")
+    if mark and (scheme not in ("s3", "gs", "az") or not rest.partition("/")[0] or "@" in rest):
+        return f"must be a folder, or a URL such as s3://bucket/path, not {mask(store)!r}"
+    return None
+
+
+def check_sizes(sizes: tuple[str, ...]) -> str | None:
+    for size in sizes:
+        if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", size):
+            return f"must contain sizes such as 120x120, not {size!r}"
     return None
 
 
@@ -148,13 +164,15 @@ def check_frontier(frontier: str) -> str | None:
         case "local":
             valid = valid and not frontier.startswith("local://")
         case _:
-            valid = False
+            valid = frontier.partition(":")[0] in plugins.names("frontiers")
     return None if valid else _bad_frontier(frontier)
 
 
 def _bad_frontier(frontier: str) -> str:
     known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
-    return f"must be {known}, not {mask(frontier)!r}{did_you_mean_scheme(frontier, FRONTIER_KINDS)}"
+    plugged = plugins.names("frontiers")
+    hint = plugins.hint("frontiers") if plugged and frontier_kind(frontier) is None else ""
+    return f"must be {known}, not {mask(frontier)!r}{hint}{did_you_mean_scheme(frontier, (*FRONTIER_KINDS, *plugged))}"
 
 
 def check_coordinator(coordinator: str | None) -> str | None:

@@ -45,6 +45,7 @@ def load_config(
     file: Path | None = None,
     spider: Mapping[str, object] | None = None,
     spider_name: str = "",
+    spider_sources: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     command_line: Mapping[str, object] | None = None,
     options: Mapping[str, str] | None = None,
@@ -53,7 +54,8 @@ def load_config(
     """Merge all layers into one Config. Later layers win: defaults, file, spider, environment, command line, code.
 
     Text from the environment and the command line is converted to the type of its field. ``options`` maps a key to
-    the command-line option it came from, if that was not ``--set KEY=VALUE``. ``code`` is a mapping that changes the
+    the command-line option it came from, if that was not ``--set KEY=VALUE``. ``spider_sources`` does that for the
+    settings of the spider. ``code`` is a mapping that changes the
     keys it names, or a Config: its values that are not defaults are used. ConfigError lists every problem of every
     layer.
 
@@ -63,12 +65,12 @@ def load_config(
     in_file = read_toml(file) if file is not None else {}
     for table in _OTHER_TABLES:
         in_file.pop(table, None)
-    typed = options or {}
+    typed, from_spider = options or {}, spider_sources or {}
     in_code = changed(code) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ or {})
     layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
         (in_file, lambda key: str(file), None),
-        (spider, lambda key: f"spider {spider_name}".strip(), None),
+        (spider, lambda key: from_spider.get(key, f"spider {spider_name}".strip()), None),
         (in_environ, env_name, from_text),
         (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
         (in_code, lambda key: "code", None),

@@ -14,8 +14,10 @@ from shoal.config.sections import (
     CacheSettings,
     ClusterSettings,
     Count,
+    FileSettings,
     HttpSettings,
     IdentitySettings,
+    ImageSettings,
     ItemSettings,
     LeaseSettings,
     QueueSettings,
@@ -27,6 +29,7 @@ from shoal.config.sections import (
     Text,
     ThrottleSettings,
     TorSettings,
+    WarcSettings,
     WorkerSettings,
 )
 from shoal.errors import ConfigError
@@ -66,6 +69,11 @@ class Config(Section, frozen=True, kw_only=True):
         "dns_timeout": "http.connect_timeout",
         "download_maxsize": "http.max_body_bytes",
         "download_timeout": "http.total_timeout",
+        "files_expires": "files.max_age",
+        "files_store": "files.store",
+        "images_expires": "files.max_age",
+        "images_store": "files.store",
+        "images_thumbs": "images.thumbs",
         "httpcache_dir": "cache.folder",
         "httpcache_enabled": "cache.enabled",
         "httpcache_expiration_secs": "cache.ttl",
@@ -117,9 +125,12 @@ class Config(Section, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()
     cache: CacheSettings = CacheSettings()
+    warc: WarcSettings = WarcSettings()
     lease: LeaseSettings = LeaseSettings()
     queue: QueueSettings = QueueSettings()
     items: ItemSettings = ItemSettings()
+    files: FileSettings = FileSettings()
+    images: ImageSettings = ImageSettings()
     cluster: ClusterSettings = ClusterSettings()
     worker: WorkerSettings = WorkerSettings()
     serve: ServerSettings = ServerSettings()

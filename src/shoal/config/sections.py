@@ -10,14 +10,16 @@ from msgspec.structs import force_setattr
 
 from shoal.config.checks import (
     check_coordinator,
-    check_databases,
     check_domains,
+    check_file_store,
     check_header_sets,
     check_headers,
     check_networks,
     check_proxies,
     check_proxy,
     check_regexes,
+    check_shared_outputs,
+    check_sizes,
     check_tokens,
     check_tor,
     mask,
@@ -65,6 +67,7 @@ class HttpSettings(Section, frozen=True, kw_only=True):
     max_body_bytes: Count = 32 * 1024 * 1024  # decompressed
     max_header_bytes: Count = 64 * 1024  # one header of a response
     max_redirects: CountFromZero = 10  # in a row
+    client: Text = "auto"  # auto: Shoal's own client, and aiohttp through a proxy; aiohttp; or the name of a plugin
     verify_tls: bool = True  # False accepts any certificate
     proxy: str | None = None  # http://, https:// or socks5://, with user:password@ if the proxy needs it
     headers: dict[str, str] = {}  # sent with every request that does not set them itself
@@ -78,6 +81,8 @@ class RobotsSettings(Section, frozen=True, kw_only=True):
     obey: bool = True  # False: robots.txt is not fetched
     cache_seconds: Seconds = 86400.0  # how long a robots.txt is cached
     max_crawl_delay: Seconds = 60.0  # a longer Crawl-delay counts as this
+    nofollow: bool = False  # do not follow links that a page marks with nofollow, ugc or sponsored
+    noindex: bool = False  # do not store items of pages that say noindex
 
 
 class RetrySettings(Section, frozen=True, kw_only=True):
@@ -133,6 +138,13 @@ class CacheSettings(Section, frozen=True, kw_only=True):
     ttl: Seconds | None = None  # how long a response is valid; none: forever
 
 
+class WarcSettings(Section, frozen=True, kw_only=True):
+    """WARC files with what was sent and received for each page (`--warc FOLDER`)."""
+
+    folder: Text | None = None  # where each process writes files of its own; none: no WARC files
+    max_file_bytes: Count = 1024**3  # a file that has reached this size is finished, and a new one begun
+
+
 class LeaseSettings(Section, frozen=True, kw_only=True):
     """The leases of requests."""
 
@@ -155,6 +167,26 @@ class ItemSettings(Section, frozen=True, kw_only=True):
     keep: bool = True  # also after all sinks have written the items
 
 
+class FileSettings(Section, frozen=True, kw_only=True):
+    """Files that spiders download (`yield File(...)`, `response.save()`)."""
+
+    checks = {"store": check_file_store}
+
+    store: Text = "files"  # a folder, or s3://bucket/path, gs://bucket/path or az://container/path
+    max_bytes: Count = 64 * 1024 * 1024  # of one file, instead of http.max_body_bytes
+    max_age: Seconds = 90 * 86400.0  # a URL that was stored less than this long ago is not fetched again
+
+
+class ImageSettings(Section, frozen=True, kw_only=True):
+    """Thumbnails of images among the files."""
+
+    checks = {"thumbs": check_sizes}
+
+    thumbs: tuple[str, ...] = ()  # the largest width and height of each, such as 120x120
+    # Of an image; one with more gets no thumbnail. Pillow itself refuses more than 178 million.
+    max_pixels: Annotated[int, Meta(ge=1, le=178_000_000)] = 50_000_000
+
+
 class ClusterSettings(Section, frozen=True, kw_only=True):
     """Runners and Backup Runners."""
 
@@ -170,7 +202,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
-    checks = {"proxies": check_proxies, "outputs": check_databases}
+    checks = {"proxies": check_proxies, "outputs": check_shared_outputs}
     masks = {
         "proxies": lambda proxies: tuple(map(mask, proxies)),
         "outputs": lambda outputs: tuple(map(mask, outputs)),
@@ -178,7 +210,8 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
 
     session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
-    outputs: tuple[str, ...] = ()  # databases that a run may write to, such as postgresql://host/db; empty: any
+    # Databases and object storage that a run may write to: postgresql://host/db, s3://bucket/path. Empty: any database.
+    outputs: tuple[str, ...] = ()
 
 
 class IdentitySettings(Section, frozen=True, kw_only=True):

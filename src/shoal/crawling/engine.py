@@ -35,6 +35,7 @@ _POLLS_PER_CHECK = 4
 """Polls between two checks whether the run is finished, where many idle workers poll."""
 _MAX_SLEEP = 15.0
 """Seconds within which the loop runs at least once, so that health checks see it alive."""
+_IDLE_POLL = 5.0  # seconds between two calls of ``Spider.idle`` while the spider keeps a finished run open
 _WAIT_FOR_WAY_OUT = 0.5
 """Seconds between two checks whether requests can leave this process."""
 _RECENT = 1000
@@ -71,8 +72,11 @@ class Engine:
         self._options = options
         self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared)
-        self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters)
-        self._settler = Settler(self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored)
+        archive = options.archive
+        self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
+        self._settler = Settler(
+            self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive
+        )
         self._seeder = Seeder(
             source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=options.shared
         )
@@ -87,11 +91,12 @@ class Engine:
         self._settled_since = 0.0
         self._recent: deque[Lease] = deque(maxlen=_RECENT)
         """The leases that were settled last."""
+        self._spider = spider
+        self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
         """A request that may kill its worker waits for its last attempt: nothing else may be in flight with it."""
-        self._check_again = 0.0
+        self._check_again, self._halted = 0.0, False
         self._helpers: list[asyncio.Task[None]] = []
-        self._halted = False
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
         """The store went back in time, or this process was fenced: start over."""
@@ -160,8 +165,7 @@ class Engine:
         # The leases that were settled last may still exist in the store as it is now. Nobody else would end them.
         leases += self._recent
         self._recent.clear()
-        self._settled = []
-        self._interruption = None
+        self._settled, self._interruption = [], None
         self._leases.clear()
         self._scheduler.forget()
         self._onion.forget()
@@ -187,6 +191,7 @@ class Engine:
             wait = await self._settle_and_lease(lingers=linger > 0)
             if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
+            wait = _IDLE_POLL if self._kept_open else wait
             if linger:
                 wait = linger if wait is None else min(wait, linger)
             if linger or not self._settled:
@@ -222,8 +227,9 @@ class Engine:
             return False
         self._check_again = time.monotonic() + _POLLS_PER_CHECK * self._pacing.poll_after
         stats = await self._persist(self._frontier.stats)
+        self._kept_open = stats.finished and not self._options.stay and await self._spider.idle()
         if stats.finished and not self._options.stay:
-            return True
+            return not self._kept_open
         return self._seeder.failure is not None and stats.remaining == 0
 
     def _room(self) -> int:

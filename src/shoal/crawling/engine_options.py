@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+
+from shoal.http.exchange import Exchange
+from shoal.ports import Lease
 
 
 class Drain(Protocol):
@@ -18,6 +21,18 @@ class Drain(Protocol):
 
     async def start_over(self) -> None:
         """The store went back in time: continue from the cursor that it has now. ``run`` is not running."""
+        ...
+
+
+class Archive(Protocol):
+    """Keeps what was sent and received for pages. `shoal.warc` has one."""
+
+    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        """Keep pages durably that are about to be done. SinkError: they cannot be kept, so they must not be done."""
+        ...
+
+    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
+        """Which of these pages are done. The others will be fetched again, perhaps by another process."""
         ...
 
 
@@ -35,5 +50,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     may_work: Callable[[], bool] | None = None
     """Whether this process still holds its slot in a cluster, or its session as a worker. Checked before each page.
     None: it needs neither."""
+    archive: Archive | None = None
+    """Where the exchanges of pages are kept. None: nowhere."""
     rejoin: Callable[[], Awaitable[None]] | None = None
     """Called when this process was fenced; then it starts over. None: a fence ends the work."""

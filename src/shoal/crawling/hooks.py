@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from typing import Any
 
-from shoal.crawling.page import describe
+from shoal.crawling.callbacks import describe
 from shoal.errors import ShoalError, SpiderError
 from shoal.spider import Spider
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from shoal import clock
+from shoal.crawling.engine_options import Archive
 from shoal.crawling.page import Parsed, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
@@ -136,6 +137,7 @@ class Settler:
         *,
         learns: bool = True,
         on_items: Callable[[], None] = lambda: None,
+        archive: Archive | None = None,
     ) -> None:
         """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that
         overlap cannot tell that the store was rewound. ``on_items``: called when items were stored."""
@@ -145,6 +147,7 @@ class Settler:
         self._persist = persist
         self._learns = learns
         self._on_items = on_items
+        self._archive = archive
 
     async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
         """The outcome of each, in order."""
@@ -165,7 +168,11 @@ class Settler:
         completions = [each.completion for each in parsed]
         children = [child for each in completions for child in each.children] if self._scheduler.logs_urls else []
         known = await self._scheduler.look_up(children)
+        if self._archive is not None:
+            await self._archive.store([(each.completion.lease, each.exchange) for each in parsed if each.exchange])
         results = await self._persist(lambda: self._queue.complete(completions))
+        if self._archive is not None:
+            self._archive.settled([each.lease for each in completions], [pushed is not None for pushed in results])
         refused = sum(pushed.refused for pushed in results if pushed is not None)
         if refused:
             self._count_refused(refused)

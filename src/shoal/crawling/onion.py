@@ -6,23 +6,31 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from msgspec import structs
 
 from shoal.config import Config, HttpSettings
+from shoal.errors import ConfigError, FrontierError, PluginError, ShoalError
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.spider import Spider
+from shoal.suggestions import did_you_mean
+from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
     from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.http import HttpFetcher
+    from shoal.fetch.http import PageFetcher
     from shoal.fetch.routing import Renderer, RoutingFetcher
     from shoal.identities.layer import Identities
+    from shoal.middleware.robots import Robots
     from shoal.tor.layer import TorLayer
+
+
+OWN_CLIENTS = ("auto", "aiohttp")
+"""The value of ``http.client`` for Shoal's own client."""
 
 
 class WayOut(Protocol):
@@ -51,13 +59,41 @@ class Onion(NamedTuple):
     identities: Identities | None = None
 
 
-def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> HttpFetcher:
+def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
+    from shoal.fetch.direct import DirectFetcher
     from shoal.fetch.http import HttpFetcher
     from shoal.identities.roster import all_proxies
 
     proxies = all_proxies(config.proxies) if config.proxies else ()
-    return HttpFetcher(_http_settings(config), config.user_agent, guard, proxies)
+    kind = HttpFetcher if config.http.client == "aiohttp" else DirectFetcher
+    return kind(
+        _http_settings(config), config.user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
+        knows_addresses=config.warc.folder is not None,
+    )  # fmt: skip
+
+
+def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
+    """The fetcher of a plugin. ConfigError if there is none of this name, or if only Shoal's own client will do."""
+    from shoal import plugins
+
+    name = config.http.client
+    if is_guarded or config.tor.enabled:
+        why = "goes through Tor" if config.tor.enabled else "must not contact private addresses (serve.allow)"
+        raise ConfigError(f'"http.client" {name!r} cannot be used here: a crawl that {why} needs "{OWN_CLIENTS[0]}"')
+    make = plugins.load("fetchers", name)
+    if make is None:
+        known = [*OWN_CLIENTS, *plugins.names("fetchers")]
+        raise ConfigError(
+            f'"http.client" must be "auto", "aiohttp" or the name of a plugin, not {name!r}{did_you_mean(name, known)}'
+            f"{plugins.hint('fetchers')}"
+        )
+    try:
+        return cast(Fetcher, make(config.http, config.user_agent))
+    except ShoalError:
+        raise
+    except Exception as exc:  # the code of a stranger may raise anything
+        raise PluginError(f"the plugin {name!r} failed: {type(exc).__name__}: {exc}") from exc
 
 
 def make_fetcher(
@@ -76,9 +112,13 @@ def make_fetcher(
     from shoal.fetch.routing import RoutingFetcher
 
     guard = None if networks is None else AddressGuard(networks)
-    return RoutingFetcher(
+    if config.http.client not in OWN_CLIENTS:
+        http = make_plugged_fetcher(config, is_guarded=guard is not None)
+    else:
         # With a guard, the fetcher uses only proxies of the operator. The layer for Tor applies the guard instead.
-        make_http_fetcher(config, None if config.tor.enabled else guard),
+        http = make_http_fetcher(config, None if config.tor.enabled else guard)
+    return RoutingFetcher(
+        http,
         partial(make_renderer, config, guard),
         default=render if isinstance(render, Render) else None,
         proxy=config.http.proxy,
@@ -148,6 +188,7 @@ def make_onion(
         identities,  # a block is the identity's: throttle and retries must not see it, and the cache needs no identity
         tor,  # the innermost one: no other layer can send a request past it
     ]
+    _ask_before_navigating(fetcher, robots, hosts)
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
     onion = Onion(fetch, way_out=tor, identities=identities)
@@ -158,6 +199,22 @@ def make_onion(
     return onion._replace(
         fetch=wrap(fetch, [robots]), forget=robots.forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
     )
+
+
+def _ask_before_navigating(fetcher: Fetcher, robots: Robots | None, hosts: Hosts) -> None:
+    """Apply robots.txt and the delay of the host to pages that actions navigate to."""
+    from shoal.fetch.routing import RoutingFetcher
+
+    async def permit(url: str) -> float | None:
+        try:
+            if robots is not None and not await robots.allows(url):
+                return None
+            return (await hosts.host_state(host_of(url))).delay
+        except FrontierError:
+            return None
+
+    if isinstance(fetcher, RoutingFetcher):
+        fetcher.permit = permit
 
 
 def _make_identities(spider: Spider, config: Config, hosts: Hosts) -> Identities:
@@ -182,5 +239,5 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
-    for name in ("fetch.http", "middleware.cache", "middleware.cookies", "middleware.robots", "middleware.throttle"):
+    for name in ("fetch.direct", "middleware.cache", "middleware.cookies", "middleware.robots", "middleware.throttle"):
         importlib.import_module(f"shoal.{name}")

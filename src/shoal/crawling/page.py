@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sysconfig
-import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from inspect import isawaitable
-from types import GeneratorType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from shoal.config import Config
+from shoal.crawling.callbacks import Callbacks, Found, describe
+from shoal.crawling.files import FileChains
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import DropItem, FetchError, ItemError, RequestError, ShoalError, SpiderError, TooComplexError
-from shoal.http import LinkBatch, Request, Response
-from shoal.item import encode_item, is_item
-from shoal.middleware import Postponed
+from shoal.errors import (
+    FetchError,
+    FileStoreError,
+    PartialOutputError,
+    RequestError,
+    ShoalError,
+    SpiderError,
+    TooComplexError,
+)
+from shoal.http import Request, Response
+from shoal.http.exchange import Exchange, captured
+from shoal.http.files import FILE_CALLBACK
+from shoal.middleware import Postponed, Replaced, current_attempt
 from shoal.middleware.retry import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
-from shoal.selector.usage import begin_page
 from shoal.spider import Spider
 from shoal.urls.normalize import host_of, join_url
+
+if TYPE_CHECKING:
+    from shoal.crawling.page_directives import PageDirectives
 
 log = logging.getLogger("shoal.engine")
 
@@ -37,14 +45,7 @@ _HARMLESS_HEADERS = frozenset(
      "save-data", "sec-gpc", "upgrade-insecure-requests", "user-agent"}
 )  # fmt: skip
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
-_LIBRARIES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<",
-)
-"""Beginnings of file names that are not code of the user."""
 _MAX_REASONS = 5  # of dropped items, in the history of a page
-_MAX_REASON = 200  # characters of the reason why an item was dropped
 
 
 class Released(Struct):
@@ -59,38 +60,75 @@ class Parsed(Struct):
 
     completion: Completion
     admitted: Admitted
+    exchange: Exchange | None = None
+    """What was sent and received, if an archive wants it."""
 
 
 Settlement: TypeAlias = Parsed | Failure | Released
 
 
+def _is_robots(exchange: Exchange, lease: Lease) -> bool:
+    """Whether an exchange was for robots.txt, and not for the page."""
+    return exchange.url != lease.request.url and urlsplit(exchange.url).path == "/robots.txt"
+
+
 class Handler:
     """Turns leases into settlements. Many tasks may call it at the same time."""
 
-    def __init__(self, spider: Spider, config: Config, scheduler: Scheduler, fetch: Fetch, counters: Counters) -> None:
+    def __init__(
+        self,
+        spider: Spider,
+        config: Config,
+        scheduler: Scheduler,
+        fetch: Fetch,
+        counters: Counters,
+        *,
+        captures: bool = False,
+    ) -> None:
+        """``captures``: its settlements have the exchanges of their pages."""
         self.counters = counters
+        self._captures = captures
         self._fetch = fetch
         self._scheduler = scheduler
         self._max_redirects = config.http.max_redirects
         self._retry = RetryPolicy(config.retry)
         self._handled = frozenset(spider.handle_statuses)
-        self.callbacks = Callbacks(spider, counters)
+        self._directives: PageDirectives | None = None
+        if config.robots.nofollow or config.robots.noindex:
+            from shoal.crawling.page_directives import PageDirectives
+
+            self._directives = PageDirectives(config.robots, config.user_agent, counters)
+        self.files = FileChains(config, scheduler.scope, spider.stats)
+        self.callbacks = Callbacks(spider, counters, self.files)
 
     async def handle(self, lease: Lease) -> Settlement:
         """Fetch and parse the page of a lease. Raises nothing but CancelledError: a failure is a settlement too."""
         try:
-            return await self._handle(lease)
+            return await (self._capture(lease) if self._captures else self._handle(lease))
         except Exception as exc:  # a bug costs one request, and is logged
             self.counters.errors["internal error"] += 1
             log.exception("internal error url=%s", lease.request.url)
             return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
 
+    async def _capture(self, lease: Lease) -> Settlement:
+        """The settlement with the exchange of its page. A page from the cache has none."""
+        exchanges: list[Exchange] = []
+        captured.set(exchanges)  # for this task, which handles one page
+        settlement = await self._handle(lease)
+        if isinstance(settlement, Parsed) and settlement.completion.contacted:
+            settlement.exchange = next((each for each in reversed(exchanges) if not _is_robots(each, lease)), None)
+        return settlement
+
     async def _handle(self, lease: Lease) -> Settlement:
         request = lease.request
+        current_attempt.set(lease.attempt)
         try:
-            response = await self._fetch(request)
+            known = await self.files.known(request) if request.callback == FILE_CALLBACK else None
+            response = known or await self._fetch(request)
         except Postponed as postponed:
             return Released(lease, postponed.contacted)
+        except Replaced as replaced:
+            return self._moved(lease, replaced.request, str(replaced), contacted=replaced.contacted)
         except FetchError as error:
             return await self._failed(lease, error)
         self.counters.fetched += 1
@@ -100,12 +138,12 @@ class Handler:
         else:
             self.counters.latency.measured(response.elapsed)
         status = response.status
-        if 300 <= status < 400 and "Location" in response.headers and status not in self._handled:
-            return await self._redirected(lease, response)
+        if 300 <= status < 400 and status not in self._handled and (location := response.location) is not None:
+            return await self._redirected(lease, response, location)
         try:
             found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
             return self._parsed(lease, response, found)
-        except TooComplexError as error:
+        except (TooComplexError, FileStoreError) as error:
             error.status = status
             return await self._failed(lease, error)
         except asyncio.CancelledError as exc:
@@ -122,10 +160,16 @@ class Handler:
                 await response.release()
 
     def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
+        forbidden = ""
+        if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is from its page
+            forbidden = self._directives.apply(response, found)
         admitted = self._scheduler.admit(found.links, lease.request)
+        admitted.children += found.files
         self.counters.out_of_scope += admitted.out_of_scope
         self.counters.too_deep += admitted.too_deep
         note = _dropped(found.dropped) if found.dropped else ""
+        if forbidden:
+            note = f"{note}; {forbidden}" if note else forbidden
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._scheduler.scope.max_links
@@ -137,13 +181,13 @@ class Handler:
             items=found.items,
             children=admitted.children,
             status=response.status,
-            duplicates=admitted.duplicates,
+            duplicates=admitted.duplicates + found.duplicates,
             contacted=not response.from_cache,
             note=note,
         )
         return Parsed(completion, admitted)
 
-    async def _redirected(self, lease: Lease, response: Response) -> Settlement:
+    async def _redirected(self, lease: Lease, response: Response, location: str) -> Settlement:
         """Complete a redirect with its target as the only child. So scope, robots.txt and delay apply to each hop."""
         request = lease.request
         trail = [*request.redirects, request.url]
@@ -151,7 +195,7 @@ class Handler:
             message = f"more than {self._max_redirects} redirects, from {trail[0]}"
             return await self._failed(lease, FetchError(message, kind="redirects", retryable=False))
         try:
-            url = join_url(request.url, response.headers["Location"])
+            url = join_url(request.url, location)
         except RequestError as exc:
             return await self._failed(lease, FetchError(f"redirect: {exc}", kind="redirects", retryable=False))
         reason = self._scheduler.scope.refuses(url)
@@ -160,21 +204,24 @@ class Handler:
             message = f"redirects to {url}, which is {reason}"
             return await self._failed(lease, FetchError(message, kind="scope", retryable=False))
         target = redirected_request(request, url, response.status)
+        if response.next_render is not None:
+            target = target.replace(render=response.next_render)
+        contacted = not response.from_cache
+        return self._moved(lease, target, f"redirected to {url}", contacted=contacted, status=response.status)
+
+    def _moved(self, lease: Lease, target: Request, note: str, *, contacted: bool, status: int = 0) -> Parsed:
+        """Complete a page with another request as its only child."""
         self.counters.redirected += 1
         completion = Completion(
-            lease=lease,
-            children=[target],
-            status=response.status,
-            contacted=not response.from_cache,
-            redirected=True,
-            note=f"redirected to {url}",
+            lease=lease, children=[target], status=status, contacted=contacted, redirected=True, note=note
         )
         return Parsed(completion, Admitted([target]))
 
     # -- failures
 
-    async def _failed(self, lease: Lease, error: FetchError) -> Failure:
-        """Record a failed attempt. If no attempt is left, call the errback."""
+    async def _failed(self, lease: Lease, error: FetchError) -> Failure | Parsed:
+        """Record a failed attempt. If no attempt is left, call the errback. A file is complete then: its item says what
+        failed, and could not be stored a second time."""
         self.counters.errors[error.kind] += 1
         retry_in = self._retry.retry_in(error, lease.attempt)
         failure = Failure(
@@ -191,27 +238,56 @@ class Handler:
             return failure
         level = logging.DEBUG if error.kind == "robots" else logging.WARNING
         log.log(level, "gave up url=%s %s", lease.request.url, error)
+        if lease.request.callback == FILE_CALLBACK:
+            found = Found([], [])
+            found.add(await self.files.failed(lease.request, str(error)))
+            return Parsed(
+                Completion(
+                    lease=lease, items=found.items, children=found.files, status=error.status,
+                    contacted=error.contacted, note=f"file failed: {error}",
+                ),
+                Admitted(found.files),
+            )  # fmt: skip
         if lease.request.errback is not None:
             await self._errback(lease, error, failure)
         return failure
 
     async def _errback(self, lease: Lease, error: ShoalError, failure: Failure) -> None:
+        request = lease.request
         try:
-            request = lease.request
-            found = await self.callbacks.call(request.errback, request, request, error)
-            failure.items = found.items
-            failure.children = self._scheduler.admit(found.links, request).children
+            try:
+                found = await self.callbacks.call(request.errback, request, request, error)
+            except PartialOutputError as partial:
+                self._errback_failed(request, partial.__cause__ or partial)
+                found = await self.callbacks.take(partial.outputs, request)
+            failure.items = [*failure.items, *found.items]
+            admitted = self._scheduler.admit(found.links, request)
+            failure.children = [*failure.children, *admitted.children, *found.files]
         except Exception as exc:  # the user's code may raise anything
-            self.counters.errors["errback"] += 1
-            log.error("errback failed url=%s %s", lease.request.url, describe(exc))
+            self._errback_failed(request, exc)
 
-    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure:
-        """The page is dead, and none of its items is stored. After a fix, `shoal retry-failed` fetches it again."""
+    def _errback_failed(self, request: Request, exc: BaseException) -> None:
+        self.counters.errors["errback"] += 1
+        log.error("errback failed url=%s %s", request.url, describe(exc))
+
+    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure | Parsed:
+        """The page is dead. None of its items is stored, unless the spider keeps partial output. After a fix,
+        `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
-        reason = describe(exc)
+        cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
+        reason = describe(cause or exc)
         self.counters.callback_error = self.counters.callback_error or reason
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
+        if isinstance(exc, PartialOutputError):
+            try:
+                found = await self.callbacks.take(exc.outputs, lease.request, response)
+            except FileStoreError as error:
+                return await self._failed(lease, error)
+            if self._directives is not None:
+                self._directives.apply(response, found)
+            failure.items = found.items
+            failure.children = [*self._scheduler.admit(found.links, lease.request).children, *found.files]
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure
@@ -254,99 +330,3 @@ def redirected_request(request: Request, url: str, status: int) -> Request:
         cookies=cookies,
         dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and redirect to itself
     )
-
-
-# -- the code of the user
-
-
-class Found(Struct):
-    """The output of a callback: encoded items that passed the pipelines, and links."""
-
-    items: list[bytes]
-    links: list[Request | LinkBatch]
-    dropped: list[str] = []
-    """The reasons of the items that pipelines dropped."""
-
-
-class Callbacks:
-    """Calls the methods of the spider. Their exceptions are passed on. An item that cannot be stored is left out,
-    counted and logged; it does not fail its page."""
-
-    def __init__(self, spider: Spider, counters: Counters) -> None:
-        self._spider = spider
-        self._counters = counters
-        self._fields = dict.fromkeys(spider.fields)
-        self.pipelines: list[Callable[..., Any]] = [
-            each() if isinstance(each, type) else each for each in spider.pipelines
-        ]
-        for pipeline in self.pipelines:
-            if not callable(pipeline):
-                name = type(pipeline).__name__
-                instead = "rename process_item to __call__" if hasattr(pipeline, "process_item") else "use a function"
-                raise SpiderError(f"the pipeline {name} is not callable: {instead}, or write a class with __call__")
-
-    async def call(self, name: str | None, request: Request, /, *arguments: object, **named: object) -> Found:
-        """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
-        found = Found([], [])
-        begin_page()
-        for output in await _collect(self._spider.callback(name)(*arguments, **named)):
-            if isinstance(output, (LinkBatch, Request)):
-                self._check(output)
-                found.links.append(output)
-            elif output is not None and (encoded := await self._encode(output, request, found)) is not None:
-                found.items.append(encoded)
-        return found
-
-    def _check(self, link: Request | LinkBatch) -> None:
-        """SpiderError if a new request names a callback that the spider does not have."""
-        for name in (link.callback, link.errback):
-            if name is not None:
-                self._spider.callback(name)
-
-    async def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
-        try:
-            for pipeline in self.pipelines:
-                item = pipeline(item, self._spider)
-                if isawaitable(item):
-                    item = await item
-                if item is None:
-                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
-                    raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
-            if self._fields and type(item) is dict:
-                item = self._fields | item
-            return encode_item(item)
-        except DropItem as dropped:
-            reason = str(dropped)[:_MAX_REASON] or "no reason"
-            self._counters.drop(reason)
-            found.dropped.append(reason)
-            log.debug("item dropped url=%s reason=%s", request.url, dropped)
-        except ItemError as error:
-            self._counters.item_errors += 1
-            log.error("item not stored url=%s %s", request.url, error)
-        return None
-
-
-async def _collect(result: object) -> list[object]:
-    """The output of any kind of callback: generator, coroutine, async generator, list, or a single value."""
-    if isinstance(result, GeneratorType):
-        return list(result)
-    if isawaitable(result):
-        result = await result
-    if result is None:
-        return []
-    if isinstance(result, AsyncIterator):
-        return [output async for output in result]
-    if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
-        return [result]
-    return list(result)
-
-
-def describe(exc: BaseException) -> str:
-    """The exception, and the last line of the user's own files in its traceback. An error that Shoal raises after the
-    callback has no such line."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    if not own and not isinstance(exc, ShoalError):
-        own = list(frames)
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(exc).__name__}: {exc}{place}"

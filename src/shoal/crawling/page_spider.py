@@ -11,7 +11,7 @@ from shoal.http import LinkBatch, Render, Response
 from shoal.http.links import LinkFilter
 from shoal.selector import Selector
 from shoal.spider import Spider
-from shoal.urls.normalize import host_of, normalize_url
+from shoal.urls.normalize import host_of, typed_url
 
 DEFAULTS = {"scope": {"max_depth": 3, "max_pages": 1000}}
 """Limits for a site that may be endless."""
@@ -120,7 +120,7 @@ def page_spider(
         Selector("").css(rows or "p")
     except SelectorError as exc:
         raise SpiderError(f"--each {rows!r}: {exc}") from exc
-    url = normalize_url(url if re.match(r"\s*[a-zA-Z][\w+.-]*://", url) else "http://" + url.strip())
+    url = typed_url(url)
     host = host_of(url)
     kind = type("PageSpider", (PageSpider,), {"name": url.partition("://")[2].rstrip("/"), "settings": DEFAULTS})
     spider: PageSpider = kind(start_urls=[url], queries=dict(fields), markdown=markdown, rows=rows)

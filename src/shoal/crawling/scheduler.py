@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
@@ -17,7 +18,7 @@ from shoal.frontier import open_store
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Leased, Store
 from shoal.spider import Spider
-from shoal.urls.normalize import origin_of, resolve
+from shoal.urls.normalize import folder_of, origin_of, resolve_within_limits
 from shoal.urls.scope import Scope
 
 log = logging.getLogger("shoal.scheduler")
@@ -25,6 +26,9 @@ log = logging.getLogger("shoal.scheduler")
 _encode = msgspec.msgpack.Encoder().encode
 _MAX_HREF = 500
 """Longer hrefs are not remembered."""
+_RELATIVE_START = re.compile(r"[\w.\-~][^:]*\Z", re.ASCII)
+"""An href that is relative to the folder of its page. One with a colon may have a scheme."""
+_NONE: frozenset[str] = frozenset()
 
 
 class Admitted(Struct):
@@ -130,6 +134,8 @@ class Scheduler:
         for each in found:
             if isinstance(each, LinkBatch):
                 self._admit_batch(each, depth, admitted)
+            elif is_plain(each) and self._known.has(each.url):
+                admitted.duplicates += 1
             elif self.scope.refuses(each.url):
                 admitted.out_of_scope += 1
             elif len(admitted.children) >= self.scope.max_links:
@@ -138,7 +144,13 @@ class Scheduler:
                 _check_storable(each)
                 each.depth = depth
                 admitted.children.append(each)
+                if is_plain(each):
+                    admitted.hrefs.append((each.url, [each.url]))
         return admitted
+
+    def is_known(self, url: str) -> bool:
+        """Whether the frontier surely has the page of this URL, which is in normal form. False if that is not known."""
+        return self._known.has(url)
 
     def _admit_batch(self, batch: LinkBatch, depth: int, admitted: Admitted) -> None:
         if batch.dont_filter:
@@ -150,10 +162,11 @@ class Scheduler:
         if len(hrefs) > room:
             admitted.left_out += len(hrefs) - room
             hrefs = hrefs[:room]
-        if not batch.dont_filter:
-            admitted.hrefs.append((batch.base, hrefs))
         _check_storable(batch)
-        for url in resolve(batch.base, hrefs):
+        urls, complete = resolve_within_limits(batch.base, hrefs)
+        if complete and not batch.dont_filter:
+            admitted.hrefs.append((batch.base, hrefs))
+        for url in urls:
             if self.scope.refuses(url):
                 admitted.out_of_scope += 1
                 continue
@@ -356,38 +369,59 @@ def _check_storable(found: Request | LinkBatch) -> None:
                 raise RequestError(f"{name} {values!r:.80} cannot be stored: {exc}") from exc
 
 
+def is_plain(request: Request) -> bool:
+    """Whether the URL alone identifies the request, and a second one is a duplicate."""
+    return request.method == "GET" and not request.body and not request.dont_filter
+
+
 class KnownLinks:
     """Raw hrefs that the frontier of a run already has.
 
-    It keeps only hrefs that mean the same on every page of their origin (``/path`` and absolute ones, unless they are
-    very long), and only after the frontier has stored them. It is bounded: when full, it is cleared.
+    It keeps hrefs that mean the same on every page of their origin (``/path`` and absolute ones), and those that mean
+    the same on every page of their folder (``page.html``, ``../page``), unless they are very long; and only after the
+    frontier has stored them. It is bounded: when full, it is cleared.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._size = 0
-        self._by_origin: dict[str, set[str]] = {}
+        self._by_place: dict[str, set[str]] = {}
+        """The hrefs by origin, or by folder if they are relative to it."""
 
     def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
         """Return the hrefs that are not in the cache, without duplicates."""
-        known = self._by_origin.get(origin_of(base))
-        if known is None:
-            return list(dict.fromkeys(hrefs))
+        known = self._by_place.get(origin_of(base), _NONE)
+        here = self._by_place.get(folder_of(base), _NONE)
+        if here:
+            return list(dict.fromkeys([href for href in hrefs if href not in known and href not in here]))
         return list(dict.fromkeys([href for href in hrefs if href not in known]))
+
+    def has(self, url: str) -> bool:
+        """Whether this absolute URL is in the cache."""
+        end = url.find("/", 8)
+        return end > 0 and url in self._by_place.get(url[:end], _NONE)
 
     def learn(self, base: str, hrefs: Iterable[str]) -> None:
         """Add hrefs that the frontier has stored."""
-        fixed = [
-            href
-            for href in hrefs
-            if (href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://")
-            and len(href) <= _MAX_HREF
-            and href.isascii()  # others may have been dropped: a page has a limit of foreign hosts
-        ][: self._limit]
-        if self._size + len(fixed) > self._limit:
-            self._by_origin.clear()
+        fixed: list[str] = []
+        relative: list[str] = []
+        for href in hrefs:
+            if len(href) <= _MAX_HREF:
+                if href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://":
+                    fixed.append(href)
+                elif _RELATIVE_START.match(href):
+                    relative.append(href)
+        if fixed:
+            self._add(origin_of(base), fixed)
+        if relative:
+            self._add(folder_of(base), relative)
+
+    def _add(self, place: str, hrefs: list[str]) -> None:
+        del hrefs[self._limit :]
+        if self._size + len(hrefs) > self._limit:
+            self._by_place.clear()
             self._size = 0
-        known = self._by_origin.setdefault(origin_of(base), set())
+        known = self._by_place.setdefault(place, set())
         before = len(known)
-        known.update(fixed)
+        known.update(hrefs)
         self._size += len(known) - before

@@ -13,7 +13,7 @@ from inspect import isawaitable
 from typing import TypeAlias, cast
 
 from shoal.config import Config
-from shoal.crawling.page import describe
+from shoal.crawling.callbacks import describe
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.config import Config
-from shoal.crawling.onion import make_http_fetcher, make_renderer
+from shoal.crawling.onion import OWN_CLIENTS, make_http_fetcher, make_plugged_fetcher, make_renderer
 from shoal.errors import BrowserError, FetchError, RequestError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.routing import RoutingFetcher
@@ -24,6 +24,8 @@ class SharedFetcher:
     """Fetches and renders pages for the sessions of a server. It contacts no private address outside ``networks``."""
 
     def __init__(self, config: Config, networks: Sequence[str]) -> None:
+        if config.http.client not in OWN_CLIENTS:
+            make_plugged_fetcher(config, is_guarded=True)  # ConfigError
         self._config = config
         self._guard = AddressGuard(networks)
         self.http = make_http_fetcher(config, self._guard)

@@ -71,8 +71,8 @@ class Counters:
 
     __slots__ = (
         "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "links_refused", "out_of_scope", "picked", "redirected",
-        "retried", "started", "too_deep",
+        "items", "latency", "leases_lost", "left_out", "links_refused", "not_followed", "out_of_scope", "picked",
+        "redirected", "retried", "started", "too_deep",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -81,6 +81,8 @@ class Counters:
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
         self.too_deep = 0
         """Links out of scope that are deeper than ``scope.max_depth``."""
+        self.not_followed = 0
+        """Links that their pages mark with nofollow (``robots.nofollow``)."""
         self.links_refused = 0
         """Links of completed pages that found the queue full."""
         self.latency = Latency()

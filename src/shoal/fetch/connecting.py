@@ -70,18 +70,20 @@ class Connector:
 
     async def connect(self, host: str, port: int) -> socket.socket:
         """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
-        found = [
-            (each["family"], socket.SOCK_STREAM, each["proto"], "", _address(each, port))
-            for each in await self._resolve(host)
-        ]
+        return await self.connect_to(await self.resolve(host), port)
+
+    async def connect_to(self, found: list[ResolveResult], port: int) -> socket.socket:
+        """Return a socket that is connected to one of the addresses. OSError if there is none."""
+        targets = [(each["family"], socket.SOCK_STREAM, each["proto"], "", _address(each, port)) for each in found]
         try:
             return await aiohappyeyeballs.start_connection(
-                found, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._sockets
+                targets, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._sockets
             )
         except (RuntimeError, ValueError) as exc:  # uvloop's and Python's errors for odd addresses
             raise OSError(errno.EADDRNOTAVAIL, str(exc)) from exc
 
-    async def _resolve(self, host: str) -> list[ResolveResult]:
+    async def resolve(self, host: str) -> list[ResolveResult]:
+        """The addresses of a host. `socket.gaierror` if there is none."""
         now = time.monotonic()
         until, lookup = self._names.get(host, (0.0, None))
         if lookup is None or (now >= until and lookup.done()):
@@ -118,5 +120,8 @@ def system_text(exc: OSError) -> str:
 
 def one_line(exc: BaseException) -> str:
     """The text of an error, cut: some quote pages of bytes."""
-    text = " ".join((getattr(exc, "message", "") or str(exc) or type(exc).__name__).split())
+    message = getattr(exc, "message", "")
+    if not isinstance(message, str):  # aiohttp keeps half a response there
+        message = "the response is incomplete"
+    text = " ".join((message or str(exc) or type(exc).__name__).split())
     return text if len(text) <= 160 else text[:160] + "..."

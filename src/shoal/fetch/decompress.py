@@ -65,7 +65,7 @@ def _collect(chunks: Iterator[bytes], limit: int) -> bytes:
 
 def _chunks(body: bytes, name: str) -> Iterator[bytes]:
     if name in ("gzip", "x-gzip"):
-        return _gzip(body)
+        return gunzip(body)
     if name == "deflate":
         # The standard means zlib's format, but many servers send the raw stream. zlib's first two bytes, as a number,
         # are divisible by 31.
@@ -78,8 +78,9 @@ def _chunks(body: bytes, name: str) -> Iterator[bytes]:
     raise FetchError(f"the body has the unknown content coding {name!r}", kind="bad encoding", retryable=False)
 
 
-def _gzip(body: bytes) -> Iterator[bytes]:
-    """Decompress all members, and ignore the bytes after them, as browsers do."""
+def gunzip(body: bytes) -> Iterator[bytes]:
+    """Decompress all members, in portions, and ignore the bytes after them, as browsers do. zlib.error if the body is
+    damaged."""
     position = 0
     for _ in range(_MAX_MEMBERS):
         position = yield from _inflate(body, position, 16 + zlib.MAX_WBITS)

@@ -1,13 +1,15 @@
-"""The HTTP fetcher: aiohttp, with limits on everything that a server controls."""
+"""Fetches pages with aiohttp, through proxies too, with limits on everything that a server controls."""
 
 from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from functools import partial
+from typing import Protocol
 
 import aiohttp
+from aiohttp.connector import Connection
 from yarl import URL
 
 from shoal.config import HttpSettings
@@ -15,8 +17,11 @@ from shoal.errors import ConfigError, FetchError, ProxyError
 from shoal.fetch.connecting import GuardedResolver, RefusedAddressError, guarded_sockets, one_line, system_text
 from shoal.fetch.decompress import ACCEPTED, decompress
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.http_connection import too_large
 from shoal.fetch.socks import SCHEMES, Connect, SocksSessions
 from shoal.http import Request, Response
+from shoal.http.exchange import Exchange, captured
+from shoal.http.files import FILE_CALLBACK
 from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of
 
@@ -36,13 +41,20 @@ class HttpFetcher:
         user_agent: str,
         guard: AddressGuard | None = None,
         upstreams: Collection[str] = (),
+        *,
+        max_file_bytes: int | None = None,
+        knows_addresses: bool = False,
     ) -> None:
+        """``max_file_bytes`` replaces the size limit for requests of files. ``knows_addresses``: exchanges have the
+        addresses of servers."""
         if guard is not None and config.proxy is not None:
             raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
         self._config = config
+        self._max_file_bytes = max_file_bytes
         self._user_agent = user_agent
         self._guard = guard
         self._upstreams = frozenset(upstreams)
+        self._knows_addresses = knows_addresses and config.proxy is None
         self._session: aiohttp.ClientSession | None = None
         self._to_proxies: aiohttp.ClientSession | None = None
         """For HTTP proxies if there is a guard, which does not apply to the addresses of proxies."""
@@ -75,26 +87,25 @@ class HttpFetcher:
                 keepalive_timeout=config.keep_alive_seconds,
                 ssl=True if config.verify_tls else without_verification(),
             ),
-            headers={
-                "User-Agent": self._user_agent,
-                "Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
-                "Accept-Encoding": ACCEPTED,
-                **config.headers,
-            },
+            headers=default_headers(config, self._user_agent),
             timeout=self._timeout,
+            skip_auto_headers=("Content-Type",),  # a body has the type that the request says, or none
             auto_decompress=False,  # `decompress` does it, with a limit
             cookie_jar=aiohttp.DummyCookieJar(),  # the cookies middleware keeps them
+            response_class=_AnswerWithAddress if self._knows_addresses else aiohttp.ClientResponse,
             max_line_size=min(config.max_header_bytes, 65536),
             max_field_size=config.max_header_bytes,
         )
 
     def limited_to(self, max_body_bytes: int) -> Fetcher:
         """A fetcher with another size limit that shares these connections. Closing it does not close them."""
-        return _Limited(self, max_body_bytes)
+        return LimitedFetcher(self, max_body_bytes)
 
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
         """``max_body_bytes`` replaces the configured limit."""
         limit = self._config.max_body_bytes if max_body_bytes is None else max_body_bytes
+        if request.callback == FILE_CALLBACK and max_body_bytes is None and self._max_file_bytes is not None:
+            limit = self._max_file_bytes
         timeout = self._timeout
         if request.timeout is not None:
             timeout = aiohttp.ClientTimeout(
@@ -139,6 +150,8 @@ class HttpFetcher:
         timeout: aiohttp.ClientTimeout,
         limit: int,
     ) -> Response:
+        exchanges = captured.get()
+        began = 0.0 if exchanges is None else time.time()
         started = time.monotonic()
         answer = await session.request(
             request.method,
@@ -157,6 +170,8 @@ class HttpFetcher:
             body = await self._read(answer, limit)
         finally:
             answer.release()  # closes the connection unless the whole body was read
+        if exchanges is not None:
+            exchanges.append(_exchange_of(answer, request, body, began, elapsed))
         coding = answer.headers.get("Content-Encoding")
         if coding and body:
             body = decompress(body, coding, limit)
@@ -168,16 +183,16 @@ class HttpFetcher:
         """Read the body. FetchError as soon as it is too large."""
         content = answer.content
         if answer.content_length is not None and answer.content_length > limit and not content.at_eof():
-            raise _too_large(limit)  # at_eof: the answer to HEAD has no body, whatever length it declares
+            raise too_large(limit)  # at_eof: the answer to HEAD has no body, whatever length it declares
         chunk = await content.readany()
         if len(chunk) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         if content.at_eof():
             return chunk
         body = bytearray(chunk)  # not a list of chunks: a server that sends single bytes would fill the memory
         while chunk := await content.readany():
             if len(body) + len(chunk) > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             body += chunk
         return bytes(body)
 
@@ -189,10 +204,18 @@ class HttpFetcher:
         await self._socks.close()
 
 
-class _Limited:
+class PageFetcher(Fetcher, Protocol):
+    """A fetcher whose size limit can be another one for each request."""
+
+    def fetch(self, request: Request, max_body_bytes: int | None = None) -> Awaitable[Response]: ...
+
+    def limited_to(self, max_body_bytes: int) -> Fetcher: ...
+
+
+class LimitedFetcher:
     """A fetcher that shares the connections of another."""
 
-    def __init__(self, owner: HttpFetcher, max_body_bytes: int) -> None:
+    def __init__(self, owner: PageFetcher, max_body_bytes: int) -> None:
         self._owner = owner
         self._max_body_bytes = max_body_bytes
 
@@ -203,6 +226,16 @@ class _Limited:
         pass
 
 
+def default_headers(config: HttpSettings, user_agent: str) -> dict[str, str]:
+    """The headers of every request that does not set them itself."""
+    return {
+        "User-Agent": user_agent,
+        "Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+        "Accept-Encoding": ACCEPTED,
+        **config.headers,
+    }
+
+
 def without_verification() -> ssl.SSLContext:
     """Accepts any certificate (`http.verify_tls` = false)."""
     context = ssl.create_default_context()
@@ -211,8 +244,35 @@ def without_verification() -> ssl.SSLContext:
     return context
 
 
-def _too_large(limit: int) -> FetchError:
-    return FetchError(f"the body is larger than {limit} bytes (http.max_body_bytes)", kind="too large", retryable=False)
+class _AnswerWithAddress(aiohttp.ClientResponse):
+    """A response that remembers who sent it: a short one releases its connection before anybody can ask."""
+
+    address = ""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        peer = None if connection.transport is None else connection.transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        return await super().start(connection)
+
+
+def _exchange_of(
+    answer: aiohttp.ClientResponse, request: Request, body: bytes, began: float, elapsed: float
+) -> Exchange:
+    version = answer.version
+    return Exchange(
+        url=request.url,
+        method=request.method,
+        sent=[(name.encode(), value.encode()) for name, value in answer.request_info.headers.items()],
+        sent_body=request.body,
+        version="1.1" if version is None else f"{version.major}.{version.minor}",
+        status=answer.status,
+        reason=answer.reason or "",
+        received=list(answer.raw_headers),
+        body=body,
+        began=began,
+        elapsed=elapsed,
+        address=getattr(answer, "address", "") if request.proxy is None else "",
+    )
 
 
 def _asks_for_plain_http(request: Request, proxy: str | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Protocol
 from shoal.errors import FetchError
 from shoal.fetch.page_needs import PageNeeds, is_shell, says_more
 from shoal.http import Render, Request, Response
+from shoal.http.navigation import Permit, permit
 from shoal.ports import Fetcher, Hosts
 
 
@@ -53,6 +54,8 @@ class RoutingFetcher:
         self._proxy = proxy
         self._scope = scope
         self._needs = PageNeeds(hosts)
+        self.permit: Permit | None = None
+        """Asked before actions of the user navigate."""
 
     def fetch(self, request: Request) -> Awaitable[Response]:
         render = request.render
@@ -82,6 +85,7 @@ class RoutingFetcher:
         return self._renderer
 
     async def _render(self, request: Request, options: Render) -> Response:
+        permit.set(self.permit)
         return await self._browser().fetch(request, options, self._scope, request.proxy or self._proxy)
 
     async def _choose(self, request: Request, options: Render) -> Response:

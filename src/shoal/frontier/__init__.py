@@ -14,7 +14,7 @@ _RETRY_DELAYS = (0.1, 0.3)  # seconds
 
 async def open_store(url: str, *, readonly: bool = False) -> Store:
     """Open the store at a URL: ``memory:``, ``sqlite:///file``, ``redis://host``, ``postgresql://host/database``, or
-    ``local:NAME`` for the store of a crawl that runs on this machine.
+    ``local:NAME`` for the store of a crawl that runs on this machine. Other schemes are those of plugins.
 
     With ``readonly`` a SQLite file can be inspected while another process works on it. StoreAwayError if a server does
     not answer, StoreError if the URL or the store cannot be used.
@@ -40,8 +40,14 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
         with needs_extra("postgres", scheme):
             from shoal.frontier.postgres import PostgresStore
         return await _open_with_retries(lambda: PostgresStore.open(url))
+    from shoal import plugins
+
+    opened = plugins.load("frontiers", scheme)
+    if opened is not None:
+        return await _open_with_retries(lambda: opened(url, readonly=readonly))
     raise StoreError(
         f"no frontier for {scheme!r}; use memory:, sqlite:///file.db, redis://host or postgresql://host/db"
+        f"{plugins.hint('frontiers')}"
     )
 
 

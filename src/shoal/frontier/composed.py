@@ -53,7 +53,7 @@ class ComposedFrontier:
         self.remember, self.recall = hosts.remember, hosts.recall
         self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
-        self.retry_dead = inspection.retry_dead
+        self.retry_dead, self.lease_outcomes = inspection.retry_dead, inspection.lease_outcomes
 
     def hold(self, holder: Holder) -> None:
         """ValueError: all callers share this object, so it has no holder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from shoal.http.rendering import Captured
+from shoal.http.rendering import Captured, Render
 from shoal.http.response import Response
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class RenderedResponse(Response):
     """A page as a browser shows it: ``body`` is the HTML after its scripts have run."""
 
-    __slots__ = ("captured", "console", "on_release", "page", "pdf", "screenshot")
+    __slots__ = ("captured", "console", "next_render", "on_release", "page", "pdf", "screenshot")
 
     def rendered(
         self,
@@ -30,6 +30,7 @@ class RenderedResponse(Response):
         self.pdf = pdf
         self.captured = captured or []
         self.console = console or []
+        self.next_render: Render | None = None
         self.page: Page | None = None
         self.on_release: Callable[[], Awaitable[None]] | None = None
         return self

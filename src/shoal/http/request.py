@@ -171,6 +171,12 @@ class LinkBatch(Struct, kw_only=True):
         )  # fmt: skip
 
 
+class Duplicates(Struct):
+    """Requests that a callback did not make, because the frontier has their pages (``RunControl.is_known``)."""
+
+    count: int
+
+
 def _check_names(field: str, value: object) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise RequestError(f"{field} must be a dict with text keys, not {value!r:.80}")

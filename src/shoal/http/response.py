@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.http.forms import Form
     from shoal.http.links import Patterns
-    from shoal.http.rendering import Captured
+    from shoal.http.rendering import Captured, Render
     from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
     from shoal.selector.xpath import XPathValue
@@ -40,7 +40,7 @@ class Response:
 
     __slots__ = (
         "_base_url", "_budget", "_document", "_encoding", "_json", "_selector", "_text", "body", "elapsed",
-        "from_cache", "headers", "request", "status", "url",
+        "from_cache", "headers", "request", "saved", "status", "url",
     )  # fmt: skip
 
     # What a browser adds, see `RenderedResponse`.
@@ -49,6 +49,8 @@ class Response:
     captured: Sequence[Captured] = ()
     console: Sequence[str] = ()
     page: Page | None = None
+    next_render: Render | None = None
+    """How the page is rendered that this one leads to. None: like this one."""
 
     def __init__(
         self,
@@ -72,6 +74,8 @@ class Response:
         self.elapsed = elapsed
         """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
+        self.saved: list[dict[str, Any]] | None = None
+        """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None
         self._text: str | None = None
         self._document: turbohtml.Document | None = None
@@ -85,6 +89,11 @@ class Response:
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.url}>"
+
+    @property
+    def location(self) -> str | None:
+        """Where a redirect leads, as the server wrote it; None if the page is no redirect."""
+        return self.headers.get("Location") if 300 <= self.status < 400 else None
 
     @property
     def ok(self) -> bool:
@@ -121,7 +130,7 @@ class Response:
         from shoal.selector.xml_pages import is_xml, parse_xml_page
 
         content_type = self.headers.get("Content-Type", "")
-        charset = _charset_in(content_type)
+        charset = charset_in(content_type)
         if is_xml(content_type, self.body):
             try:
                 return parse_xml_page(self.body, charset)
@@ -154,6 +163,15 @@ class Response:
     def json(self) -> Any:
         """Decode the body as JSON. ValueError names the position of an error."""
         return jsonlib.loads(self.body)
+
+    def save(self) -> dict[str, Any]:
+        """Store the body as a file (setting ``files.store``), and return its entry for an item: ``url``, ``path``,
+        ``checksum``, ``size`` and ``content_type``. It is stored after the callback, before its items are."""
+        from shoal.http.files import describe_file
+
+        entry = describe_file(self.body, self.url, self.headers.get("Content-Type", ""))
+        self.saved = [*(self.saved or ()), entry]
+        return entry
 
     @property
     def selector(self) -> Selector:
@@ -316,7 +334,7 @@ def _inside(region: str, links: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _charset_in(content_type: str) -> str | None:
+def charset_in(content_type: str) -> str | None:
     match = _CHARSET.search(content_type[:_MAX_CONTENT_TYPE])
     # ASCII is a subset of every other encoding. A page that wrongly claims to be ASCII needs detection.
     return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 
+from shoal.http import Request
 from shoal.ports import Fetch, Middleware
+
+current_attempt: ContextVar[int] = ContextVar("current_attempt", default=1)
+"""The number of the attempt that a layer is part of, the first one is 1. Each page has a task of its own."""
 
 
 class Postponed(Exception):
@@ -16,6 +21,19 @@ class Postponed(Exception):
 
     def __init__(self, reason: str, *, contacted: bool) -> None:
         super().__init__(reason)
+        self.contacted = contacted
+
+
+class Replaced(Exception):
+    """A layer wants another request instead of this page. The engine completes the page with the request as its only
+    child, so the request is filtered and queued like any other.
+
+    ``contacted``: the host was contacted, so its delay starts again.
+    """
+
+    def __init__(self, request: Request, *, contacted: bool) -> None:
+        super().__init__(f"replaced by {request.method} {request.url}")
+        self.request = request
         self.contacted = contacted
 
 

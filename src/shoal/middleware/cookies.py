@@ -68,7 +68,7 @@ class Cookies:
             response = await fetch(request)
         if self._keep and "Set-Cookie" in response.headers:
             for line in response.headers.getall("Set-Cookie"):
-                self._store(line, response.url)
+                self.store(line, response.url)
         return response
 
     def _cookies_for(self, url: str) -> dict[str, str]:
@@ -93,7 +93,8 @@ class Cookies:
                 chosen.setdefault(name, value)
         return chosen
 
-    def _store(self, line: str, url: str) -> None:
+    def store(self, line: str, url: str) -> None:
+        """Store the cookie of a Set-Cookie header that a page of ``url`` sent."""
         now = self._clock()
         read = read_cookie(line, url, now)
         if read is None:

@@ -27,7 +27,7 @@ class StatusCheck:
         status = response.status
         if 200 <= status < 300 or status in self._handled or (300 <= status < 400 and "Location" in response.headers):
             return response
-        raise FetchError(
+        error = FetchError(
             f"the server answered {status}",
             kind=f"http {status}",
             retryable=status in self._retried,
@@ -35,6 +35,8 @@ class StatusCheck:
             retry_after=parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)),
             contacted=not response.from_cache,
         )
+        error.response = response
+        raise error
 
 
 class RetryPolicy:

@@ -74,6 +74,16 @@ class Robots:
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
 
+    async def allows(self, url: str) -> bool:
+        """Whether the page is known to be allowed. It fetches no robots.txt."""
+        origin = origin_of(url)
+        known = self._rules.get(origin)
+        if known is None or known.expires <= time.monotonic():
+            known = await self._recall(origin)
+        if known is None or known.error is not None:
+            return False
+        return known.rules is None or known.rules.can_fetch(url, self._user_agent)
+
     async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
         """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
         or fails because its robots.txt can't be fetched."""

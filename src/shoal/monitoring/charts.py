@@ -49,9 +49,13 @@ def state_chart(samples: Sequence[Sample]) -> Chart:
 
 
 def speed_chart(histories: Iterable[Sequence[Sample]], start: float, end: float) -> Chart:
-    """Pages and items per second of some runs together, between two times."""
+    """Pages and items per second of some runs together, between two times. It begins with the first sample."""
     known = [samples for samples in histories if samples]
-    if not known or end <= start:
+    start = max(start, min((samples[0].at for samples in known), default=end))
+    newest = max((samples[-1].at for samples in known), default=end)
+    if 0 < end - newest < 2 * _MIN_STEP:  # what happened since is not known yet
+        end = newest
+    if end <= start:
         return Chart([], [])
     points = int(max(2, min(MAX_POINTS, (end - start) / _MIN_STEP)))
     edges = [start + (end - start) * number / points for number in range(points + 1)]

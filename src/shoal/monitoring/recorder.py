@@ -60,6 +60,8 @@ class RecordedProcess(Struct, frozen=True):
 
     name: str
     role: ProcessRole
+    user_agent: str = ""
+    obeys_robots: bool = True
 
 
 class RunRecorder:
@@ -178,6 +180,8 @@ class RunRecorder:
             tor=vitals.tor,
             items_counted=self._fields.items,
             fields=self._fields.fields,
+            user_agent=self._process.user_agent,
+            obeys_robots=self._process.obeys_robots,
         )
 
     def _speed(self, now: float, pages: int) -> float:

@@ -67,7 +67,11 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     items_counted: dict[str, int] = {}
     """Items whose fields were counted, by type: at most 50 per second."""
     fields: dict[str, dict[str, int]] = {}
-    """How many of them have a value in a field, by type and field. Fields after the first 200 count as ``...``."""
+    """How many of them have a value in a field, by type and field; 0 for a field that never has one. Fields after the
+    first 200 count as ``...``."""
+    user_agent: str = ""
+    """Under which it fetches; empty if it is not known."""
+    obeys_robots: bool = True
     replaced: tuple[str, ...] = ()
     """Of the report ``(earlier)``: the processes that were added last. Their reports may still be there."""
 
@@ -104,11 +108,11 @@ class FieldCounts:
         self.items[kind] = self.items.get(kind, 0) + 1
         counts = self.fields.setdefault(kind, {})
         for name, value in record.items():
-            if value is None or (not value and isinstance(value, (str, bytes, list, dict))):
-                continue
             if name not in counts:
                 name = self._new_name(name, counts)
-            counts[name] = counts.get(name, 0) + 1
+                counts.setdefault(name, 0)
+            if value is not None and (value or not isinstance(value, (str, bytes, list, dict))):
+                counts[name] += 1
 
     def _new_name(self, name: str, counts: dict[str, int]) -> str:
         name = name if len(name) <= MAX_NAME else name[:MAX_NAME] + "..."

@@ -188,6 +188,11 @@ class SampleHistory:
             found.update((each.at, each) for each in await stored.read() or ())
         return [found[at] for at in sorted(found)]
 
+    async def read_newest(self) -> list[Sample]:
+        """The samples of the last quarter of an hour, oldest first."""
+        newest = await self._newest.read()
+        return [] if newest is None else list(newest.samples)
+
     async def read_day(self) -> list[Sample]:
         """The samples of the last day, oldest first."""
         return await self._read(1)

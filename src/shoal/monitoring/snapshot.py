@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import RunError
-from shoal.ports import HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
+from shoal.monitoring.processes import merge_processes
+from shoal.monitoring.reports import read_processes
+from shoal.monitoring.samples import SampleHistory
+from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
 from shoal.runs.queries import run_options
 from shoal.sinks.drainer import position_of
 
@@ -20,8 +23,12 @@ MAX_RUNS = 50
 _HOSTS = 20
 _RECENT = 10
 _RATE_SECONDS = 30.0
+_MIN_SECONDS = 5.0
 _DETAILS_SECONDS = 5.0
 """Workers, outputs and hosts of a run are read less often than its counters: they cost the store more."""
+_RUNS_PER_SECOND = 5.0
+_DETAILS_PER_SECOND = 1.0
+"""With many active runs each is read less often, so that a dashboard never costs the store much."""
 
 
 class OutputState(Struct, frozen=True, kw_only=True):
@@ -44,6 +51,9 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     at: float
     stats: Stats
     workers: tuple[WorkerState, ...] = ()
+    """Those that send heartbeats."""
+    processes: int = 0
+    """How many processes work on it: workers, or the crawl or server that has it alone."""
     outputs: tuple[OutputState, ...] = ()
     hosts: tuple[HostState, ...] = ()
     """The busiest ones."""
@@ -84,6 +94,8 @@ class SnapshotTaker:
         self._seen: dict[str, list[tuple[float, int, int]]] = {}
         self._changed: dict[str, tuple[int, float]] = {}
         self._details: dict[str, RunSnapshot] = {}
+        self._last: dict[str, RunSnapshot] = {}
+        self._frontiers: dict[str, Frontier] = {}
         self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
 
     async def take(self, now: float | None = None) -> Snapshot:
@@ -95,28 +107,44 @@ class SnapshotTaker:
             ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
             self._ended = now, self._shown(ended)[:_RECENT]
         found = []
-        for run in active[:MAX_RUNS]:
-            try:
-                found.append(await self._take_run(run, now))
-            except RunError:  # deleted in the meantime
+        count = min(len(active), MAX_RUNS)
+        for run in active[:count]:
+            last = self._last.get(run.run_id)
+            if last is not None and last.run == run and 0 <= now - last.at < count / _RUNS_PER_SECOND:
+                found.append(last)
                 continue
-        names = {each.run.run_id for each in found}
-        for name in self._seen.keys() - names:
-            del self._seen[name], self._changed[name]
-            self._details.pop(name, None)
+            try:
+                taken = await self._take_run(run, now, max(_DETAILS_SECONDS, count / _DETAILS_PER_SECOND))
+            except RunError:  # deleted in the meantime
+                self._frontiers.pop(run.run_id, None)
+                continue
+            self._last[run.run_id] = taken
+            found.append(taken)
+        self._forget_all_but({each.run.run_id for each in found})
         return Snapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        for known in (self._seen, self._changed, self._details, self._last, self._frontiers):
+            for name in known.keys() - names:
+                del known[name]
 
     def _shown(self, runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if run.spider not in self._without]
 
-    async def _take_run(self, run: Run, now: float) -> RunSnapshot:
-        frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+    async def _take_run(self, run: Run, now: float, details_every: float) -> RunSnapshot:
+        frontier = self._frontiers.get(run.run_id)
+        if frontier is None:
+            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            self._frontiers[run.run_id] = frontier
         stats = await frontier.stats()
+        if run.run_id not in self._seen:
+            self._seen[run.run_id] = await self._seen_before(run.run_id, now)
         pages, items = self._speed(run.run_id, now, stats)
         known = self._details.get(run.run_id)
-        if known is None or not 0 <= now - known.at < _DETAILS_SECONDS:
+        if known is None or not 0 <= now - known.at < details_every:
+            workers = tuple(await frontier.workers())
             known = self._details[run.run_id] = RunSnapshot(
-                run=run, at=now, stats=stats, workers=tuple(await frontier.workers()),
+                run=run, at=now, stats=stats, workers=workers, processes=await self._processes(run, workers, now),
                 outputs=tuple(_output(role, stats) for role in await frontier.roles() if role.role.startswith("sink:")),
                 hosts=tuple(await frontier.host_states(_HOSTS)),
                 rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
@@ -125,6 +153,20 @@ class SnapshotTaker:
             known, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
             changed_at=self._changed[run.run_id][1],
         )  # fmt: skip
+
+    async def _processes(self, run: Run, workers: Sequence[WorkerState], now: float) -> int:
+        """A crawl and a server send no heartbeats to a store of their own, but they report what they do."""
+        if workers or run.state == "queued":
+            return len(workers)
+        found = merge_processes((), await read_processes(self._store, run.run_id), now)
+        return sum(each.state in ("working", "silent") for each in found)
+
+    async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
+        """A recent sample of the run, so that the first snapshot has a speed. It may be by another clock."""
+        for sample in await SampleHistory(self._store, run_id).read_newest():
+            if _MIN_SECONDS <= now - sample.at <= _RATE_SECONDS:
+                return [(sample.at, sample.done + sample.dead, sample.items)]
+        return []
 
     def _speed(self, run_id: str, now: float, stats: Stats) -> tuple[float, float]:
         ended = stats.done + stats.dead

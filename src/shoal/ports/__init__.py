@@ -9,8 +9,18 @@ from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordina
 from shoal.ports.documents import Document, Documents
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Hosts, HostState, HostUpdate
-from shoal.ports.inspection import MAX_RETRIED, Event, EventKind, History, Inspection, Rewind, Stats
-from shoal.ports.items import ItemLog, LoggedItem, Sink
+from shoal.ports.inspection import (
+    MAX_RETRIED,
+    Event,
+    EventKind,
+    History,
+    Inspection,
+    LeaseKey,
+    LeaseOutcome,
+    Rewind,
+    Stats,
+)
+from shoal.ports.items import ItemLog, LoggedItem, Sink, SinkOptions
 from shoal.ports.queue import (
     Completion,
     Failure,
@@ -56,6 +66,8 @@ __all__ = [
     "ItemLog",
     "ItemSource",
     "Lease",
+    "LeaseKey",
+    "LeaseOutcome",
     "Leased",
     "LoggedItem",
     "Member",
@@ -71,6 +83,7 @@ __all__ = [
     "RunState",
     "RunView",
     "Sink",
+    "SinkOptions",
     "Slot",
     "Stats",
     "Store",

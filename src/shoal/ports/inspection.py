@@ -104,6 +104,17 @@ class History(Struct, frozen=True, kw_only=True):
     ready or waiting, or was leased by neither."""
 
 
+class LeaseKey(Struct, frozen=True):
+    """Identifies a lease, also after its process has died."""
+
+    fingerprint: bytes
+    token: int
+
+
+LeaseOutcome: TypeAlias = Literal["done", "leased", "lost"]
+"""What became of a lease. ``done``: the request is done under it. ``leased``: it is still out. ``lost``: neither."""
+
+
 class Inspection(Protocol):
     """Questions about a run. None of them changes a lease."""
 
@@ -122,6 +133,10 @@ class Inspection(Protocol):
     async def find(self, request: Request, *, exact: bool = False) -> History | None:
         """The history of a request. If the run has its URL only under other fingerprints (not filtered, or not a GET),
         the history of the first one; that search may read the whole run. ``exact``: without that search."""
+        ...
+
+    async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        """What became of each of these leases. So a process can find out what another one achieved before it died."""
         ...
 
     async def dead_kinds(self) -> dict[str, int]:

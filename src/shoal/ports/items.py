@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -38,6 +38,15 @@ class ItemLog(Protocol):
         """Forget the items through this sequence number; the count of items stays. With ``cursors``: only if these
         roles have these cursors. Otherwise the caller's view is outdated, and nothing is forgotten."""
         ...
+
+
+class SinkOptions(Struct, frozen=True):
+    """What a sink of a plugin gets besides its URL."""
+
+    run_id: str = ""
+    """The run whose items it writes. Empty in exports of a program."""
+    on_reject: Callable[[int], None] | None = None
+    """Call it in ``flush`` with the number of items that the output cannot hold."""
 
 
 class Sink(Protocol):

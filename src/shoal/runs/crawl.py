@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
@@ -175,7 +175,7 @@ class Crawl:
         self.summary = await self._execute(sink)
         return self
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncGenerator[Record, None]:
         """The items as they arrive. Leaving the loop early stops the crawl. A failed crawl raises at the end."""
         queue: asyncio.Queue[Record | None] = asyncio.Queue(1000)
         sink = CollectSink(queue)
@@ -187,12 +187,14 @@ class Crawl:
                 await queue.put(None)
 
         task = asyncio.create_task(execute())
+        item: Record | None = {}
         try:
             while (item := await queue.get()) is not None:
                 yield item
         finally:
-            sink.leave()
-            self.stop()
+            if item is not None:
+                sink.leave()
+                self.stop()
             await task
         if self.error is not None:
             raise self.error

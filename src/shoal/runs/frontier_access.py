@@ -1,4 +1,4 @@
-"""Lets other processes of this machine use the store of a crawl while it works."""
+"""Lets other processes of this machine use the store of a crawl, or of a server, while it works."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class ServedStore(NamedTuple):
     address: str
 
 
-async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None]) -> ServedStore:
-    """Open a store in memory or in a file, and serve it until the stack is closed. The crawl works without that too, so
-    a machine without a place for the socket costs a warning.
+async def open_served(
+    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
+) -> ServedStore:
+    """Open a store in memory or in a file, and serve it until the stack is closed. The process works without that too,
+    so a machine without a place for the socket costs a warning.
 
     ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
     file, watch = file_of(url), ProcessWatch()
@@ -40,7 +42,7 @@ async def open_served(url: str, name: str, stack: AsyncExitStack, on_change: Cal
         server = await stack.enter_async_context(serving(store, watch, file, name))
         server.on_change = on_change
     except StoreError as exc:
-        log.warning("other commands cannot use this crawl while it runs: %s", exc)
+        log.warning("other commands cannot use this frontier while this process runs: %s", exc)
         return ServedStore(store, "")
     return ServedStore(store, url if file is not None else f"local:{server.path}")
 

@@ -17,13 +17,14 @@ from functools import partial
 import msgspec
 
 from shoal.crawling.engine import Engine
-from shoal.crawling.engine_options import EngineOptions
+from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import WayOut, make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
@@ -150,7 +151,9 @@ class RunLifecycle:
 
     def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
         assert self.frontier is not None
-        return RunRecorder(self._store, self.run_id, process, lambda: self.vitals(process.name), self.frontier.stats)
+        config = self._plan.config
+        known = msgspec.structs.replace(process, user_agent=config.user_agent, obeys_robots=config.robots.obey)
+        return RunRecorder(self._store, self.run_id, known, lambda: self.vitals(process.name), self.frontier.stats)
 
     async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
         plan, session = self._plan, self._plan.session
@@ -172,6 +175,7 @@ class RunLifecycle:
             routing, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
             fetcher, self._tor, self._browser_status = routing, tor, routing.browser_status
         self._outputs = await plan.open_outputs(frontier)
+        archive = await self._open_archive(stack, frontier) if plan.fetcher is None else None
         self.engine = Engine(
             plan.spider,
             config,
@@ -185,6 +189,7 @@ class RunLifecycle:
                 keep_items=plan.keep_items,
                 stay=plan.stays,
                 may_work=may_work,
+                archive=archive,
                 rejoin=None if session is None else session.rejoin,
             ),
         )
@@ -196,10 +201,24 @@ class RunLifecycle:
             await self._report_resumed()
         return scheduler
 
+    async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> Archive | None:
+        """The WARC files of this process, if it writes some."""
+        config = self._plan.config
+        if config.warc.folder is None:
+            return None
+        from shoal.warc.archive import open_archive
+
+        archive = await open_archive(
+            config.warc, self._run, frontier, durable=not self._plan.is_private, user_agent=config.user_agent
+        )
+        stack.push_async_callback(archive.close)
+        return archive
+
     async def _open_and_work(self, hooks: SpiderHooks, scheduler: Scheduler) -> None:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
         assert self.engine is not None
         self._plan.spider.stats.bind(self.engine.counters.numbers)
+        self._plan.spider.joined(_Control(self, scheduler, is_private=self._plan.is_private and not self._plan.shared))
         before = current_queries.set(self.queries)
         try:
             self.error = await hooks.open()
@@ -394,3 +413,25 @@ class RunLifecycle:
         finished = (await self.frontier.stats()).finished
         if finished != (state == "finished"):
             await self._move_to("finished" if finished else "running")
+
+
+class _Control:
+    """The part of a lifecycle that a spider may use: see `RunControl`."""
+
+    def __init__(self, life: RunLifecycle, scheduler: Scheduler, *, is_private: bool) -> None:
+        self._life = life
+        self._scheduler = scheduler
+        self.config = life._plan.config
+        self.is_private = is_private
+
+    def stop(self) -> None:
+        self._life.stop()
+
+    def is_known(self, url: str) -> bool:
+        return self._scheduler.is_known(url)
+
+    async def push(self, requests: Sequence[Request]) -> int:
+        added = await self._scheduler.enqueue_requests(requests)
+        if added and self._life.engine is not None:
+            self._life.engine.poll_now()
+        return added

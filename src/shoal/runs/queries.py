@@ -20,6 +20,11 @@ def run_options(run: Run, config: Config) -> FrontierOptions:
     return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
 
 
+def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:
+    """The runs with this text in the name of their spider or in their ``run_id``."""
+    return [run for run in runs if text.lower() in run.spider.lower() or text in run.run_id]
+
+
 def host_name(text: str) -> str:
     """A host as frontiers name it; ``*`` for all others. ConfigError or RequestError if it is invalid."""
     if text == "*":

@@ -3,7 +3,7 @@
 ::
 
     [spiders.India]                      # in shoal.toml
-    file = "spiders/india.py"            # relative to shoal.toml; or "spiders/many.py:India"
+    file = "spiders/india.py"            # relative to shoal.toml; or "spiders/many.py:India", "scrapy:FOLDER:name"
     execution_mode = "distributed"       # or "single", the default
     arguments = { state = "Goa" }
     outputs = ["postgresql://db.example/crawl"]
@@ -21,6 +21,7 @@ import msgspec
 
 from shoal.config import find_config_file, read_toml
 from shoal.errors import ConfigError, SpiderError
+from shoal.spider import SCRAPY
 
 ExecutionMode: TypeAlias = Literal["single", "distributed"]
 
@@ -72,7 +73,8 @@ class Registry(Mapping[str, Entry]):
     def reference(self, name: str) -> str:
         """The ``file.py`` or ``file.py:Class`` of a spider, relative to the working directory."""
         entry, folder = self[name], self._file.parent if self._file is not None else Path()
-        return os.path.relpath(folder / entry.file)
+        scrapy = SCRAPY if entry.file.startswith(SCRAPY) else ""
+        return scrapy + os.path.relpath(folder / entry.file.removeprefix(SCRAPY))
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._entries, 1)

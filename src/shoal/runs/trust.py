@@ -18,7 +18,7 @@ from shoal.config import Config, mask
 from shoal.errors import FetchError, RunError, SinkError
 from shoal.http import Request, Response
 from shoal.ports import Fetch
-from shoal.sinks import is_shared, sink_id
+from shoal.sinks import is_object_storage, is_of_plugin, is_shared, sink_id
 from shoal.spider import Spider
 
 MAX_OUTPUTS = 20
@@ -57,8 +57,10 @@ def check_networks(run_id: str, networks: Iterable[str]) -> None:
 def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config: Config) -> None:
     """RunError for outputs that a run may not ask for. ``own``: outputs of the worker's own command line.
 
-    A run may ask for databases on servers: any, or only those in ``worker.outputs`` if that is set. It may never ask
-    for a file, or use a file of this machine as a certificate."""
+    A run may ask for databases on servers: any, or only those in ``worker.outputs`` if that is set. Object storage and
+    outputs of plugins must be listed there: the worker's own credentials write to the former, and only a plugin knows
+    what its URLs can do. A run may never ask for a file, use a file of this machine as a certificate, or send
+    credentials to an endpoint of its choice."""
     if len(asked) > MAX_OUTPUTS:
         raise RunError(f"run {run_id} asks for {len(asked)} outputs; the limit is {MAX_OUTPUTS}")
     given = {sink_id(spec) for spec in own}
@@ -74,16 +76,45 @@ def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config:
                 f"run {run_id} asks this worker to write {identity!r:.200}. A worker writes only files that you "
                 "pass to it: if you want this one, pass it with -o"
             )
-        if _FILE_OPTIONS & dict(parse_qsl(urlsplit(spec).query, keep_blank_values=True)).keys():
+        options = dict(parse_qsl(urlsplit(spec).query, keep_blank_values=True)).keys()
+        if is_object_storage(spec):
+            _check_objects(run_id, spec, "endpoint" in options, config)
+            continue
+        if _FILE_OPTIONS & options:
             raise RunError(
                 f"run {run_id} asks for the output {mask(spec)} with files of this machine as certificates. If you "
                 "want this, pass it with -o"
             )
-        if config.worker.outputs and not any(_is_within(spec, allowed) for allowed in config.worker.outputs):
+        if (config.worker.outputs or is_of_plugin(spec)) and not any(
+            _is_within(spec, allowed) for allowed in config.worker.outputs
+        ):
             raise RunError(
                 f"run {run_id} asks this worker to write to {mask(spec)}, which worker.outputs does not list. Add it "
                 "there (or to SHOAL_WORKER__OUTPUTS), or pass it with -o"
             )
+
+
+def _check_objects(run_id: str, spec: str, has_endpoint: bool, config: Config) -> None:
+    what = f"run {run_id} asks this worker to write to {mask(spec)}"
+    if has_endpoint:
+        raise RunError(
+            f"{what}. A worker sends its credentials only to an endpoint of its own environment: leave out endpoint=, "
+            "or pass the output with -o"
+        )
+    if not any(_is_inside(spec, allowed) for allowed in config.worker.outputs):
+        raise RunError(
+            f"{what} with the worker's own credentials, but worker.outputs does not list it. Add "
+            f"{spec.partition('?')[0]} there (or to SHOAL_WORKER__OUTPUTS), or pass it with -o"
+        )
+
+
+def _is_inside(spec: str, allowed: str) -> bool:
+    """Whether an output in object storage is in the allowed bucket, and below the allowed path."""
+    asked, rule = urlsplit(spec), urlsplit(allowed)
+    if (asked.scheme, asked.netloc) != (rule.scheme, rule.netloc):
+        return False
+    path = rule.path.rstrip("/")
+    return asked.path == path or asked.path.startswith(path + "/")
 
 
 def _is_within(spec: str, allowed: str) -> bool:

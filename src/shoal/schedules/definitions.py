@@ -88,6 +88,20 @@ def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str
         raise DefinitionError(f"schedule {name!r:.120}: {exc}", exc.key) from None
 
 
+def change_definition(
+    name: str, definition: Definition, given: Mapping[str, Any], reset: Collection[str], spiders: Collection[str]
+) -> Definition:
+    """The definition with some keys changed, and those in ``reset`` back at their defaults. A new ``cron`` replaces
+    ``every``, and the other way round. ConfigError as `make_definition`."""
+    for key in reset:
+        if key not in Definition.__struct_fields__ or key in ("spider", "cron", "every"):
+            near = did_you_mean(key, [each for each in _CHECKS if each not in ("spider", "cron", "every")])
+            raise DefinitionError(f"schedule {name!r:.120}: {key!r:.80} has no default{near}", key)
+    dropped = {*reset, *(("every",) if "cron" in given else ()), *(("cron", "time_zone") if "every" in given else ())}
+    kept = {key: value for key, value in msgspec.to_builtins(definition).items() if key not in dropped}
+    return make_definition(name, {**kept, **given}, spiders)
+
+
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"

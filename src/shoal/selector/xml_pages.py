@@ -32,6 +32,9 @@ _MAX_DEPTH = 512  # as deep as the HTML parser goes
 _is_deeper = turbohtml.XPath(f"boolean({'/*' * (_MAX_DEPTH + 1)})")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16le"), (codecs.BOM_UTF16_BE, "utf-16be"))
 
+_WIDE = ((b"<\0", "utf-16le"), (b"\0<", "utf-16be"))
+"""A file in UTF-16 without a byte-order mark."""
+
 
 def is_xml(content_type: str, body: bytes) -> bool:
     """Whether a page is XML, by its content type or its first bytes.
@@ -58,7 +61,7 @@ def parse_xml_page(body: bytes, charset: str | None) -> tuple[Document, str]:
     ``charset`` is the encoding from a header. SelectorError if the page is not well-formed, TooComplexError if it
     needs too much memory or is nested too deeply. Entities that the page itself defines are not expanded.
     """
-    encoding = _encoding_of(body, charset)
+    encoding = encoding_of(body, charset)
     text = without_cdata(body.decode("whatwg-" + encoding, "replace").removeprefix("\ufeff").lstrip())
     if "&" in text:
         text = _ENTITY.sub(_named_character, text)
@@ -72,9 +75,13 @@ def parse_xml_page(body: bytes, charset: str | None) -> tuple[Document, str]:
     return document, encoding
 
 
-def _encoding_of(body: bytes, charset: str | None) -> str:
+def encoding_of(body: bytes, charset: str | None) -> str:
+    """The encoding of an XML page, in lower case: its byte-order mark, the header, its declaration, or UTF-8."""
     for mark, encoding in _MARKS:
         if body.startswith(mark):
+            return encoding
+    for begin, encoding in _WIDE:
+        if body.startswith(begin):
             return encoding
     declared = _ENCODING.match(body.lstrip()[:400])
     for name in (charset, declared[1].decode("ascii", "replace") if declared else None):

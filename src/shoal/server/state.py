@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -27,6 +27,7 @@ from shoal.monitoring.charts import SpeedHistory
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
+from shoal.runs.frontier_access import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
 from shoal.schedules.definitions import read_file
@@ -77,6 +78,7 @@ class Server:
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
         self.store: Store
+        self._opened = AsyncExitStack()
         self.jobs: Jobs
         self.schedules: Schedules
         self.scheduled_runs: ScheduledRuns
@@ -88,7 +90,7 @@ class Server:
 
     async def open(self) -> None:
         config = self.config
-        self.store = await (join_store if self.visits else open_store)(config.frontier)
+        self.store = await self._open_store()
         self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
         self.speed_history = SpeedHistory(self.store, config.project_name, without=[BatchSpider.name])
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)
@@ -106,6 +108,15 @@ class Server:
             if (defined := schedules_of_file()) is not None:
                 await self.schedules.load(defined)
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
+
+    async def _open_store(self) -> Store:
+        """A store in memory or in a file belongs to this server: commands of this machine use it through a socket."""
+        url = self.config.frontier
+        if not self.visits and url.startswith(("memory:", "sqlite:")):
+            return (await open_served(url, "server", self._opened)).store
+        store = await (join_store if self.visits else open_store)(url)
+        self._opened.push_async_callback(store.close)
+        return store
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
@@ -190,7 +201,7 @@ class Server:
         await self.fetcher.close()
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_STORE_TIMEOUT):
-                await self.store.close()
+                await self._opened.aclose()
 
 
 def schedules_of_file() -> dict[str, Definition] | None:

@@ -7,15 +7,20 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from shoal.errors import SinkError
-from shoal.ports import Sink
+from shoal.errors import ConfigError, SinkError
+from shoal.plugins import hint as plugin_hint
+from shoal.plugins import names as plugin_names
+from shoal.ports import Sink, SinkOptions
 from shoal.sinks.keys import MAX_COLUMNS, TableOptions
+from shoal.sinks.plugged import is_plugged, is_plugged_shared, open_plugged, plugged_id
 from shoal.sinks.tables import Server
+from shoal.stores.objects import FORMS, SCHEMES, ObjectPlace, is_object_url, parse_place
 from shoal.suggestions import did_you_mean, did_you_mean_scheme
 
-_Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql"]
+_Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql", "plugin"]
+_PART_FORMATS: tuple[_Kind, ...] = ("jsonl", "csv", "parquet")
 
 _ENDINGS: dict[str, _Kind] = {
     ".jsonl": "jsonl",
@@ -45,12 +50,14 @@ _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
 """The options of files and SQLite, and how to write them."""
+_PART_OPTIONS = {"part_mb": "part_mb=N", "part_seconds": "part_seconds=N"}
+"""The options of object storage, in addition to those of the format."""
 _MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
 """The default limit. A row holds 8 KB of pointers to long values, of 18 and 40 bytes each."""
 _FORMS = (
     "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
     "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
-    "or - for standard output"
+    "s3://bucket/name.jsonl (also gs:// and az://), or - for standard output"
 )
 
 
@@ -65,6 +72,10 @@ class _Target(Struct, frozen=True):
     """Whether CSV cells may be formulas."""
     replaces: bool = False
     """Whether a file that another run wrote is replaced."""
+    place: ObjectPlace | None = None
+    """In object storage."""
+    part_mb: float | None = None
+    part_seconds: float | None = None
 
 
 def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None) -> Sink:
@@ -78,6 +89,8 @@ def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] |
     options = TableOptions(
         target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id
     )
+    if target.place is not None:
+        return _open_objects(target, target.place, options)
     match target.kind:
         case "stdout":
             from shoal.sinks.files import StreamSink
@@ -109,6 +122,17 @@ def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] |
 
             assert target.server is not None
             return MySQLSink(target.server, options)
+        case "plugin":
+            return open_plugged(spec, SinkOptions(run_id, on_reject))
+
+
+def _open_objects(target: _Target, place: ObjectPlace, options: TableOptions) -> Sink:
+    from shoal.sinks.objects import PART_MB, PART_SECONDS, ObjectSink, PartOptions
+
+    size = int((target.part_mb or PART_MB) * (1 << 20))
+    parts = PartOptions(size, target.part_seconds or PART_SECONDS, target.formulas)
+    assert target.kind == "jsonl" or target.kind == "csv" or target.kind == "parquet"
+    return ObjectSink(place, target.kind, options, parts)
 
 
 def sink_id(spec: str) -> str:
@@ -116,8 +140,13 @@ def sink_id(spec: str) -> str:
     target = _parse(spec)
     if target.kind == "stdout":
         return "-"
+    if target.kind == "plugin":
+        return plugged_id(spec)
     options = [] if target.table is None else [f"table={target.table}"]
-    if target.server is None:
+    if target.place is not None:
+        name = f"{target.place.name}.{target.kind}"
+        options += [f"{key}={value}" for key, value in target.place.options.items() if key != "region"]
+    elif target.server is None:
         name = os.path.realpath(target.path)
     else:
         name = target.server.name
@@ -127,7 +156,19 @@ def sink_id(spec: str) -> str:
 
 def is_shared(spec: str) -> bool:
     """Whether workers on any machine can write it."""
-    return _parse(spec).server is not None
+    target = _parse(spec)
+    on_server = target.server is not None or target.place is not None
+    return on_server or (target.kind == "plugin" and is_plugged_shared(spec))
+
+
+def is_object_storage(spec: str) -> bool:
+    """Whether the process that writes it uses credentials of its own environment."""
+    return _parse(spec).place is not None
+
+
+def is_of_plugin(spec: str) -> bool:
+    """Whether the code of another package writes it."""
+    return _parse(spec).kind == "plugin"
 
 
 def _parse(spec: str) -> _Target:
@@ -139,11 +180,20 @@ def _parse(spec: str) -> _Target:
             return _parse_sqlite(spec, rest)
         if scheme in _SERVERS:
             return _parse_server(spec, scheme)
-        hint = did_you_mean_scheme(scheme, ("sqlite", *_SERVERS))
-        raise SinkError(f"unknown output {scheme}://; use {_FORMS}{hint}")
+        if is_object_url(spec):
+            return _parse_objects(spec)
+        if is_plugged(scheme):
+            return _Target("plugin", spec)
+        hint = did_you_mean_scheme(scheme, ("sqlite", *_SERVERS, *SCHEMES, *plugin_names("sinks")))
+        raise SinkError(f"unknown output {scheme}://; use {_FORMS}{plugin_hint('sinks')}{hint}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
         raise SinkError(f"{spec}: can't append to a JSON array; use {spec}l, with one object per line")
+    if spec.lower().endswith((".warc", ".warc.gz")):
+        folder = os.path.dirname(spec) or "."
+        raise SinkError(
+            f"{spec}: WARC files have pages, not items, and each process writes its own; use --warc {folder}"
+        )
     if (kind := _ENDINGS.get(ending)) is not None:
         return _Target(kind, spec)
     path, mark, query = spec.partition("?")
@@ -175,6 +225,45 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
         kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options,
         replaces="replace" in options,
     )  # fmt: skip
+
+
+def _parse_objects(spec: str) -> _Target:
+    ending = os.path.splitext(spec.partition("?")[0])[1].lower()
+    kind = _ENDINGS.get(ending)
+    scheme = spec.partition("://")[0]
+    if kind not in _PART_FORMATS:
+        raise SinkError(
+            f"unknown type of output in object storage: {ending!r}; "
+            f"write {scheme}://bucket/name.jsonl, .csv or .parquet"
+        )
+    known = {name: form for name, form in _FILE_OPTIONS[kind].items() if name != "replace"} | _PART_OPTIONS
+    try:
+        place, options = parse_place(spec, known)
+        part_mb = _number(options, "part_mb", 1024)
+        part_seconds = _number(options, "part_seconds", 3600)
+        if options.get("formulas", "escape") != "escape":
+            raise ValueError
+        max_columns = _table_options(kind, options)[2]
+    except ConfigError as exc:
+        raise SinkError(str(exc)) from None
+    except ValueError:
+        allowed = "&".join([*known.values(), *FORMS.values()])
+        raise SinkError(f"{spec.partition('?')[0]}: invalid option; allowed: ?{allowed}") from None
+    folder = os.path.splitext(place.path)[0]
+    return _Target(
+        kind, place=structs.replace(place, path=folder), max_columns=max_columns, formulas="formulas" not in options,
+        part_mb=part_mb, part_seconds=part_seconds,
+    )  # fmt: skip
+
+
+def _number(options: dict[str, str], name: str, most: float) -> float | None:
+    """Remove an option, and return its value. ValueError if it is not a positive number up to ``most``."""
+    if name not in options:
+        return None
+    value = float(options.pop(name))
+    if not 0.0 < value <= most:
+        raise ValueError
+    return value
 
 
 def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:

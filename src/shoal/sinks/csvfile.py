@@ -60,7 +60,7 @@ class CsvSink:
         if fields[: len(saved.fields)] != saved.fields:
             raise self._file.changed("has a different header")
         commas = (len(fields) - len(saved.fields)) * saved.rows
-        offset = saved.offset + len(_lines([fields])) - len(_lines([saved.fields])) + commas
+        offset = saved.offset + len(encode_header(fields)) - len(encode_header(saved.fields)) + commas
         if self._file.size < offset:
             raise self._file.changed(f"has {self._file.size} bytes, but had {offset}")
         tail = self._file.tail(offset) if fields == saved.fields else self._narrow_tail(saved.fields, fields, offset)
@@ -79,9 +79,9 @@ class CsvSink:
     def _narrow_tail(self, saved: Sequence[str], fields: Sequence[str], offset: int) -> bytes:
         """The last block before an offset, as it was before the file got more columns."""
         padding = b"," * (len(fields) - len(saved))
-        tail = _lines([saved])
+        tail = encode_header(saved)
         with storage_errors(self._file.path), open(self._file.path, "rb") as file:
-            position = file.seek(len(_lines([fields])))
+            position = file.seek(len(encode_header(fields)))
             for line, is_row_end in _row_ends(file):
                 position += len(line)
                 if position > offset:
@@ -98,11 +98,10 @@ class CsvSink:
         if not items:
             return
         columns = dict.fromkeys(self._fields)
-        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else _escape_name)
+        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else escape_name)
         fields = list(columns)
         if rows and fields:  # without any field there is no header to write
-            escape = None if self._formulas else _escape
-            lines = _lines(_cells(row, fields, escape) for row in rows)
+            lines = encode_rows(rows, fields, formulas=self._formulas)
             if len(lines) < LARGE and (not self._rows or len(fields) == len(self._fields)):
                 self._append(fields, lines, len(rows), items[-1].seq)
             else:
@@ -112,7 +111,7 @@ class CsvSink:
 
     def _append(self, fields: list[str], lines: bytes, count: int, seq: int) -> None:
         if not self._rows:
-            lines = _lines([fields]) + lines
+            lines = encode_header(fields) + lines
         elif len(fields) > len(self._fields):
             self._widen(fields)
         self._file.append(lines)
@@ -124,8 +123,8 @@ class CsvSink:
         padding = b"," * (len(fields) - len(self._fields))
 
         def rewrite(old: BinaryIO, new: BinaryIO) -> None:
-            old.seek(len(_lines([self._fields])))
-            new.write(_lines([fields]))
+            old.seek(len(encode_header(self._fields)))
+            new.write(encode_header(fields))
             for line, is_row_end in _row_ends(old):
                 new.write(line[:-1] + padding + b"\n" if is_row_end else line)
 
@@ -154,6 +153,16 @@ class CsvSink:
 _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
+def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], *, formulas: bool) -> bytes:
+    """Rows as CSV, without a header."""
+    escape = None if formulas else _escape
+    return _lines(_cells(row, fields, escape) for row in rows)
+
+
+def encode_header(fields: Sequence[str]) -> bytes:
+    return _lines([fields])
+
+
 def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[object]:
     values = map(row.get, fields)
     cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
@@ -165,7 +174,7 @@ def _escape(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _escape_name(name: str) -> str:
+def escape_name(name: str) -> str:
     """The same for the name of a column. Different names stay different."""
     return f"'{name}" if name.startswith((*_FORMULA, "'")) else name
 

@@ -76,7 +76,7 @@ class Drainer:
         self._batch = batch
         self._poll = poll
         self._delays = retry_delays
-        self._flush_every = min(getattr(sink, "flush_every", FLUSH_EVERY), ttl / 3)
+        self._flush_every = getattr(sink, "flush_every", FLUSH_EVERY)
         self._claim: Claim | None = None
         self._position = 0
         self._state = b""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from shoal.batch.options import BatchOptions
 from shoal.batch.redaction import redacted
@@ -62,14 +62,9 @@ class RemoteBatches:
         """The service for distributed batches. StoreAwayError while the store does not respond."""
         async with self._opening:
             if self.opened is None:
-                try:
-                    from shoal.tasks.dispatch import Dispatcher
-                except ModuleNotFoundError as exc:
-                    raise ConfigError(
-                        f"distributed batches need {exc.name}; install it with: pip install 'shoal[celery]'"
-                    ) from exc
+                dispatcher = _dispatcher(self._config, self._watch)
                 store = await open_store(distributed_frontier(self._config, self._settings))
-                service = self._make_service(store, Dispatcher(self._config, self._watch))
+                service = self._make_service(store, dispatcher)
                 await service.open()
                 self._background.append(asyncio.create_task(self._watch.run()))
                 self.opened, self._store = service, store
@@ -132,3 +127,29 @@ class RemoteBatches:
             with suppress(FrontierError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self._store.close()
+
+
+def _dispatcher(config: Config, watch: CeleryWatch) -> Executor:
+    """ConfigError if Celery is not installed."""
+    try:
+        from shoal.tasks.dispatch import Dispatcher
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"distributed batches need {exc.name}; install it with: pip install 'shoal[celery]'") from exc
+    return Dispatcher(config, watch)
+
+
+@asynccontextmanager
+async def opened_service(config: Config) -> AsyncIterator[BatchService]:
+    """Batches on Celery workers, for a process that sends some and ends. Those of others are left to them."""
+    watch = CeleryWatch()
+    dispatcher = _dispatcher(config, watch)
+    store = await open_store(distributed_frontier(config))
+    service = BatchService(store, dispatcher, config, distributed=True)
+    watching = asyncio.create_task(watch.run())
+    try:
+        yield service
+    finally:
+        await service.close()
+        watching.cancel()
+        watch.close()
+        await store.close()

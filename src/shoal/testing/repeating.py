@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import StoreRewoundError
-from shoal.ports import Completion, Frontier, FrontierOptions, Lease, Pushed
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, LeaseKey, Pushed
 from shoal.testing.harness import Harness
 from shoal.testing.steps import TTL, ContractTests, all_items, complete, history, lease_one, page, push
 
@@ -85,6 +85,27 @@ class RepeatingContract(ContractTests):
         assert (await frontier.complete([completion]))[0] in (Pushed(0, 0), None)
         assert await frontier.stats() == before
         assert [item.payload for item in await all_items(frontier)] == [b"item"]
+
+    # -- what became of leases
+
+    async def test_what_became_of_leases_can_be_asked_later(self, frontier: Frontier, harness: Harness) -> None:
+        await push(frontier, 1, 2, 3, 4)
+        done, failed, released, expired = (await frontier.lease(4, TTL)).leases
+        keys = [LeaseKey(lease.fingerprint, lease.token) for lease in (done, failed, released, expired)]
+        assert await frontier.lease_outcomes(keys) == ["leased"] * 4
+        assert await frontier.complete([Completion(lease=done)]) == [Pushed(0, 0)]
+        await frontier.fail([Failure(lease=failed, kind="test", reason="test", retry_in=0.0)])
+        await frontier.release([released])
+        assert await frontier.lease_outcomes(keys) == ["done", "lost", "lost", "leased"]
+        await harness.advance(TTL + 1)
+        again = (await frontier.lease(4, TTL)).leases
+        assert len(again) == 3
+        await frontier.complete([Completion(lease=lease) for lease in again])
+        assert await frontier.lease_outcomes(keys) == ["done", "lost", "lost", "lost"]
+        later = [LeaseKey(lease.fingerprint, lease.token) for lease in again]
+        assert await frontier.lease_outcomes(later) == ["done"] * 3
+        assert await frontier.lease_outcomes([LeaseKey(bytes(16), 1)]) == ["lost"]
+        assert await frontier.lease_outcomes([]) == []
 
     # -- roles
 

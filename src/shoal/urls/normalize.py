@@ -21,12 +21,18 @@ from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, foreign_host
 log = logging.getLogger("shoal.urls")
 
 # Already in normal form: lower-case host, no user, no fragment, nothing to quote or unquote. A "/." may start a dot
-# segment, so it takes the slow path. So do a default port and a host that ends like an unusual IP address.
-_PATH = r"/(?!/)[\w\-~!$&'()*+,;=:@./]*(?:\?[\w\-~!$&'()*+,;=:@./]+)?"
+# segment, so it is looked at again. A default port and a host that ends like an unusual IP address are not normal.
+_CHARACTERS = r"\w\-~!$&'()*+,;=@./"
+_QUOTED = r"%(?:2[0235B]|3[CE]|5[B-E]|60|7[BCDF]|[89A-F][0-9A-F])"
+_QUERY = rf"(?:\?(?!\Z)[{_CHARACTERS}:?]*(?:{_QUOTED}[{_CHARACTERS}:?]*)*)?"
+_PATH = rf"/(?!/)[{_CHARACTERS}:]*(?:{_QUOTED}[{_CHARACTERS}:]*)*{_QUERY}"
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _HOST = rf"(?:{_BYTE}(?:\.{_BYTE}){{3}}|(?:[a-z0-9._\-]*\.)?[a-z]+)"
 _NORMAL_PATH = re.compile(_PATH, re.ASCII)
 _NORMAL_URL = re.compile(rf"https?://{_HOST}(?::(?!80/|443/)(?:[1-9]\d{{0,3}}|[1-5]\d{{4}}))?{_PATH}", re.ASCII)
+_RELATIVE = re.compile(rf"(?!/)[{_CHARACTERS}]*(?:{_QUOTED}[{_CHARACTERS}]*)*{_QUERY}", re.ASCII)
+_ABSOLUTE = re.compile(r"(https?)://([\w.\-]+)(:\d+)?(/.*|(?![^?])\??.*)", re.ASCII | re.IGNORECASE)
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):")
 _AUTHORITY = re.compile(r"//(?:[^/?]*@)?([^/?@]*)")
 _ANY_NAME = re.compile(r"[a-z0-9._\-]+", re.ASCII)
@@ -54,6 +60,11 @@ def normalize_url(url: str) -> str:
     except TypeError:
         raise RequestError(f"invalid URL: {url!r:.200} is not text") from None
     return _normalize(_clean(url))
+
+
+def typed_url(text: str) -> str:
+    """Return the normal form of a URL that a user typed, with or without a scheme."""
+    return normalize_url(text if re.match(r"\s*[a-zA-Z][\w+.-]*://", text) else "http://" + text.strip())
 
 
 def _clean(url: str) -> str:
@@ -86,7 +97,7 @@ def _normalize(url: str) -> str:
         if not authority[1].isascii():
             name, colon, number = authority[1].partition(":")
             url = url[: authority.start(1)] + ascii_host(name) + colon + number + url[authority.end(1) :]
-        parsed = URL(url)
+        parsed = URL(url.replace(" ", "%20"))  # yarl would write "+" in a query, which many servers do not decode
         host, port = parsed.raw_host or "", parsed.port
         if ":" in host:
             inet_pton(AF_INET6, host)
@@ -112,15 +123,54 @@ def join_url(base: str, href: str) -> str:
                 return base[: base.index("/", 8)] + href
             if _NORMAL_URL.fullmatch(href):
                 return href
+        return _Base(base).quick(href) or _normalize(_join(base, _clean(href)))
     except TypeError:
         raise RequestError(f"invalid URL: {href!r:.200} is not text") from None
-    url = _join(base, _clean(href))
-    if not _NORMAL_URL.fullmatch(url):
-        return _normalize(url)
-    if "/." not in url:
-        return url
-    short = _without_dots(url)
-    return short if _NORMAL_URL.fullmatch(short) else _normalize(url)
+
+
+class _Base:
+    """The page of some links. Its URL is in normal form."""
+
+    __slots__ = ("_folder", "_path", "is_plain", "origin", "url")
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.origin = origin_of(url)
+        self._path = url.partition("?")[0]
+        self._folder = folder_of(self._path)
+        self.is_plain = _NORMAL_URL.fullmatch(url) is not None and "/." not in url
+
+    def quick(self, href: str) -> str:
+        """Return the normal form of a link that needs no quoting and no check of its host; or an empty string."""
+        href = href.strip(_AROUND)
+        if "#" in href:
+            href = href[: href.index("#")]
+        if _RELATIVE.fullmatch(href):
+            if not self.is_plain or not href:
+                return ""
+            url = (self._path if href[0] == "?" else self._folder) + href
+        elif _NORMAL_PATH.fullmatch(href):
+            url = self.origin + href
+        else:
+            url = self.url[: self.url.index("/")] + href if href.startswith("//") else href
+            if not _NORMAL_URL.fullmatch(url) and not (url := _with_lower_host(url)):
+                return ""
+        if "/." not in url:
+            return url
+        url = _without_dots(url)
+        return url if _NORMAL_URL.fullmatch(url) else ""
+
+
+def _with_lower_host(url: str) -> str:
+    """Return the normal form of a URL that has only capitals, a default port or no path; or else an empty string."""
+    parts = _ABSOLUTE.fullmatch(url)
+    if parts is None:
+        return ""
+    scheme, host, port, rest = parts.groups("")
+    scheme = scheme.lower()
+    port = "" if port == _DEFAULT_PORTS[scheme] else port
+    url = f"{scheme}://{host.lower()}{port}{rest if rest[:1] == '/' else '/' + rest}"
+    return url if _NORMAL_URL.fullmatch(url) else ""
 
 
 def _without_dots(url: str) -> str:
@@ -157,6 +207,12 @@ def _join(base: str, href: str) -> str:
     return path + href if href.startswith("?") else path[: path.rindex("/") + 1] + href
 
 
+def folder_of(url: str) -> str:
+    """Return the URL in normal form up to the last slash of its path. Relative links start there."""
+    path = url.partition("?")[0]
+    return path[: path.rindex("/") + 1]
+
+
 def host_of(url: str) -> str:
     """Return ``host`` or ``host:port`` of a URL in normal form. Delays and limits apply to it."""
     host = url.split("/", 3)[2]
@@ -189,36 +245,41 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
     The number of links that take the slow path is limited for each page, and so is the total length of all joined
     links: a page may have a base of 60,000 characters and 100,000 short links. Links in normal form have no limit.
     """
-    origin = origin_of(base)
+    return resolve_within_limits(base, hrefs)[0]
+
+
+def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], bool]:
+    """Return what ``resolve`` does, and whether no link was ignored because of a limit."""
+    page = _Base(base)
+    origin = page.origin
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
     foreign: set[str] = set()
-    plain_base = _NORMAL_URL.fullmatch(base) is not None
-    slow, room = 0, _MAX_CHARACTERS
+    slow, room, complete = 0, _MAX_CHARACTERS, True
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
             if not href.isascii() and (host := foreign_host(href)) and host not in foreign:
                 if len(foreign) >= MAX_PER_PAGE:
+                    complete = False
                     continue
                 foreign.add(host)
-            if _NORMAL_URL.fullmatch(href) and "/." not in href:
-                found[href] = None
+            if room > 0 and (url := page.quick(href)):
+                room -= len(url)
+                found[url] = None
                 continue
             # Invalid and duplicate links cost the same.
-            if plain_base and ":" not in href and "/." not in (path := "/" + href) and match(path):
-                room -= len(base) + len(href)
-            else:
-                slow += 1
-                room -= 4 * (len(base) + len(href))  # up to 0.2 microseconds a character
+            slow += 1
+            room -= 4 * (len(base) + len(href))  # up to 0.2 microseconds a character
             if slow > _MAX_SLOW or room < 0:
+                complete = False
                 continue
             with suppress(RequestError):
-                found[join_url(base, href)] = None
+                found[_normalize(_join(base, _clean(href)))] = None
     if slow > _MAX_SLOW or room < 0:
         log.warning(
             "too many links, ignored the rest url=%s: more than %d need quoting, or they have more than %d characters",
             base[:200], _MAX_SLOW, _MAX_CHARACTERS,
         )  # fmt: skip
-    return list(found)
+    return list(found), complete

@@ -109,28 +109,30 @@ def why(
 ) -> None:
     """Show what happened to a URL.
 
-    This shows the page that links to it, its attempts and waits, what robots.txt said, and how many items it has. The
-    exit code is 1 if the run has not seen the URL.
+    This shows the page that links to it, its attempts and waits, what robots.txt said, and its first items. The exit
+    code is 1 if the run has not seen the URL.
     """
 
     async def work() -> bool:
         from shoal.config import Config
         from shoal.http import Request
-        from shoal.monitoring.url_report import report_url
+        from shoal.monitoring.url_items import read_url_items
+        from shoal.monitoring.url_report import read_agent, report_url
 
-        async with opened_run(frontier, run_id, readonly=True) as (run, store):
-            report = await report_url(store, url, Config())
+        async with opened_store(frontier, readonly=True) as store:
+            run, found = await find_run(store, frontier, run_id)
+            report = await report_url(found, url, Config(), await read_agent(store, run.run_id, Config()))
             if report is None:
                 print(f"run {run.run_id} has not seen {Request(url).url}: no page links to it, or it is out of scope")
                 return False
-            _print_report(report)
+            _print_report(report, await read_url_items(store, found, run.run_id, report.history))
             return True
 
     if not asyncio.run(work()):
         sys.exit(1)
 
 
-def _print_report(report: UrlReport) -> None:
+def _print_report(report: UrlReport, items: Sequence[str]) -> None:
     history = report.history
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
@@ -142,7 +144,10 @@ def _print_report(report: UrlReport) -> None:
         print(f"  {'found on' if not number else '':<9} {parent}")
     print(f"  robots    {report.robots}")
     print(f"  depth     {history.depth}\n  priority  {history.priority:g}")
-    print(f"  attempts  {history.attempts}\n  items     {history.items}\n  history")
+    print(f"  attempts  {history.attempts}\n  items     {history.items}")
+    for item in items:
+        print(f"    {printable(item)}")
+    print("  history")
     for event in history.events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
         worker = f"  (worker {printable(event.worker)})" if event.worker else ""

@@ -23,19 +23,24 @@ from shoal.cli.options import (
     Concurrency,
     Dashboard,
     FrontierUrl,
+    InProject,
     KeepAlive,
     MetricsPort,
     Output,
     Quiet,
     Replace,
+    Scrapy,
+    ScrapySetting,
     Setting,
     SpiderName,
     Tor,
+    Warc,
     given,
     outputs_of,
     pairs,
     resolve,
 )
+from shoal.cli.spider_lookup import find_spider
 from shoal.errors import ConfigError, CoordinatorAwayError
 
 if TYPE_CHECKING:
@@ -91,6 +96,9 @@ app.add_typer(cluster_app, name="cluster")
 )
 def node(
     spider: SpiderName,
+    in_project: InProject = None,
+    scrapy: Scrapy = False,
+    scrapy_setting: ScrapySetting = [],
     run_id: RunOfNode = None,
     runner: Runners = None,
     backup: Backups = None,
@@ -111,6 +119,7 @@ def node(
     keep_alive: KeepAlive = False,
     concurrency: Concurrency = None,
     tor: Tor = False,
+    warc: Warc = None,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
     metrics_port: MetricsPort = None,
@@ -128,11 +137,13 @@ def node(
         {
             "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "cluster.runner": runner,
             "cluster.backup": backup, "cluster.coordinator": coordinator, "cluster.session": session,
-            "tor.enabled": tor or None,
+            "tor.enabled": tor or None, "warc.folder": warc,
         }
     )  # fmt: skip
     if argument and run_id is not None:
         raise ConfigError("-a cannot be used with --run-id: the run already has its arguments")
+    if scrapy or scrapy_setting or in_project is not None:
+        spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     made, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, Mode, Setting, given, resolve
-from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, ScrapySetting, Setting, given, resolve
+from shoal.cli.spider_lookup import find_spider
+from shoal.errors import ConfigError
 
 app = Commands()
 
@@ -19,10 +20,14 @@ app = Commands()
     shoal config books.py
     shoal config --mode distributed
     shoal config --set download_delay=2
+    shoal config --scrapy PROJECT_FOLDER books
     """
 )
 def config(
     spider: Annotated[str | None, typer.Argument(metavar="SPIDER", help="Include the settings of this spider.")] = None,
+    in_project: InProject = None,
+    scrapy: Scrapy = False,
+    scrapy_setting: ScrapySetting = [],
     setting: Setting = [],
     frontier: FrontierUrl = None,
     mode: Mode = None,
@@ -32,10 +37,19 @@ def config(
     Values come from shoal.toml, the spider, the environment (SHOAL_...) and the command line. Later ones win.
     """
     from shoal.config import flatten
+    from shoal.spider import load_spider
 
-    made = None if spider is None else make_spider(find_spider(spider)[0], {})
+    if scrapy and spider is None:
+        raise ConfigError("--scrapy needs a spider: pass FILE.py, or the folder of a project and a spider's name")
+    reference = None
+    if spider is not None:
+        reference, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    made = None if reference is None else load_spider(reference)
     resolved = resolve(made, given({"frontier": frontier, "mode": mode}), setting)
     for key, value in flatten(resolved.config).items():
         source = resolved.sources.get(key, "default")
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         print(f"{key:<28} {shown!s:<44} {source}".rstrip())
+    if made is not None:
+        for line in made.other_settings():
+            print(line)

@@ -17,6 +17,7 @@ from shoal.cli.options import (
     Dashboard,
     Delay,
     FrontierUrl,
+    InProject,
     MetricsPort,
     Mode,
     NewRun,
@@ -27,9 +28,12 @@ from shoal.cli.options import (
     RenderedIfNeeded,
     Replace,
     Resume,
+    Scrapy,
+    ScrapySetting,
     Setting,
     SpiderName,
     Tor,
+    Warc,
     given,
     outputs_of,
     pairs,
@@ -133,6 +137,7 @@ def crawl(
     mode: Mode = None,
     tor: Tor = False,
     proxy: Proxy = [],
+    warc: Warc = None,
     setting: Setting = [],
     new_run: NewRun = False,
     processes: Processes = 1,
@@ -155,7 +160,7 @@ def crawl(
     set_rendering(spider, render, render_auto)
     if screenshots is not None:
         spider.take_screenshots(screenshots)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port, processes=forked, ui=ui,
@@ -167,10 +172,15 @@ def crawl(
     shoal run books.py -o books.jsonl
     shoal run books.py:Books -a category=travel -o books.csv --delay 1
     shoal run books.py -o books.jsonl --frontier sqlite:///books.db
+    shoal run --scrapy books.py -o books.jsonl
+    shoal run --scrapy PROJECT_FOLDER books -o books.jsonl
     """
 )
 def run(
     spider: SpiderName,
+    in_project: InProject = None,
+    scrapy: Scrapy = False,
+    scrapy_setting: ScrapySetting = [],
     output: Output = [],
     replace: Replace = [],
     argument: Argument = [],
@@ -183,6 +193,7 @@ def run(
     mode: Mode = None,
     tor: Tor = False,
     proxy: Proxy = [],
+    warc: Warc = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -199,10 +210,10 @@ def run(
     """
     new_run = starts_anew(new_run, resume)
     forked = fork_ahead(processes)
-    reference, entry = find_spider(spider)
+    reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     set_rendering(made, render, render_auto)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, tor=tor)
+    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui,
@@ -211,7 +222,7 @@ def run(
 
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
-    proxies: list[str], depth: int | None = None, *, tor: bool = False,
+    proxies: list[str], depth: int | None = None, *, tor: bool = False, warc: str | None = None,
 ) -> dict[str, object]:  # fmt: skip
     return given(
         {
@@ -223,6 +234,7 @@ def _crawl_options(
             "mode": mode,
             "tor.enabled": tor or None,
             "proxies": proxies or None,
+            "warc.folder": warc,
         }
     )
 

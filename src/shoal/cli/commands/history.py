@@ -102,24 +102,30 @@ def _print_samples_as_json(run_id: str, samples: Sequence[Sample], found: Sequen
     examples="""
     shoal workers --frontier redis://host
     shoal workers books_1 --frontier redis://host --all
+    shoal workers --active --frontier redis://host
     """
 )
 def workers(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     everyone: Annotated[bool, typer.Option("--all", help="Also list processes that have ended.")] = False,
+    active: Annotated[bool, typer.Option("--active", help="List the processes of all active runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the processes that work on a run.
+    """List the processes that work on runs.
 
     They report every 5 seconds. A lost process stopped without saying so: it was killed, or cannot reach the store.
     """
+    from shoal.monitoring.fleet import read_fleet
     from shoal.monitoring.processes import read_run_processes
+    from shoal.monitoring.snapshot import SnapshotTaker
     from shoal.runs.queries import run_options
 
-    async def work() -> tuple[str, list[RunProcess]]:
+    async def work() -> tuple[str, Sequence[RunProcess]]:
         config = resolve(None, given({"frontier": frontier}), []).config
         async with opened_store(frontier, readonly=True) as store:
+            if active:
+                return "that is active", await read_fleet(store, await SnapshotTaker(store, config).take())
             chosen = await choose_run(store, run)
             opened = await store.frontier(chosen.run_id, run_options(chosen, config))
             return chosen.run_id, await read_run_processes(store, opened, chosen.run_id)

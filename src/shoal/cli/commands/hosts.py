@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
 
+_MAX_SEARCHED = 1000
+
 app = Commands()
 hosts_app = Commands(
     help="Show or change delays, concurrency and blocks of hosts.\n\n"
@@ -40,6 +42,9 @@ def hosts(
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List the N busiest hosts (default 30).")] = 30,
+    search: Annotated[
+        str, typer.Option("--search", metavar="TEXT", help="List only hosts with this in their name.")
+    ] = "",
 ) -> None:
     context.obj = (frontier, run_id)
     if context.invoked_subcommand is not None:
@@ -47,18 +52,21 @@ def hosts(
 
     async def work() -> None:
         async with opened_store(frontier, readonly=True) as store:
-            _print_hosts(*await _hosts_of(store, run_id, limit))
+            _print_hosts(*await _hosts_of(store, run_id, limit, search.lower()))
 
     asyncio.run(work())
 
 
-async def _hosts_of(store: Store, run_id: str | None, limit: int) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
+async def _hosts_of(
+    store: Store, run_id: str | None, limit: int, search: str
+) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
     """The hosts of one run, or of all unfinished runs: these share the limits of a host. And what their pages need."""
     from shoal.config import Config
     from shoal.runs.queries import hosts_of, page_needs_of
 
     chosen = await _chosen_runs(store, run_id)
-    states = await hosts_of(store, chosen, Config(), limit)
+    found = await hosts_of(store, chosen, Config(), _MAX_SEARCHED if search else limit)
+    states = [state for state in found if search in state.host][:limit]
     return states, await page_needs_of(store, chosen[0], Config(), [state.host for state in states])
 
 

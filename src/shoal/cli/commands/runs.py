@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
 from shoal.cli.run_store import choose_run, current_project, opened_run, opened_store, record_action
-from shoal.errors import RunError
+from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,12 @@ def runs(
     spider: Annotated[
         str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
     ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="STATE", help="List only runs in this state, such as running.")
+    ] = None,
+    search: Annotated[
+        str, typer.Option("--search", metavar="TEXT", help="List only runs with this in their spider or ID.")
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
     all_projects: Annotated[
         bool, typer.Option("--all-projects", help="List the runs of all projects, not only of project_name.")
@@ -42,12 +48,16 @@ def runs(
     They are those of the project in the setting project_name.
     """
 
+    states = None if state is None else [_checked_state(state)]
+
     async def work() -> None:
         from shoal.config import Config
         from shoal.crawling.scheduler import frontier_options
+        from shoal.runs.queries import matching_runs
 
         async with opened_store(frontier, readonly=True) as store:
-            found = await store.list_runs(spider, None if all_projects else current_project())
+            project = None if all_projects else current_project()
+            found = matching_runs(await store.list_runs(spider, project, states=states), search)
             heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
@@ -60,6 +70,15 @@ def runs(
                 print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
 
     asyncio.run(work())
+
+
+def _checked_state(text: str) -> RunState:
+    from shoal.ports import RunState
+
+    for state in get_args(RunState):
+        if state == text:
+            return cast("RunState", state)
+    raise ConfigError(f"--state must be one of {', '.join(get_args(RunState))}, not {text!r:.80}")
 
 
 def _column(value: object) -> str:

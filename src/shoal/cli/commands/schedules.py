@@ -13,12 +13,40 @@ import typer
 from shoal.cli.help import Commands
 from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs
 from shoal.cli.run_store import current_project, opened_store, record_action
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.schedules.schedule import Schedule
     from shoal.schedules.service import Schedules
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
+CronOption = Annotated[
+    str | None, typer.Option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month and day of week.")
+]
+EveryOption = Annotated[
+    str | None, typer.Option("--every", metavar="INTERVAL", help="An interval such as 90s, 15m, 1h30m or 1d.")
+]
+TimeZoneOption = Annotated[
+    str | None, typer.Option("--time-zone", metavar="ZONE", help="The IANA time zone of --cron (default UTC).")
+]
+JitterOption = Annotated[
+    float | None, typer.Option("--jitter", metavar="SECONDS", help="Start each run up to this much later.")
+]
+OverlapOption = Annotated[
+    str | None,
+    typer.Option(
+        "--overlap", metavar="POLICY", help="While the run before still works: skip (default), wait or cancel it."
+    ),
+]
+MissedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--missed", metavar="POLICY", help="After all servers were down, start one run (default), all or none."
+    ),
+]
+KeepOption = Annotated[
+    int | None, typer.Option("--keep", metavar="N", help="Keep N ended runs, and delete older ones (default: all).")
+]
 
 app = Commands()
 schedule_app = Commands(
@@ -61,57 +89,89 @@ def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], wh
 def add(
     name: Name,
     spider: Annotated[str, typer.Argument(metavar="SPIDER", help="A name from [spiders] in shoal.toml.")],
-    cron: Annotated[
-        str | None,
-        typer.Option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month and day of week."),
-    ] = None,
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="INTERVAL", help="An interval such as 90s, 15m, 1h30m or 1d.")
-    ] = None,
-    time_zone: Annotated[
-        str | None, typer.Option("--time-zone", metavar="ZONE", help="The IANA time zone of --cron (default UTC).")
-    ] = None,
-    jitter: Annotated[
-        float | None, typer.Option("--jitter", metavar="SECONDS", help="Start each run up to this much later.")
-    ] = None,
-    overlap: Annotated[
-        str | None,
-        typer.Option(
-            "--overlap", metavar="POLICY", help="While the run before still works: skip (default), wait or cancel it."
-        ),
-    ] = None,
-    missed: Annotated[
-        str | None,
-        typer.Option(
-            "--missed", metavar="POLICY", help="After all servers were down, start one run (default), all or none."
-        ),
-    ] = None,
-    keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", help="Keep N ended runs, and delete older ones (default: all).")
-    ] = None,
+    cron: CronOption = None,
+    every: EveryOption = None,
+    time_zone: TimeZoneOption = None,
+    jitter: JitterOption = None,
+    overlap: OverlapOption = None,
+    missed: MissedOption = None,
+    keep: KeepOption = None,
     argument: Argument = [],
     setting: Setting = [],
-    replace: Annotated[bool, typer.Option("--replace", help="Change a schedule of this name.")] = False,
     frontier: FrontierUrl = None,
 ) -> None:
     """Add a schedule for a spider of shoal.toml."""
     from shoal.runs.registry import Registry
     from shoal.schedules.definitions import make_definition
 
-    values = given(
-        {
-            "spider": spider, "cron": cron, "every": every, "time_zone": time_zone, "jitter": jitter,
-            "overlap": overlap, "missed": missed, "keep": keep, "arguments": pairs(argument, "-a") or None,
-            "settings": pairs(setting, "--set") or None,
-        }
+    values = _values(
+        argument, setting, spider=spider, cron=cron, every=every, time_zone=time_zone, jitter=jitter, overlap=overlap,
+        missed=missed, keep=keep,
     )  # fmt: skip
     definition = make_definition(name, values, Registry.load())
 
     async def work(schedules: Schedules) -> None:
-        added = await schedules.add(name, definition, replaces=replace)
+        added = await schedules.add(name, definition)
         print(f"schedule {name} is added; its first run is due {_moment(added.next_due, added)}")
 
     _work(frontier, work, "add schedule", name)
+
+
+@schedule_app.add(
+    examples="""
+    shoal schedule change nightly --cron "0 4 * * *" --frontier redis://host
+    shoal schedule change nightly --spider Books --keep 10 --overlap wait
+    shoal schedule change nightly --reset keep --reset arguments
+    """
+)
+def change(
+    name: Name,
+    spider: Annotated[
+        str | None, typer.Option("--spider", metavar="SPIDER", help="A name from [spiders] in shoal.toml.")
+    ] = None,
+    cron: CronOption = None,
+    every: EveryOption = None,
+    time_zone: TimeZoneOption = None,
+    jitter: JitterOption = None,
+    overlap: OverlapOption = None,
+    missed: MissedOption = None,
+    keep: KeepOption = None,
+    argument: Argument = [],
+    setting: Setting = [],
+    reset: Annotated[
+        list[str],
+        typer.Option("--reset", metavar="KEY", help="Restore the default of a key, such as keep. Repeatable."),
+    ] = [],
+    frontier: FrontierUrl = None,
+) -> None:
+    """Change what a schedule runs, or when.
+
+    Options that you leave out stay as they are. New times count from now. `-a` replaces all arguments, `--set` all
+    settings. A schedule that is in shoal.toml is changed there.
+    """
+    values = _values(
+        argument, setting, spider=spider, cron=cron, every=every, time_zone=time_zone, jitter=jitter, overlap=overlap,
+        missed=missed, keep=keep,
+    )  # fmt: skip
+    if not values and not reset:
+        raise ConfigError("nothing to change: pass an option, such as --cron or --keep")
+
+    async def work(schedules: Schedules) -> None:
+        from shoal.runs.registry import Registry
+        from shoal.schedules.definitions import change_definition
+
+        definition = (await schedules.get(name)).definition
+        names = [each.replace("-", "_") for each in reset]
+        changed = change_definition(name, definition, values, names, Registry.load())
+        found = await schedules.add(name, changed, replaces=True)
+        print(f"schedule {name} is changed; its next run is due {_moment(found.next_due, found)}")
+
+    _work(frontier, work, "change schedule", name)
+
+
+def _values(argument: list[str], setting: list[str], **options: object) -> dict[str, object]:
+    """The keys of a definition that are on the command line."""
+    return given({**options, "arguments": pairs(argument, "-a") or None, "settings": pairs(setting, "--set") or None})
 
 
 @schedule_app.add("list", examples="shoal schedule list --frontier redis://host")

@@ -16,10 +16,13 @@ from shoal.cli.options import (
     Argument,
     Delay,
     FrontierUrl,
+    InProject,
     NewRun,
     Quiet,
     Replace,
     Resume,
+    Scrapy,
+    ScrapySetting,
     Setting,
     SpiderName,
     given,
@@ -51,6 +54,9 @@ app = Commands()
 )
 def start(
     spider: SpiderName,
+    in_project: InProject = None,
+    scrapy: Scrapy = False,
+    scrapy_setting: ScrapySetting = [],
     urls_file: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +92,8 @@ def start(
     runs in this process instead.
     """
     new_run = starts_anew(new_run, resume)
-    reference, entry = find_spider(spider)
+    reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    name = reference if scrapy else spider
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     execution = _mode(mode, entry)
     options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
@@ -95,7 +102,7 @@ def start(
     if execution == "single":
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file))
     asyncio.run(
-        _start(made, resolved, spider, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
+        _start(made, resolved, name, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
     )
 
 

@@ -18,6 +18,7 @@ from shoal.cli.options import (
     Concurrency,
     Dashboard,
     FrontierUrl,
+    InProject,
     KeepAlive,
     MetricsPort,
     Output,
@@ -26,9 +27,12 @@ from shoal.cli.options import (
     Rendered,
     RenderedIfNeeded,
     Replace,
+    Scrapy,
+    ScrapySetting,
     Setting,
     SpiderName,
     Tor,
+    Warc,
     given,
     outputs_of,
     resolve,
@@ -76,6 +80,9 @@ app = Commands()
 )
 def worker(
     spider: SpiderName,
+    in_project: InProject = None,
+    scrapy: Scrapy = False,
+    scrapy_setting: ScrapySetting = [],
     run_id: RunId = None,
     frontier: FrontierUrl = None,
     output: Output = [],
@@ -86,6 +93,7 @@ def worker(
     concurrency: Concurrency = None,
     tor: Tor = False,
     proxy: Proxy = [],
+    warc: Warc = None,
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
     setting: Setting = [],
@@ -103,13 +111,15 @@ def worker(
     """
     if processes > 1:
         _run_processes(processes, metrics_port)
+    if scrapy or scrapy_setting or in_project is not None:
+        spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
     options = given(
         {
             "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None,
-            "proxies": proxy or None,
+            "proxies": proxy or None, "warc.folder": warc,
         }
     )  # fmt: skip
     check_fleet(resolve(None, options, setting).config)

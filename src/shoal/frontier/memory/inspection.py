@@ -23,7 +23,7 @@ from shoal.frontier.rules import (
     is_retried,
 )
 from shoal.http import Request
-from shoal.ports import Event, History, Rewind, Stats
+from shoal.ports import Event, History, LeaseKey, LeaseOutcome, Rewind, Stats
 
 
 class MemoryInspection:
@@ -96,6 +96,9 @@ class MemoryInspection:
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
             worker=worker,
         )  # fmt: skip
+
+    async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        return [self._queue.outcome_of(lease) for lease in leases]
 
     # -- dead requests
 

@@ -46,6 +46,8 @@ from shoal.ports import (
     Holder,
     Lease,
     Leased,
+    LeaseKey,
+    LeaseOutcome,
     Pushed,
     RequestState,
 )
@@ -280,7 +282,8 @@ class MemoryQueue:
         self._remember_completion(page.lease.token)
         requests, head = self._requests, head_of(record)
         items = self._items.append(page.lease.fingerprint, page.items, head.items)
-        requests.update(number, head._replace(state=DONE, status=page.status, items=items, at=now), record)
+        head = head._replace(state=DONE, status=page.status, items=items, at=now, token=page.lease.token)
+        requests.update(number, head, record)
         if page.note:
             requests.add_event(number, now, NOTE_EVENT, page.note, head.worker)
         return requests.add_children(page, new, page.duplicates, now)
@@ -344,6 +347,17 @@ class MemoryQueue:
         for number, held in lost:
             self._lose(number, held, now)
         return len(lost)
+
+    def outcome_of(self, lease: LeaseKey) -> LeaseOutcome:
+        """See `Inspection.lease_outcomes`."""
+        number = int.from_bytes(lease.fingerprint, "big")
+        held = self._held.get(number)
+        if held is not None:
+            return "leased" if held.token == lease.token else "lost"
+        if number not in self._requests.records:
+            return "lost"
+        head = head_of(self._requests.read(number))
+        return "done" if head.state == DONE and head.token == lease.token else "lost"
 
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.http import Request
 
-HEADER = Layout("<BHHIHdQ16s")
+HEADER = Layout("<BHHIHdQ16sQ")
 _SEQUENCE, _SEQUENCE_AT = Layout("<Q"), Layout("<BHHIHd").size
 
 NO_PARENT = bytes(16)
@@ -33,6 +33,8 @@ class Head(NamedTuple):
     at: float
     sequence: int
     parent: bytes
+    token: int = 0
+    """Of the lease under which it became done; 0: it is not done."""
 
 
 def head_of(record: bytes) -> Head:

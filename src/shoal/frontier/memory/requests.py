@@ -175,10 +175,10 @@ class Requests:
             number = bucket.fresh.popleft()
         record = self.records[number]
         assert record is not None
-        _, attempts, status, items, _, _, sequence, parent = HEADER.unpack_from(record)
+        _, attempts, status, items, _, _, sequence, parent, _ = HEADER.unpack_from(record)
         payload = payload_of(record)
         attempts += 1
-        header = HEADER.pack(LEASED, min(65535, attempts), status, items, worker, now, sequence, parent)
+        header = HEADER.pack(LEASED, min(65535, attempts), status, items, worker, now, sequence, parent, 0)
         self.records[number] = header + payload
         self.counts[READY] -= 1
         self.counts[LEASED] += 1

@@ -29,6 +29,7 @@ from shoal.frontier.receipts import Receipts
 from shoal.frontier.rules import (
     DONE,
     KINDS_NOT_RETRIED,
+    LEASED,
     MAX_LEASES,
     STATE_NAMES,
     UNREADABLE,
@@ -53,6 +54,8 @@ from shoal.ports import (
     HostUpdate,
     Lease,
     Leased,
+    LeaseKey,
+    LeaseOutcome,
     LoggedItem,
     Pushed,
     RequestState,
@@ -399,6 +402,12 @@ class PostgresFrontier:
 
     async def _histories(self, numbers: Sequence[int]) -> list[History]:
         return [history_of(row) for row in await self._database.call("histories", numbers, patient=True)]
+
+    async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        keys = [lease.fingerprint for lease in leases], [lease.token for lease in leases]
+        rows = await self._database.call("lease_outcomes", self._run, *keys, patient=True)
+        names: dict[int, LeaseOutcome] = {DONE: "done", LEASED: "leased"}
+        return [names.get(row[0], "lost") for row in rows]
 
     async def dead_kinds(self) -> dict[str, int]:
         return {row[0]: row[1] for row in await self._database.call("dead_kinds", self._run, patient=True)}

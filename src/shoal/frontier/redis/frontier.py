@@ -89,6 +89,7 @@ class RedisFrontier:
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
+        self.lease_outcomes = inspection.lease_outcomes
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
         self.host_state = inspection.host_state
         workers = RedisWorkers(self._run)

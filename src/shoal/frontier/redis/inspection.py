@@ -26,9 +26,9 @@ from shoal.frontier.redis.records import (
     read_rewind,
     state_of,
 )
-from shoal.frontier.rules import DEAD, FULL_KIND, KINDS_NOT_RETRIED, STATE_NAMES, is_retried
+from shoal.frontier.rules import DEAD, DONE, FULL_KIND, KINDS_NOT_RETRIED, LEASED, STATE_NAMES, is_retried
 from shoal.http import Request
-from shoal.ports import Event, History, HostState, LoggedItem, Rewind, Stats
+from shoal.ports import Event, History, HostState, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats
 from shoal.stores.redis.client import Answer, Word, storable_bytes
 
 AUDIT_LIMIT = 200_000
@@ -135,6 +135,14 @@ class RunInspection:
             for fingerprint, parts in zip(fingerprints, answer, strict=True)
         ]
 
+    async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        found: list[LeaseOutcome] = []
+        for begin in range(0, len(leases), _PAGE):
+            some = leases[begin : begin + _PAGE]
+            answer = await self._run("histories", *(lease.fingerprint for lease in some))
+            found += [_outcome(lease, parts[0]) if parts else "lost" for lease, parts in zip(some, answer, strict=True)]
+        return found
+
     # -- the dead
 
     async def dead_kinds(self) -> dict[str, int]:
@@ -201,3 +209,10 @@ def _history(
         events=(*read_events(events), Event(head.at, state, worker=worker)),
         worker=worker,
     )
+
+
+def _outcome(lease: LeaseKey, record: bytes) -> LeaseOutcome:
+    head, _ = _readable(record)
+    if head.token != lease.token or head.state not in (DONE, LEASED):
+        return "lost"
+    return "done" if head.state == DONE else "leased"

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.frontier.rules import SEED_ROLE, STATE_NAMES
+from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -15,7 +15,7 @@ from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
-from shoal.ports import History, Rewind, Stats
+from shoal.ports import History, LeaseKey, LeaseOutcome, Rewind, Stats
 
 
 class SQLiteInspection:
@@ -71,6 +71,21 @@ class SQLiteInspection:
             if number is None and not exact:
                 number = self._histories.search(request.url)
             return None if number is None else self._histories.of(number)
+
+        return await self._file.read(step)
+
+    async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        sql = "SELECT state FROM request WHERE id = ? AND token = ?"
+        names: dict[int, LeaseOutcome] = {DONE: "done", LEASED: "leased"}
+
+        def step() -> list[LeaseOutcome]:
+            if self._file.file.readonly:
+                self._seen.load()
+            rows = [
+                self._file.db.execute(sql, (self._seen.find(lease.fingerprint), lease.token)).fetchone()
+                for lease in leases
+            ]
+            return ["lost" if row is None else names.get(row[0], "lost") for row in rows]
 
         return await self._file.read(step)
 

@@ -1,6 +1,7 @@
 """Server-sent events: a page that is open shows changes by itself.
 
-A view is rendered once for all who look at it, and sent only if it changed. A view that nobody looks at costs nothing.
+A view is rendered once for all who look at it, and sent only if it changed. A view that nobody looks at costs nothing,
+nor does one that will not change any more.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 log = logging.getLogger("shoal.server")
 
@@ -16,21 +18,33 @@ _INTERVAL = 2.0  # seconds between two renderings
 _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
 _LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
 
-Render = Callable[[], Awaitable[str]]
+END = "event: end\ndata:\n\n"
+"""The message after which a browser does not connect again."""
+
+
+class Rendered(NamedTuple):
+    """The content of a view."""
+
+    html: str
+    is_final: bool = False
+    """It will not change any more."""
+
+
+Render = Callable[[], Awaitable[Rendered]]
 
 
 class _View:
     """One view, and the event that wakes those who look at it."""
 
-    def __init__(self, html: str) -> None:
-        self.html = html
+    def __init__(self, content: Rendered) -> None:
+        self.content = content
         self.changed = asyncio.Event()
         self.streams = 0
         self.task: asyncio.Task[None] | None = None
 
-    def show(self, html: str) -> None:
-        if html != self.html:
-            self.html = html
+    def show(self, content: Rendered) -> None:
+        if content != self.content:
+            self.content = content
             self.wake()
 
     def wake(self) -> None:
@@ -67,10 +81,10 @@ class LiveViews:
     async def _join(self, key: object, render: Render) -> _View:
         view = self._views.get(key)
         if view is None:
-            html = await render()
+            content = await render()
             view = self._views.get(key)
             if view is None:
-                view = self._views[key] = _View(html)
+                view = self._views[key] = _View(content)
                 view.task = asyncio.create_task(self._refresh(view, render))
         view.streams += 1
         return view
@@ -83,7 +97,7 @@ class LiveViews:
                 view.task.cancel()
 
     async def _refresh(self, view: _View, render: Render) -> None:
-        while True:
+        while not view.content.is_final:
             await asyncio.sleep(self._interval)
             try:
                 view.show(await render())
@@ -92,12 +106,15 @@ class LiveViews:
 
     async def _follow(self, view: _View) -> AsyncIterator[str]:
         until = asyncio.get_running_loop().time() + _LIFETIME
-        sent = None
+        sent: Rendered | None = None
         while not self._stopped and asyncio.get_running_loop().time() < until:
             changed = view.changed
-            if view.html is not sent:
-                sent = view.html
-                yield message_of(sent)
+            if view.content is not sent:
+                sent = view.content
+                yield message_of(sent.html)
+            if sent.is_final:
+                yield END
+                return
             try:
                 async with asyncio.timeout(_KEEP_ALIVE):
                     await changed.wait()

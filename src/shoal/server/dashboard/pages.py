@@ -22,6 +22,7 @@ from shoal import __version__
 from shoal.errors import ShoalError, StoreAwayError
 from shoal.server.auth import ROLES, allows
 from shoal.server.dashboard import formats
+from shoal.server.dashboard.live import Rendered
 from shoal.server.errors import ProblemError, public_message
 from shoal.server.state import Server, server_of
 
@@ -109,7 +110,8 @@ def _common(request: Request) -> dict[str, Any]:
 def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
     """Serve a screen at ``path``: its page, its live part for updates, and an event stream of that part.
 
-    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes).
+    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). With
+    ``is_final`` among them, the page stays as it is.
     """
 
     async def show(request: Request) -> Response:
@@ -127,14 +129,16 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
             raise ProblemError(403, "forbidden", f"This page needs the role {needs}; yours is {request.state.role}.")
         server = server_of(request)
 
-        async def live() -> str:
-            return render(f"{name}_live.html", {**_common(request), **await load(server, request)})
+        async def live() -> Rendered:
+            values = await load(server, request)
+            html = render(f"{name}_live.html", {**_common(request), **values})
+            return Rendered(html, bool(values.get("is_final")))
 
         if "text/event-stream" in request.headers.get("accept", ""):
             key = (path, str(request.url), request.state.role, request.state.caller)
             return StreamingResponse(server.views.stream(key, live), media_type="text/event-stream", headers=HEADERS)
         if request.headers.get("x-part") == "live":
-            return HTMLResponse(await live(), headers=HEADERS)
+            return HTMLResponse((await live()).html, headers=HEADERS)
         return page(request, f"{name}.html", await load(server, request))
 
     router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)

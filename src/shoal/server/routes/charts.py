@@ -29,7 +29,7 @@ ChartName = Annotated[
 
 @router.get("/charts/speed", response_model=ChartModel, responses=problems(401, 422, 503))
 async def read_speed(
-    request: Request, hours: Annotated[float, Query(gt=0, le=24, description="How far back.")] = 3.0
+    request: Request, hours: Annotated[float, Query(gt=0, le=24, description="How far back.")] = 1.0
 ) -> Response:
     """Pages and items per second of all runs together over the last hours."""
     server = server_of(request)

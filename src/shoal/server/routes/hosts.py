@@ -17,6 +17,7 @@ from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems
 from shoal.server.responses import json_response
+from shoal.server.run_lookup import find_run
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.hosts import BlockHost, HostDetails, HostList, SetHost
 from shoal.server.state import Server, server_of
@@ -35,13 +36,17 @@ Host = Annotated[
 ]
 
 
-@router.get("", response_model=HostList, responses=problems(401, 422, 503))
+@router.get("", response_model=HostList, responses=problems(401, 404, 422, 503))
 async def list_hosts(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=_MAX_HOSTS, description="Number of hosts, busiest first.")] = 30,
+    run: Annotated[str, Query(max_length=200, pattern=PRINTABLE, description="Only hosts of this `run_id`.")] = "",
+    search: Annotated[
+        str, Query(max_length=200, pattern=PRINTABLE, description="Only hosts with this in their name.")
+    ] = "",
 ) -> Response:
-    """The hosts of all unfinished runs: delay and its source, requests in flight, blocks."""
-    return await _list_hosts(server_of(request), limit)
+    """The hosts of all unfinished runs, or of one run: delay and its source, requests in flight, blocks."""
+    return await _list_hosts(server_of(request), limit, run, search.lower())
 
 
 @router.get("/{host}", response_model=HostDetails, responses=problems(401, 409, 422, 503))
@@ -102,6 +107,10 @@ async def _runs(server: Server) -> list[Run]:
     return runs
 
 
-async def _list_hosts(server: Server, limit: int) -> Response:
-    runs = await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS)
-    return json_response({"hosts": await hosts_of(server.store, runs, server.config, limit)})
+async def _list_hosts(server: Server, limit: int, run_id: str = "", search: str = "") -> Response:
+    if run_id:
+        runs = [await find_run(server, run_id)]
+    else:
+        runs = list(await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS))
+    found = await hosts_of(server.store, runs, server.config, _MAX_HOSTS if search else limit)
+    return json_response({"hosts": [each for each in found if search in each.host][:limit]})

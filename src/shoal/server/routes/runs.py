@@ -19,11 +19,12 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.monitoring.url_report import report_url
+from shoal.monitoring.url_items import read_url_items
+from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.queries import run_options
+from shoal.runs.queries import matching_runs, run_options
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
@@ -130,11 +131,16 @@ async def list_runs(
         str | None, Query(max_length=200, pattern=PRINTABLE, description="Only runs of the spider with this `name`.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="Number of newest runs.")] = 20,
+    state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
+    search: Annotated[
+        str, Query(max_length=200, pattern=PRINTABLE, description="Only runs with this in their spider or `run_id`.")
+    ] = "",
 ) -> Response:
     """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
     server = server_of(request)
-    runs = await server.store.list_runs(spider, server.config.project_name)
-    found = [run for run in runs if run.spider != BatchSpider.name]
+    states = None if state is None else [state]
+    runs = await server.store.list_runs(spider, server.config.project_name, states=states)
+    found = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
     pages = []
     for run in found[:limit]:
         try:
@@ -267,10 +273,12 @@ async def read_url(
 ) -> Response:
     """The history of a URL: the pages that led to it, its attempts and waits, its items, what robots.txt says."""
     server = server_of(request)
-    report = await report_url(await open_frontier(server, run_id), url, server.config)
+    frontier = await open_frontier(server, run_id)
+    report = await report_url(frontier, url, server.config, await read_agent(server.store, run_id, server.config))
     if report is None:
         raise _no_such_url(run_id, url)
-    found = {"parents": report.parents, "robots": report.robots}
+    items = await read_url_items(server.store, frontier, run_id, report.history)
+    found = {"parents": report.parents, "robots": report.robots, "first_items": items}
     return json_response({**_redact_history(report.history), **found})
 
 

@@ -250,12 +250,21 @@ class HistoryModel(BaseModel):
 class UrlModel(HistoryModel):
     """The history of a URL, and what led to it."""
 
-    model_config = with_examples({**_HISTORY, "parents": [URL], "robots": "allowed"})
+    model_config = with_examples(
+        {**_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}']}
+    )
 
     parents: Annotated[
         list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
     ]
     robots: Annotated[str, Field(description="What the robots.txt of its host says about it, as last read.")]
+    first_items: Annotated[
+        list[str],
+        Field(
+            description="Its first items as JSON, at most 5. Long ones are cut. Empty if the item log no longer has "
+            "them, or a short search does not find them."
+        ),
+    ]
 
 
 class FailedPage(BaseModel):

@@ -80,6 +80,17 @@ RETURNS TABLE (
     ORDER BY u.nth
 $$;
 
+-- The states of requests that were leased under these tokens: of those that are done, or still leased, under them. Else -1.
+CREATE FUNCTION lease_outcomes(_run integer, _fingerprints bytea[], _tokens bigint[])
+RETURNS TABLE (state smallint) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT coalesce(
+        (SELECT h.state FROM held h WHERE h.token = u.token AND h.run = _run AND h.state = {LEASED}),
+        (SELECT o.state FROM request q JOIN outcome o ON o.id = q.id
+            WHERE q.run = _run AND q.fingerprint = u.fingerprint AND o.token = u.token AND o.state = {DONE}),
+        (-1)::smallint)
+    FROM unnest(_fingerprints, _tokens) WITH ORDINALITY u(fingerprint, token, nth) ORDER BY u.nth
+$$;
+
 -- Some of the dead requests, behind this one.
 CREATE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
 RETURNS bigint[] LANGUAGE sql SET search_path FROM CURRENT AS $$

@@ -10,6 +10,7 @@ from shoal.batch.redaction import redacted
 from shoal.errors import ShoalError
 from shoal.monitoring.problems import Problem
 from shoal.monitoring.snapshot import Snapshot
+from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.state import Server
@@ -17,6 +18,7 @@ from shoal.server.state import Server
 router = APIRouter()
 
 _PROBLEMS = 20
+_HOSTS = 10
 _PROBLEMS_FRESH = 5.0  # seconds
 HOURS = (1, 3, 12, 24)
 
@@ -32,7 +34,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
         "waiting_hosts": _waiting_hosts(snapshot),
         "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),
-        "hours": next((each for each in HOURS if str(each) == hours), 3),
+        "hours": next((each for each in HOURS if str(each) == hours), HOURS[0]),
         "all_hours": HOURS,
     }
 
@@ -52,16 +54,20 @@ def _total(snapshot: Snapshot) -> dict[str, float]:
         "pages_per_second": sum(each.pages_per_second for each in runs),
         "items_per_second": sum(each.items_per_second for each in runs),
         "remaining": sum(each.stats.remaining for each in runs),
-        "workers": len({worker.worker for each in runs for worker in each.workers}),
+        "workers": sum(each.processes for each in runs),
     }
 
 
-def _waiting_hosts(snapshot: Snapshot) -> list[tuple[str, Any]]:
-    """Hosts with ready requests that may not be fetched from now, the longest block first."""
+def _waiting_hosts(snapshot: Snapshot) -> list[HostState]:
+    """Hosts whose requests wait: those that are blocked, the longest block first, then those whose queue takes longest
+    because of their delay."""
     found = {
-        host.host: (each.run.run_id, host) for each in snapshot.runs for host in each.hosts if host.blocked_for > 0
+        host.host: host
+        for each in snapshot.runs
+        for host in each.hosts
+        if host.blocked_for > 0 or (host.ready > 1 and host.delay > 0)
     }
-    return sorted(found.values(), key=lambda pair: -pair[1].blocked_for)[:10]
+    return sorted(found.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
 
 
 add_screen(router, "/", "overview", load)

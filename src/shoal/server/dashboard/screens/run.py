@@ -12,7 +12,9 @@ from shoal.batch.redaction import redacted
 from shoal.batch.spider import BatchSpider
 from shoal.config import mask
 from shoal.monitoring.actions import Action, ActionLog
+from shoal.monitoring.processes import RunProcess, read_run_processes
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
+from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
 from shoal.runs.dead_requests import dead_examples
 from shoal.runs.queries import run_options
@@ -24,10 +26,12 @@ from shoal.sinks.drainer import position_of
 
 router = APIRouter()
 
-HOURS = ("1", "24")
+HOURS = ("1", "24", "all")
 _ITEMS = 20
 _ITEMS_FRESH = 8.0  # seconds
 _EXAMPLES_FRESH = 60.0
+_PROCESSES_FRESH = 4.0
+_PROCESSES = 100
 _ACTIONS = 20
 _KINDS = 30
 
@@ -54,10 +58,10 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     return {
         "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
-        "hosts": await frontier.host_states(20), "workers": await frontier.workers(),
+        "hosts": await frontier.host_states(20), "processes": await _processes(server, run, frontier),
         "rewinds": await frontier.rewinds() if stats.rewinds else [], "error": server.jobs.failure(run.run_id),
         "items": items, "coverage": coverage, "settings": _settings(run), "actions": await _actions(server, run.run_id),
-        "hours": hours if hours in HOURS else "",
+        "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
     }  # fmt: skip
 
 
@@ -73,6 +77,17 @@ async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stat
         {"kind": kind, "count": count, "examples": examples.get(kind, []), "body": json.dumps({"kinds": [kind]})}
         for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_KINDS]
     ]
+
+
+async def _processes(server: Server, run: Run, frontier: Frontier) -> list[RunProcess]:
+    """Those that work on the run now, and those that were lost."""
+
+    async def read() -> list[RunProcess]:
+        return await read_run_processes(server.store, frontier, run.run_id)
+
+    found = await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)
+    is_over = run.state not in ACTIVE
+    return [each for each in found if each.state != "ended" and not (is_over and each.state == "lost")][:_PROCESSES]
 
 
 async def _items(server: Server, run_id: str) -> tuple[list[str], list[FieldCoverage]]:

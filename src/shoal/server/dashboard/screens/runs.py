@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, ShoalError
 from shoal.ports import Run, RunState, Stats
-from shoal.runs.queries import run_options
+from shoal.runs.queries import matching_runs, run_options
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.state import Server
@@ -19,6 +19,8 @@ router = APIRouter()
 STATES: tuple[RunState, ...] = ("queued", "running", "paused", "finished", "cancelled")
 _PAGE = 50
 _MAX_SEARCHED = 5000
+_KEPT_SECONDS = 30.0
+"""How long the counters of a run that has ended are kept. A retry of its failed pages makes it active again."""
 
 
 async def load(server: Server, request: Request) -> dict[str, Any]:
@@ -27,14 +29,12 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     before = query.get("before", "")[:200]
     states = [each for each in STATES if each == state] or None
     runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
-    wanted = [
-        run
-        for run in runs
-        if run.spider != BatchSpider.name and (text.lower() in run.spider.lower() or text in run.run_id)
-    ]
+    wanted = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
     start = next((index + 1 for index, run in enumerate(wanted) if run.run_id == before), 0)
     shown = wanted[start : start + _PAGE]
-    rows = [(run, stats, ledger_bar(stats)) for run in shown if (stats := await read_stats(server, run)) is not None]
+    known = {each.run.run_id: each.stats for each in (await server.snapshots.get()).runs}
+    counted = [(run, known.get(run.run_id) or await read_stats(server, run)) for run in shown]
+    rows = [(run, stats, ledger_bar(stats)) for run, stats in counted if stats is not None]
     return {
         "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
         "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
@@ -43,11 +43,17 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
 
 
 async def read_stats(server: Server, run: Run) -> Stats | None:
-    """The counters of a run; None if it was deleted in the meantime."""
-    try:
-        return await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
-    except RunError:
-        return None
+    """The counters of a run; None if it was deleted in the meantime. Those of a run that has ended hardly change."""
+
+    async def read() -> Stats | None:
+        try:
+            return await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+        except RunError:
+            return None
+
+    if run.ended_at is None:
+        return await read()
+    return await server.cache.get(("stats", run.run_id, run.ended_at), _KEPT_SECONDS, read)
 
 
 def spider_names(server: Server) -> list[str]:

@@ -23,6 +23,8 @@ _MAX_RESULT = 16 << 20
 _MAX_TEXT = 40_000
 _MAX_LINKS = 200
 _MAX_NUMBER = 16  # digits
+_KEPT = 100
+"""Pages of results without their contents."""
 
 
 async def load(server: Server, request: Request) -> dict[str, Any]:
@@ -32,13 +34,41 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     is_single = len(session.settings.urls) == 1 and not session.options.depth
     number = _number(query.get("result", "1" if is_single else ""))
     after = _number(query.get("after", "0")) or 0
-    outlines = [] if number is not None else await SessionResults(session).read_outlines(after, _PAGE, _MAX_READ)
     state, progress = await session.state(), await session.progress()
+    outlines = [] if number is not None else await _outlines.read(session, after, progress["results"], state)
+    result = None if number is None else await _read_result(session, number)
+    is_over = state in OVER
     return {
-        "session": session, "state": state, "progress": progress, "is_over": state in OVER, "is_single": is_single,
-        "result": None if number is None else await _read_result(session, number), "number": number,
-        "outlines": outlines, "next": outlines[-1][0] if len(outlines) == _PAGE else None, "after": after,
+        "session": session, "state": state, "progress": progress, "is_over": is_over, "is_single": is_single,
+        "result": result, "number": number, "outlines": outlines, "after": after,
+        "next": outlines[-1][0] if len(outlines) == _PAGE else None,
+        "is_final": is_over or (result is not None and not is_single),
     }  # fmt: skip
+
+
+class _Outlines:
+    """Pages of results without their contents. A page that is shown again reads only what is new."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[tuple[int, str], list[tuple[int, Result]]]] = {}
+        """By session and position: what the page was read at, and its results."""
+
+    async def read(self, session: Session, after: int, results: int, state: str) -> list[tuple[int, Result]]:
+        """``results``: how many the session has now."""
+        key, at = (session.id, after), (results, state)
+        before, found = self._known.pop(key, ((0, ""), []))
+        if results < before[0]:  # the store went back in time
+            found = []
+        if at != before and len(found) < _PAGE:
+            last = found[-1][0] if found else after
+            found = found + await SessionResults(session).read_outlines(last, _PAGE - len(found), _MAX_READ)
+        self._known[key] = at, found
+        while len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+        return found
+
+
+_outlines = _Outlines()
 
 
 def _number(text: str) -> int | None:

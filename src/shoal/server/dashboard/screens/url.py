@@ -12,7 +12,9 @@ from fastapi import APIRouter, Request
 from shoal.batch.redaction import redacted
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import RequestError
-from shoal.monitoring.url_report import UrlReport, report_url
+from shoal.monitoring.url_items import read_url_items
+from shoal.monitoring.url_report import Agent, UrlReport, read_agent, report_url
+from shoal.ports import Run
 from shoal.runs.queries import run_options
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.dashboard.screens.run import find_run
@@ -22,6 +24,7 @@ from shoal.server.state import Server
 router = APIRouter()
 
 _MAX_URL = 8192
+_FRESH = 60.0  # seconds for which items that were found, and the user agent, are kept
 _ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
 
 
@@ -32,13 +35,28 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     if url:
         frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
         try:
-            report = await report_url(frontier, url, server.config, exact=True)
+            report = await report_url(frontier, url, server.config, await _agent(server, run.run_id), exact=True)
         except RequestError as exc:
             raise ProblemError(422, "bad request", str(exc)) from exc
     return {
         "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
         "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
+        "items": await _items(server, run, report) if report is not None else [],
     }  # fmt: skip
+
+
+async def _agent(server: Server, run_id: str) -> Agent:
+    return await server.cache.get(("agent", run_id), _FRESH, lambda: read_agent(server.store, run_id, server.config))
+
+
+async def _items(server: Server, run: Run, report: UrlReport) -> list[str]:
+    history = report.history
+
+    async def read() -> list[str]:
+        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        return await read_url_items(server.store, frontier, run.run_id, history)
+
+    return await server.cache.get(("items", run.run_id, history.fingerprint, history.items), _FRESH, read)
 
 
 def _state(report: UrlReport | None) -> str:

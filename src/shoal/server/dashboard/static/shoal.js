@@ -180,6 +180,7 @@ document.addEventListener("DOMContentLoaded", () => dress(document));
 
 const CHARTS = new Map();
 const EVERY = 5000;
+const STEPS = [1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800, 2592000];
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -200,8 +201,8 @@ function chartOptions(place, series) {
   return {
     width: Math.max(260, place.clientWidth - 16), height: 200, legend: { live: true },
     scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
-    axes: [{ ...axis, values: timesOf, space: 80 }, { ...axis, size: 60 }],
-    series: [{ label: "Time", value: (u, moment) => (moment ? FULL.format(new Date(1000 * moment)) : "") }, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false }))],
+    axes: [{ ...axis, values: timesOf, space: 80, incrs: STEPS }, { ...axis, size: 60 }],
+    series: [{ label: "Time", value: (u, moment) => (moment ? FULL.format(new Date(1000 * moment)) : "") }, ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: false, dash: each.label === "items/s" ? [7, 5] : undefined }))],
   };
 }
 
@@ -220,8 +221,13 @@ async function draw(place) {
   update();
 }
 
+function valuesOf(data) {
+  return [data.times, ...data.series.map((each) => each.values)];
+}
+
 function paint(place, data) {
-  const values = [data.times, ...data.series.map((each) => each.values)];
+  const values = valuesOf(data);
+  place.chartData = data;
   let chart = CHARTS.get(place);
   if (!data.times.length) {
     if (!chart) place.textContent = "No history yet.";
@@ -234,7 +240,19 @@ function paint(place, data) {
   } else {
     chart.setData(values);
   }
+  // The newest values are shown while the pointer is elsewhere.
+  setTimeout(() => { if (chart.cursor.left < 0) chart.setLegend({ idx: data.times.length - 1 }); });
 }
+
+// The colours of a chart are part of it: draw it anew when the theme changes.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [place, chart] of CHARTS) {
+    if (!chart) continue;
+    chart.destroy();
+    CHARTS.set(place, null);
+    paint(place, place.chartData);
+  }
+});
 
 addEventListener("resize", () => {
   makeScrollable(document);

@@ -1,0 +1,1 @@
+"""An ordinary Scrapy project and the shop that it crawls."""

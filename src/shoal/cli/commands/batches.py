@@ -1,0 +1,338 @@
+"""`shoal batch`: try a URL, and see and cancel batches of the HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
+from shoal.cli.run_store import opened_store
+from shoal.errors import ConfigError, RunError
+from shoal.printable import printable
+
+if TYPE_CHECKING:
+    from shoal.batch.listing import SessionSummary
+    from shoal.batch.options import BatchOptions
+    from shoal.batch.results import Result
+    from shoal.batch.service import BatchService
+    from shoal.batch.session import Session
+    from shoal.config import Config
+
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The ID of the batch, from `shoal batch list`.")]
+
+_MAX_ANSWER = 64 << 20
+_OPTIONS = {"fields": "--field", "also": "--show", "render": "--render, --wait-for or --screenshot"}
+
+app = Commands()
+batch_app = Commands(
+    help="Try a URL, and see and cancel batches of the HTTP API.\n\n"
+    "Programs send batches of URLs to `shoal serve`. Each one is a session in the frontier.",
+    epilog=(
+        "shoal batch try https://example.com --field title=h1\n"
+        "shoal batch list --frontier redis://host\n"
+        "shoal batch cancel SESSION --frontier redis://host"
+    ),
+    no_args_is_help=True,
+)
+app.add_typer(batch_app, name="batch")
+
+
+# -- trying a URL
+
+
+@batch_app.add(
+    "try",
+    examples="""
+    shoal batch try https://example.com
+    shoal batch try https://example.com --field title=h1 --show links
+    shoal batch try https://example.com --wait-for "#price" --screenshot a.png
+    """,
+)
+def try_page(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
+    field: Annotated[
+        list[str], typer.Option("--field", metavar="NAME=CSS", help="Select a field with CSS. Repeatable.")
+    ] = [],
+    show: Annotated[
+        list[str],
+        typer.Option("--show", metavar="FORM", help="html, text, markdown (default) or links. Repeatable."),
+    ] = [],
+    render: Annotated[
+        str | None,
+        typer.Option("--render", metavar="MODE", help="Use a browser: always, or auto: if the page needs it."),
+    ] = None,
+    wait_for: Annotated[
+        str | None,
+        typer.Option("--wait-for", metavar="WHAT", help="Wait in the browser for a CSS selector, or milliseconds."),
+    ] = None,
+    screenshot: Annotated[
+        Path | None, typer.Option("--screenshot", metavar="FILE", help="Save a picture of the page as PNG.")
+    ] = None,
+    robots: Annotated[bool, typer.Option("--robots/--no-robots", help="Obey robots.txt, or not.")] = True,
+    celery: Annotated[bool, typer.Option("--celery", help="Fetch it on a Celery worker, not in this process.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this time (default 300).", min=1.0)
+    ] = 300.0,
+    as_json: AsJson = False,
+    setting: Setting = [],
+) -> None:
+    """Fetch one URL as a batch, and print what the API would return.
+
+    It needs no server. The exit code is 1 if the page could not be fetched.
+    """
+    with _needs_api():
+        from shoal.batch.trial import private_service, try_url
+    rendering = given({"mode": render, "wait_for": _number_or_text(wait_for), "screenshot": screenshot and True})
+    options = _options(
+        {
+            "fields": pairs(field, "--field"), "also": list(dict.fromkeys(show or ["markdown"])), "robots": robots,
+            "render": rendering or None,
+        }
+    )  # fmt: skip
+    config = resolve(None, {}, setting).config
+    config.refuse_tor("`shoal batch`")
+
+    async def work() -> Result:
+        async with _celery_service(config) if celery else private_service(config) as service:
+            return await try_url(service, url if "://" in url else f"http://{url}", options, timeout)
+
+    result = asyncio.run(work())
+    picture = result.get("screenshot")
+    if screenshot is not None and isinstance(picture, bytes):
+        screenshot.write_bytes(picture)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(result).decode())
+    else:
+        _print_result(result, options, screenshot)
+    if result["status"] != "success":
+        sys.exit(1)
+
+
+def _number_or_text(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _options(values: Mapping[str, Any]) -> BatchOptions:
+    """ConfigError names the option that is wrong."""
+    from pydantic import ValidationError
+
+    from shoal.batch.options import BatchOptions
+
+    try:
+        return BatchOptions.model_validate(dict(values))
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        option = _OPTIONS.get(str(first["loc"][0]) if first["loc"] else "", "")
+        raise ConfigError(f"{option or 'options'}: {first['msg'].removeprefix('Value error, ')}") from exc
+
+
+def _print_result(result: Result, options: BatchOptions, screenshot: Path | None) -> None:
+    error = result.get("error")
+    http = f", HTTP {result['http_status']}" if result.get("http_status") else ""
+    browser = ", rendered in a browser" if result.get("rendered") else ""
+    print(f"{printable(str(result['url']))}\n  status    {result['status']}{http}{browser}")
+    if isinstance(error, dict):
+        print(f"  error     {error['kind']}: {printable(str(error['message']))}")
+    for name, key in (("title", "title"), ("type", "content_type"), ("final URL", "final_url")):
+        if result.get(key) and result[key] != result["url"]:
+            print(f"  {name:<9} {printable(str(result[key]))}")
+    also = result.get("also")
+    forms = also if isinstance(also, dict) else {}
+    fields = forms.get("fields")
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        print(f"  field     {name} = {'(no match)' if value in (None, []) else printable(str(value))}")
+    if screenshot is not None and result.get("screenshot"):
+        print(f"  saved     {screenshot}")
+    for form in options.also:
+        content = forms.get(form)
+        if content is not None:
+            print()
+            print(*map(printable, content if isinstance(content, list) else str(content).splitlines()), sep="\n")
+
+
+# -- sessions
+
+
+@batch_app.add("list", examples="shoal batch list --frontier redis://host")
+def list_batches(
+    frontier: FrontierUrl = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="List at most N batches (default 20).", min=1)
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List batches with their progress, newest first."""
+
+    async def work() -> list[SessionSummary]:
+        with _needs_api():
+            from shoal.batch.listing import list_sessions
+        config = resolve(None, given({"frontier": frontier}), []).config
+        found: dict[str, SessionSummary] = {}
+        for url in _stores(config, frontier):
+            async with opened_store(url, readonly=True) as store:
+                for each in await list_sessions(store, config.project_name, None, limit):
+                    found[each.session_id] = each
+        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
+
+    found = asyncio.run(work())
+    if as_json:
+        import msgspec
+
+        for each in found:
+            print(msgspec.json.encode(each).decode())
+        return
+    if not found:
+        print("no batches: `shoal serve` accepts them at POST /api/crawl/batch")
+        return
+    print(
+        f"{'session':<32} {'state':<10} {'where':<7} {'started':<19} {'done':>7} {'failed':>7} {'total':>7}  first URL"
+    )
+    for each in found:
+        progress, where = each.progress, "celery" if each.distributed else "server"
+        print(
+            f"{each.session_id:<32} {each.state:<10} {where:<7} {_clock(each.created_at)} {progress['done']:>7} "
+            f"{progress['failed']:>7} {progress['total']:>7}  {printable(each.first_url)}"
+        )
+
+
+@batch_app.add(
+    examples="""
+    shoal batch show SESSION --frontier redis://host
+    shoal batch show SESSION --json > results.jsonl
+    """
+)
+def show(
+    session_id: SessionId,
+    frontier: FrontierUrl = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Show at most N results (default 100).", min=1)
+    ] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show the progress and the results of a batch.
+
+    With --json, each line is a result with its content.
+    """
+
+    async def work() -> None:
+        from shoal.batch.results import SessionResults
+
+        async with _opened_session(session_id, frontier, readonly=True) as session:
+            results = SessionResults(session)
+            if as_json:
+                import msgspec
+
+                for _, result in await results.read(0, limit, _MAX_ANSWER):
+                    print(msgspec.json.encode(result).decode())
+                return
+            progress = await session.progress()
+            counts = ", ".join(f"{progress[name]} {name.replace('_', ' ')}" for name in progress if name != "results")
+            print(f"session {session.id} is {await session.state()}: {counts}")
+            for _, result in await results.read_outlines(0, limit, _MAX_ANSWER):
+                error = result.get("error")
+                text = f"{error['kind']}: {error['message']}" if isinstance(error, dict) else str(result["title"] or "")
+                print(f"{result['status']!s:<9} {result['http_status'] or '':>3}  {printable(str(result['url']))}")
+                if text:
+                    print(f"               {printable(text)}")
+
+    asyncio.run(work())
+
+
+@batch_app.add(examples="shoal batch cancel SESSION --frontier redis://host")
+def cancel(session_id: SessionId, frontier: FrontierUrl = None) -> None:
+    """Fetch no more pages of a batch. Its results so far can still be read."""
+
+    async def work() -> None:
+        async with _opened_session(session_id, frontier, readonly=False) as session:
+            await session.cancel()
+            print(f"session {session.id} is {await session.state()}")
+
+    asyncio.run(work())
+
+
+@batch_app.add(examples="shoal batch workers")
+def workers(as_json: AsJson = False) -> None:
+    """List the Celery workers that fetch batches.
+
+    The broker is that of CELERY_BROKER_URL.
+    """
+    with _needs_api():
+        from shoal.tasks.watch import CeleryWatch
+
+    async def work() -> None:
+        watch = CeleryWatch()
+        try:
+            await watch.count_workers()
+        finally:
+            watch.close()
+        for each in watch.members:
+            line = f"{printable(each.name)}, process {each.pid}"
+            print(json.dumps({"name": each.name, "pid": each.pid, "answers": each.answers}) if as_json else line)
+        if not watch.members and not as_json:
+            print("no Celery worker answers: start one with `shoal celery-worker`")
+
+    asyncio.run(work())
+
+
+# -- stores
+
+
+def _stores(config: Config, frontier: str | None) -> list[str | None]:
+    """Where batches are: in the frontier, and those on Celery workers perhaps in a store of their own."""
+    found: list[str | None] = [frontier]
+    if "CELERY_BROKER_URL" in os.environ:
+        from shoal.tasks.settings import distributed_frontier
+
+        if (remote := distributed_frontier(config)) != config.frontier:
+            found = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
+    return found
+
+
+@asynccontextmanager
+async def _opened_session(session_id: str, frontier: str | None, *, readonly: bool) -> AsyncIterator[Session]:
+    """A session of the project. RunError if there is none."""
+    with _needs_api():
+        from shoal.batch.session import Session
+    config = resolve(None, given({"frontier": frontier}), []).config
+    for url in _stores(config, frontier):
+        async with opened_store(url, readonly=readonly) as store:
+            found = await Session.find(store, session_id)
+            if found is not None and found.run.project == config.project_name:
+                yield found
+                return
+    raise RunError(f"there is no batch {session_id!r:.110}: it has expired, or it is in another frontier")
+
+
+@asynccontextmanager
+async def _celery_service(config: Config) -> AsyncIterator[BatchService]:
+    """Batches on Celery workers, sent by this process."""
+    with _needs_api():
+        from shoal.tasks.remote import opened_service
+    async with opened_service(config) as service:
+        yield service
+
+
+@contextmanager
+def _needs_api() -> Iterator[None]:
+    """Turn a missing library into a ConfigError that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        extra = "celery" if exc.name in ("celery", "kombu") else "api"
+        raise ConfigError(f"`shoal batch` needs {exc.name}; install it with: pip install 'shoal[{extra}]'") from exc
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

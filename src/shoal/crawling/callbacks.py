@@ -1,0 +1,165 @@
+"""The user's side of a page: its callbacks, and what becomes of their output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sysconfig
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable
+from inspect import isawaitable
+from types import GeneratorType
+from typing import Any
+
+from msgspec import Struct
+
+from shoal.crawling.files import FileChains, Step
+from shoal.crawling.stats import Counters
+from shoal.errors import DropItem, ItemError, ShoalError, SpiderError
+from shoal.http import Duplicates, File, LinkBatch, Request, Response
+from shoal.http.files import FILE_CALLBACK
+from shoal.item import encode_item, is_item
+from shoal.selector.usage import begin_page
+from shoal.spider import Spider
+
+log = logging.getLogger("shoal.engine")
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+"""Beginnings of file names that are not code of the user."""
+_MAX_REASON = 200  # characters of the reason why an item was dropped
+
+
+class Found(Struct):
+    """The output of a callback: encoded items that passed the pipelines, and links."""
+
+    items: list[bytes]
+    links: list[Request | LinkBatch]
+    dropped: list[str] = []
+    """The reasons of the items that pipelines dropped."""
+    files: list[Request] = []
+    """Requests for files. The scope allows them."""
+    duplicates: int = 0
+    """Links that were left out because the frontier has them."""
+
+    def add(self, step: Step) -> None:
+        """Add what follows a file."""
+        if isinstance(step, Request):
+            self.files.append(step)
+        else:
+            self.items.append(step)
+
+
+class Callbacks:
+    """Calls the methods of the spider. Their exceptions are passed on. An item that cannot be stored is left out,
+    counted and logged; it does not fail its page."""
+
+    def __init__(self, spider: Spider, counters: Counters, files: FileChains) -> None:
+        self._spider = spider
+        self._counters = counters
+        self._files = files
+        self._fields = dict.fromkeys(spider.fields)
+        self.pipelines: list[Callable[..., Any]] = [
+            each() if isinstance(each, type) else each for each in spider.pipelines
+        ]
+        for pipeline in self.pipelines:
+            if not callable(pipeline):
+                name = type(pipeline).__name__
+                instead = "rename process_item to __call__" if hasattr(pipeline, "process_item") else "use a function"
+                raise SpiderError(f"the pipeline {name} is not callable: {instead}, or write a class with __call__")
+
+    async def call(self, name: str | None, request: Request, /, *arguments: object, **named: object) -> Found:
+        """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
+        response = arguments[0] if isinstance(arguments[0], Response) else None
+        if name == FILE_CALLBACK and response is not None:
+            found = Found([], [])
+            found.add(await self._files.fetched(request, response))
+            return found
+        begin_page()
+        outputs = await _collect(self._spider.callback(name)(*arguments, **named))
+        return await self.take(outputs, request, response)
+
+    async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
+        """Sort the output of a callback: links, files, and items that pass the pipelines. ``response`` is None in an
+        errback. What the callback saved of it is stored first, because items name its path."""
+        if response is not None and response.saved:
+            await self._files.store(response)
+        found = Found([], [])
+        files: dict[int, list[File]] = {}
+        for output in outputs:
+            if isinstance(output, (LinkBatch, Request)):
+                self._check(output)
+                found.links.append(output)
+            elif type(output) is File:
+                files.setdefault(id(output if output.item is None else output.item), []).append(output)
+            elif type(output) is Duplicates:
+                found.duplicates += output.count
+            elif output is not None and (encoded := await self._encode(output, request, found)) is not None:
+                found.items.append(encoded)
+        for group in files.values():
+            await self._begin(group, request, response, found)
+        return found
+
+    async def _begin(self, files: list[File], request: Request, response: Response | None, found: Found) -> None:
+        """Fetch the files of an item. If a pipeline drops the item, nothing is fetched."""
+        item = files[0].item
+        encoded = b"" if item is None else await self._encode(item, request, found)
+        if encoded is not None:
+            found.add(await self._files.begin(files, encoded, request, response))
+
+    def _check(self, link: Request | LinkBatch) -> None:
+        """SpiderError if a new request names a callback that the spider does not have."""
+        for name in (link.callback, link.errback):
+            if name is not None:
+                self._spider.callback(name)
+
+    async def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
+        try:
+            for pipeline in self.pipelines:
+                item = pipeline(item, self._spider)
+                if isawaitable(item):
+                    item = await item
+                if item is None:
+                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
+                    raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
+            if self._fields and type(item) is dict:
+                item = self._fields | item
+            return encode_item(item)
+        except DropItem as dropped:
+            reason = str(dropped)[:_MAX_REASON] or "no reason"
+            self._counters.drop(reason)
+            found.dropped.append(reason)
+            log.debug("item dropped url=%s reason=%s", request.url, dropped)
+        except ItemError as error:
+            self._counters.item_errors += 1
+            log.error("item not stored url=%s %s", request.url, error)
+        return None
+
+
+async def _collect(result: object) -> list[object]:
+    """The output of any kind of callback: generator, coroutine, async generator, list, or a single value."""
+    if isinstance(result, GeneratorType):
+        return list(result)
+    if isawaitable(result):
+        result = await result
+    if result is None:
+        return []
+    if isinstance(result, AsyncIterator):
+        return [output async for output in result]
+    if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
+        return [result]
+    return list(result)
+
+
+def describe(exc: BaseException) -> str:
+    """The exception, and the last line of the user's own files in its traceback. An error that Shoal raises after the
+    callback has no such line."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if not own and not isinstance(exc, ShoalError):
+        own = list(frames)
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(exc).__name__}: {exc}{place}"

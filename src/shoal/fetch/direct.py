@@ -1,0 +1,363 @@
+"""Fetches pages without a proxy, over its own HTTP/1.1 connections. It needs a third of the CPU time of aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import socket
+import ssl
+import time
+from collections.abc import Collection, Iterable
+
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from shoal.config import HttpSettings
+from shoal.errors import FetchError
+from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text
+from shoal.fetch.decompress import decompress
+from shoal.fetch.guard import AddressGuard
+from shoal.fetch.http import HttpFetcher, LimitedFetcher, default_headers, without_verification
+from shoal.fetch.http_connection import HttpConnection, Limits
+from shoal.http import Request, Response
+from shoal.http.exchange import Exchange, captured
+from shoal.http.files import FILE_CALLBACK
+from shoal.ports import Fetcher
+from shoal.urls.normalize import host_of, origin_of
+
+_BUFFER = 1 << 16  # bytes that are received at once
+_MAX_IDLE = 512  # connections that wait for another request, to all hosts together
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, and if it is an empty one
+_FRAMING = ("content-length", "transfer-encoding")  # headers that say where a body ends
+_URL = re.compile(r"[!-~]+")
+_UNSAFE = re.compile(r"[\r\n\0]")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class DirectFetcher:
+    """Fetches pages over persistent connections, and does not follow redirects, as `HttpFetcher` does, with the same
+    limits, errors and guard. Requests through a proxy go through an `HttpFetcher`.
+
+    If the server closes a connection that was used before instead of answering, the request is repeated once on a new
+    connection, provided that its method allows it.
+    """
+
+    def __init__(
+        self,
+        config: HttpSettings,
+        user_agent: str,
+        guard: AddressGuard | None = None,
+        upstreams: Collection[str] = (),
+        *,
+        max_file_bytes: int | None = None,
+        knows_addresses: bool = False,
+    ) -> None:
+        """The same as those of `HttpFetcher`."""
+        self._proxied = HttpFetcher(
+            config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes, knows_addresses=knows_addresses
+        )
+        self._config = config
+        self._max_file_bytes = max_file_bytes
+        self._connector = Connector(guard, config.dns_cache_seconds)
+        self._headers = {name.lower(): (name, value) for name, value in default_headers(config, user_agent).items()}
+        self._default_lines = _lines(self._headers.values())
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._tls: asyncio.Task[ssl.SSLContext] | None = None
+        self._idle: dict[str, list[HttpConnection]] = {}
+        self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._in_use: set[HttpConnection] = set()
+        self._closed = False
+
+    def limited_to(self, max_body_bytes: int) -> Fetcher:
+        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
+        return LimitedFetcher(self, max_body_bytes)
+
+    async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
+        """``max_body_bytes`` replaces the configured limit."""
+        config = self._config
+        if request.proxy is not None or config.proxy is not None:
+            return await self._proxied.fetch(request, max_body_bytes)
+        if max_body_bytes is None:
+            max_body_bytes = config.max_body_bytes
+            if request.callback == FILE_CALLBACK and self._max_file_bytes is not None:
+                max_body_bytes = self._max_file_bytes
+        exchanges = captured.get()
+        began = 0.0 if exchanges is None else time.time()
+        started = time.monotonic()
+        read_timeout, total = config.read_timeout, config.total_timeout
+        if request.timeout is not None:
+            read_timeout = total = request.timeout
+        deadline = asyncio.get_running_loop().time() + total
+        limits = Limits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
+        message = self._message(request)
+        try:
+            # Nothing may await between this and `_response`: the connection can be used again, for another response.
+            connection = await self._exchange(request, message, limits)
+        except TimeoutError as exc:
+            whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
+            problem = f"{host_of(request.url)} did not send the whole page within {total:g} s ({whose})"
+            raise FetchError(problem, kind="timeout", retryable=True) from exc
+        elapsed = connection.answered_at - started
+        if exchanges is not None:
+            exchanges.append(_exchange_of(request, message, connection, began, elapsed))
+        return _response(request, connection, elapsed, max_body_bytes)
+
+    async def _exchange(self, request: Request, message: bytes, limits: Limits) -> HttpConnection:
+        """Send the request, and return the connection that has the response."""
+        origin, head_only = origin_of(request.url), request.method == "HEAD"
+        connection = self._take(origin)
+        if connection is not None:
+            try:
+                await self._use(connection, message, limits, head_only)
+                return connection
+            except FetchError:
+                if not connection.unheard or request.method not in _REPEATABLE:
+                    raise
+        connection = await self._connect(request, origin, limits.deadline)
+        await self._use(connection, message, limits, head_only)
+        return connection
+
+    async def _use(self, connection: HttpConnection, message: bytes, limits: Limits, head_only: bool) -> None:
+        self._in_use.add(connection)
+        try:
+            await connection.exchange(message, limits, head_only=head_only)
+        finally:
+            self._in_use.discard(connection)
+        if connection.reusable and self._config.keep_alive_seconds > 0 and not self._closed:
+            self._keep(connection)
+        else:
+            connection.abort()
+
+    # -- what is sent
+
+    def _message(self, request: Request) -> bytes:
+        """The request as bytes. FetchError if it cannot be sent."""
+        url = request.url
+        try:
+            if not _URL.fullmatch(url):
+                raise ValueError("the URL is not in normal form")
+            path, host = url[url.index("/", 8) :], host_of(url)
+            if not request.headers and request.method == "GET" and not request.body and "@" not in url[: -len(path)]:
+                return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{self._default_lines}\r\n".encode()
+            headers = {"host": ("Host", host), **self._headers}
+            if user := URL(url, encoded=True).user:
+                login = f"{user}:{URL(url, encoded=True).password or ''}"
+                headers["authorization"] = ("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+            headers.update((name.lower(), (name, value)) for name, value in request.headers.items())
+            for name in _FRAMING:  # those of a browser, for example, have the length of another body
+                headers.pop(name, None)
+            if request.body or request.method in _WITH_LENGTH:
+                headers["content-length"] = ("Content-Length", str(len(request.body)))
+            return f"{request.method} {path} HTTP/1.1\r\n{_lines(headers.values())}\r\n".encode() + request.body
+        except ValueError as exc:
+            raise _unsendable(request, exc) from exc
+
+    # -- connections
+
+    def _take(self, origin: str) -> HttpConnection | None:
+        idle = self._idle.get(origin)
+        if not idle:
+            return None
+        connection = idle.pop()
+        if not idle:
+            del self._idle[origin]
+        del self._idle_since[connection]
+        return connection
+
+    def _keep(self, connection: HttpConnection) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle.setdefault(connection.origin, []).append(connection)
+        self._idle_since[connection] = loop.time()
+        if len(self._idle_since) > _MAX_IDLE:
+            self._drop(next(iter(self._idle_since)))
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._config.keep_alive_seconds, self._sweep)
+
+    def _drop(self, connection: HttpConnection) -> None:
+        """Close an idle connection, or forget one that closed by itself."""
+        if self._idle_since.pop(connection, None) is not None:
+            idle = self._idle[connection.origin]
+            idle.remove(connection)
+            if not idle:
+                del self._idle[connection.origin]
+            connection.abort()
+
+    def _sweep(self) -> None:
+        """Close the connections that were idle for too long."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        expired = loop.time() - self._config.keep_alive_seconds
+        while self._idle_since:
+            connection, since = next(iter(self._idle_since.items()))
+            if since > expired:
+                self._sweeper = loop.call_later(since - expired, self._sweep)
+                return
+            self._drop(connection)
+
+    async def _connect(self, request: Request, origin: str, deadline: float) -> HttpConnection:
+        """Open a connection. FetchError says why there is none; TimeoutError after the deadline."""
+        host, patience = host_of(request.url), self._config.connect_timeout
+        scheme, name, port = _address(origin)
+        connection = HttpConnection(host, self._buffer, self._drop)
+        connection.origin = origin
+        connecting = asyncio.timeout(patience)
+        try:
+            async with asyncio.timeout_at(deadline):
+                tls = await self._tls_context() if scheme == "https" else None
+                found = await self._connector.resolve(name)
+                async with connecting:
+                    await self._open(connection, await self._connector.connect_to(found, port), tls, name)
+        except TimeoutError as exc:
+            if exc.errno:  # of the system
+                raise _explain(exc, host) from exc
+            if not connecting.expired():
+                raise
+            message = f"no connection to {host} within {patience:g} s (http.connect_timeout)"
+            raise FetchError(message, kind="timeout", retryable=True) from exc
+        except socket.gaierror as exc:
+            if isinstance(exc.__cause__, ValueError):
+                raise _unsendable(request, exc.__cause__) from exc
+            raise FetchError(
+                f"can't resolve the host {host}", kind="dns", retryable=True, contacted=False
+            ) from exc  # fmt: skip
+        except OSError as exc:
+            raise _explain(exc, host) from exc
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise _too_late(host) from exc  # `close` cancelled something that this request shares with others
+        if self._closed:
+            connection.abort()
+            raise _too_late(host)
+        return connection
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        """Made on first use, in a thread: reading all authorities takes long enough to delay other connections."""
+        if self._tls is None or (self._tls.done() and (self._tls.cancelled() or self._tls.exception())):
+            self._tls = asyncio.create_task(asyncio.to_thread(_make_tls_context, self._config.verify_tls))
+        return await asyncio.shield(self._tls)
+
+    async def _open(
+        self, connection: HttpConnection, sock: socket.socket, tls: ssl.SSLContext | None, name: str
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if tls is None:
+                await loop.create_connection(lambda: connection, sock=sock)
+            else:
+                await loop.create_connection(
+                    lambda: connection,
+                    sock=sock,
+                    ssl=tls,
+                    server_hostname=name.rstrip("."),
+                    ssl_handshake_timeout=self._config.connect_timeout + 1,  # ours is first
+                )
+        except BaseException:
+            sock.close()
+            raise
+
+    @property
+    def idle_connections(self) -> int:
+        """How many connections wait for another request."""
+        return len(self._idle_since)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in [*self._idle_since, *self._in_use]:
+            connection.abort()
+        self._idle.clear()
+        self._idle_since.clear()
+        if self._tls is not None:
+            self._tls.cancel()
+        self._connector.close()
+        await self._proxied.close()
+        await asyncio.sleep(0)  # the event loop closes the sockets
+
+
+def _lines(headers: Iterable[tuple[str, str]]) -> str:
+    """ValueError if a value would end its line: a cookie of a server must not become a header."""
+    text = ""
+    for name, value in headers:
+        if _UNSAFE.search(name) or _UNSAFE.search(value):
+            raise ValueError(f"the header {name} has a line break")
+        text += f"{name}: {value}\r\n"
+    return text
+
+
+def _address(origin: str) -> tuple[str, str, int]:
+    """Scheme, host and port of ``scheme://host:port``."""
+    scheme, _, rest = origin.partition("://")
+    name, colon, port = rest.rpartition("@")[2].rpartition(":")
+    if not colon or port.endswith("]"):  # no port; the colon is part of an IPv6 address
+        return scheme, (name + colon + port).strip("[]"), _DEFAULT_PORTS[scheme]
+    return scheme, name.strip("[]"), int(port)
+
+
+def _exchange_of(
+    request: Request, message: bytes, connection: HttpConnection, began: float, elapsed: float
+) -> Exchange:
+    _, *lines = message.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    return Exchange(
+        url=request.url, method=request.method, sent=[(name, value) for name, _, value in map(_split_line, lines)],
+        sent_body=request.body, version=connection.version, status=connection.status, reason=connection.reason,
+        received=list(connection.headers), body=bytes(connection.body), began=began, elapsed=elapsed,
+        address=connection.address,
+    )  # fmt: skip
+
+
+def _split_line(line: bytes) -> tuple[bytes, bytes, bytes]:
+    return line.partition(b": ")
+
+
+def _response(request: Request, connection: HttpConnection, elapsed: float, limit: int) -> Response:
+    headers = CIMultiDictProxy(
+        CIMultiDict(
+            [
+                (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+                for name, value in connection.headers
+            ]
+        )
+    )
+    body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
+    connection.forget()
+    coding = headers.get("Content-Encoding")
+    if coding and body:
+        body = decompress(body, coding, limit)
+    return Response(
+        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed
+    )  # fmt: skip
+
+
+def _make_tls_context(verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context() if verify else without_verification()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _unsendable(request: Request, exc: Exception) -> FetchError:
+    message = f"can't fetch {request.url}: {one_line(exc)}"
+    return FetchError(message, kind="request", retryable=False, contacted=False)
+
+
+def _too_late(host: str) -> FetchError:
+    return FetchError(f"no connection to {host}: the fetcher is closed", kind="reset", retryable=True, contacted=False)
+
+
+def _explain(exc: OSError, host: str) -> FetchError:
+    """Say why there is no connection, and whether a retry can help."""
+    match exc:
+        case RefusedAddressError():
+            return FetchError(exc.message, kind="address", retryable=False, contacted=False)
+        case ssl.SSLCertVerificationError():
+            message = f"the certificate of {host} is not trusted: {one_line(exc)} (http.verify_tls)"
+            return FetchError(message, kind="tls", retryable=False)
+        case ssl.SSLError():
+            return FetchError(f"no secure connection to {host}: {one_line(exc)}", kind="tls", retryable=False)
+    return FetchError(f"no connection to {host}: {system_text(exc)}", kind="connect", retryable=True)

@@ -1,0 +1,307 @@
+"""One HTTP/1.1 connection to a server, with limits on everything that the server controls."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from shoal.errors import FetchError
+from shoal.fetch.connecting import one_line, system_text
+
+_MAX_HEADERS = 128
+_MAX_INTERIM = 16  # responses with a status below 200 before the response itself
+_OVERHEAD = 8  # bytes on the wire for each byte of a body: chunks of a single byte need six
+_MAX_UNUSED = 1 << 20  # bytes on the wire that are no part of a body
+
+
+class Limits(NamedTuple):
+    """What one response may cost."""
+
+    deadline: float
+    """In the time of the event loop."""
+    read_timeout: float
+    max_body_bytes: int
+    max_header_bytes: int
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """Sends one request at a time, and collects its response in ``status``, ``headers``, ``body``.
+
+    ``host`` is for messages. ``buffer`` receives what arrives; connections of one event loop can share it.
+    ``on_idle_close`` is called when the connection closes while it has no request.
+    """
+
+    def __init__(self, host: str, buffer: memoryview, on_idle_close: Callable[[HttpConnection], None]) -> None:
+        self._host = host
+        self._buffer = buffer
+        self._on_idle_close = on_idle_close
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = self._new_parser()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.origin = ""
+        self.address = ""
+        """The IP address of the server."""
+        self.reusable = False
+        """Whether the connection can send another request."""
+        self._limits = Limits(0.0, 0.0, 0, 0)
+        self._reset(head_only=False)
+
+    def _new_parser(self) -> HttpResponseParser:
+        parser = HttpResponseParser(self)
+        # Many servers break these rules, and none of them is about where a response ends.
+        parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        return parser
+
+    def _reset(self, *, head_only: bool) -> None:
+        self.unheard = False
+        """Whether the server closed the connection before it sent a byte of the response."""
+        self.status = 0
+        self.reason = ""
+        self.version = "1.1"
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body: bytes | bytearray = b""
+        self.answered_at = 0.0
+        """When all headers had arrived, by `time.monotonic`."""
+        self._head_only = head_only
+        self._heard_at = 0.0
+        self._received = 0
+        self._header_count = 0  # of all interim responses, and with the trailers
+        self._unparsed = 0  # bytes since the last complete header or part of the body
+        self._interim = 0
+        self._declared: int | None = None
+        self._chunked = False
+
+    async def exchange(self, message: bytes, limits: Limits, *, head_only: bool) -> None:
+        """Send a request and wait for its response. ``head_only``: the response has no body, whatever it declares.
+
+        TimeoutError after the deadline, FetchError for everything else. The connection is closed after an error.
+        """
+        self._reset(head_only=head_only)
+        if self._transport is None:  # it closed after the caller chose it
+            self.unheard = True
+            raise _reset_by(self._host, "Server disconnected")
+        self._limits = limits
+        self.reusable = False
+        self._heard_at = self._loop.time()
+        self._waiter = waiter = self._loop.create_future()
+        self._transport.write(message)
+        self._arm(min(limits.deadline, self._heard_at + limits.read_timeout))
+        try:
+            await waiter
+        except BaseException:  # also when the caller is cancelled
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # nobody else reads it
+            self.abort()
+            raise
+
+    def forget(self) -> None:
+        """Drop the response: hundreds of connections can be idle, and each body can have many megabytes."""
+        self.headers = []
+        self.body = b""
+
+    def abort(self) -> None:
+        """Close the connection at once. A request that waits for its response fails."""
+        if self._waiter is not None:
+            self._fail(_reset_by(self._host, "it is no longer needed"))
+            return
+        self.reusable = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- time
+
+    def _arm(self, due: float) -> None:
+        """Check the time limits no later than at ``due``. A timer that fires too early checks once more: that is
+        cheaper than a timer for each request."""
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._check_time)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        now, limits = self._loop.time(), self._limits
+        silent = self._heard_at + limits.read_timeout
+        if now >= limits.deadline:
+            self._fail(TimeoutError())
+        elif now >= silent:
+            message = f"{self._host} sent nothing for {limits.read_timeout:g} s (http.read_timeout)"
+            self._fail(FetchError(message, kind="timeout", retryable=True))
+        else:
+            self._arm(min(limits.deadline, silent))
+
+    # -- the event loop calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._waiter is None:  # nobody asked: its next response could be another one's
+            self.abort()
+            return
+        self._heard_at = self._loop.time()
+        self._received += nbytes
+        self._unparsed += nbytes
+        problem = ""
+        try:
+            self._parser.feed_data(self._buffer[:nbytes])
+        except HttpParserUpgrade:
+            problem = "an upgrade that nobody asked for"
+        except HttpParserError as exc:
+            problem = one_line(exc) if self.status or self.headers else "Bad status line"
+        if self._waiter is None:  # complete, or failed; what came after it was not asked for
+            self.reusable = self.reusable and not problem
+        elif problem:
+            self._fail(self._invalid(problem))
+        elif self._unparsed > self._limits.max_header_bytes:
+            self._fail(self._header_too_long())
+        elif self._received > _OVERHEAD * self._limits.max_body_bytes + _MAX_UNUSED:
+            self._fail(too_large(self._limits.max_body_bytes))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        del self._parser  # they refer to each other, and garbage is collected rarely
+        self.reusable = False
+        if self._waiter is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._on_idle_close(self)
+        elif self.answered_at:
+            if exc is None and self._declared is None and not self._chunked:
+                self._finish()  # the end of the connection is the end of the body
+            else:
+                self._fail(FetchError(f"the body is incomplete: {self._missing()}", kind="half body", retryable=True))
+        else:
+            self.unheard = self._received == 0
+            self._fail(_reset_by(self._host, _reason(exc)))
+
+    # -- the parser calls these
+
+    def on_status(self, status: bytes) -> None:
+        self.reason = status.decode("latin-1")
+
+    def on_message_begin(self) -> None:
+        if self._waiter is None:  # another response behind the one that was asked for
+            self.reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._unparsed = 0
+        if self._waiter is None:
+            return
+        self._header_count += 1
+        if self._header_count > _MAX_HEADERS:
+            self._fail(self._invalid("Too many headers"))
+        elif len(name) + len(value) > self._limits.max_header_bytes:
+            self._fail(self._header_too_long())
+        elif not self.answered_at:  # later ones are trailers, which nobody reads
+            self.headers.append((name, value.rstrip(b" \t")))
+            if len(name) == 14 and name.lower() == b"content-length":
+                self._declared = int(value)
+            elif len(name) == 17 and name.lower() == b"transfer-encoding":
+                self._chunked = value.strip().lower().endswith(b"chunked")
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        if self._waiter is None:
+            return
+        self.status = self._parser.get_status_code()
+        self.version = self._parser.get_http_version()
+        if self.status < 200:
+            return
+        self.answered_at = time.monotonic()
+        if self._head_only:
+            # A server that sends a body all the same would answer the next request with it.
+            self._parser = self._new_parser()
+            self._finish()
+        elif self._declared is not None and self._declared > self._limits.max_body_bytes and self.status != 304:
+            self._fail(too_large(self._limits.max_body_bytes))
+
+    def on_body(self, part: bytes) -> None:
+        self._unparsed = 0
+        body = self.body
+        if self._waiter is None:
+            return
+        if len(body) + len(part) > self._limits.max_body_bytes:
+            self._fail(too_large(self._limits.max_body_bytes))
+        elif not body:
+            self.body = part
+        elif isinstance(body, bytearray):  # not a list of parts: a server that sends single bytes would fill the memory
+            body += part
+        else:
+            self.body = bytearray(body) + part
+
+    def on_message_complete(self) -> None:
+        if self._waiter is None:
+            return
+        if self.status >= 200:
+            self._finish(reusable=self._parser.should_keep_alive())
+            return
+        self._interim += 1
+        self.headers = []
+        self.status, self.reason = 0, ""
+        self._declared, self._chunked = None, False
+        if self._interim > _MAX_INTERIM:
+            self._fail(self._invalid("Too many interim responses"))
+
+    # -- the end of a response
+
+    def _finish(self, *, reusable: bool = False) -> None:
+        waiter, self._waiter = self._waiter, None
+        # A server that answers before it has the whole body could take the rest of it for the next request.
+        self.reusable = reusable and self._transport is not None and not self._transport.get_write_buffer_size()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        waiter, self._waiter = self._waiter, None
+        self.abort()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def _missing(self) -> str:
+        if self._declared is None:
+            return "the last chunk is missing" if self._chunked else "the connection broke"
+        return f"{len(self.body)} of {self._declared} bytes"
+
+    def _invalid(self, why: str) -> FetchError:
+        return FetchError(f"{self._host} sent invalid HTTP: {why}", kind="protocol", retryable=False)
+
+    def _header_too_long(self) -> FetchError:
+        message = f"{self._host} sent a header that is too long (http.max_header_bytes)"
+        return FetchError(message, kind="protocol", retryable=False)
+
+
+def too_large(limit: int) -> FetchError:
+    message = f"the body is larger than {limit} bytes (http.max_body_bytes; files.max_bytes for files)"
+    return FetchError(message, kind="too large", retryable=False)
+
+
+def _reset_by(host: str, reason: str) -> FetchError:
+    return FetchError(f"{host} closed the connection: {reason}", kind="reset", retryable=True)
+
+
+def _reason(exc: Exception | None) -> str:
+    if exc is None:
+        return "Server disconnected"
+    return system_text(exc) if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError) else one_line(exc)

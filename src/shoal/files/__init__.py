@@ -1,0 +1,1 @@
+"""Files that spiders download: where they are stored, and thumbnails of images."""

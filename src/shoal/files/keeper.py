@@ -1,0 +1,127 @@
+"""Stores files: the content once, its thumbnails, and an index of URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import msgspec
+
+from shoal.config import FileSettings, ImageSettings
+from shoal.errors import ConfigError, FileStoreError
+from shoal.files.stores import FileStore, open_file_store
+from shoal.http.files import describe_file, is_image
+
+Entry: TypeAlias = dict[str, Any]
+"""What an item says of a file."""
+
+_LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
+_RETRY_DELAYS = (0.25, 0.75, 2.0)
+
+
+class _Indexed(msgspec.Struct):
+    """A file in the index, under the checksum of its URL."""
+
+    url: str
+    fetched_at: float
+    sizes: tuple[str, ...]
+    """Of the thumbnails that were made."""
+    entry: Entry
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Indexed).decode
+
+
+class FileKeeper:
+    """Stores files, and finds those that are stored. Any number of tasks and processes may use one store."""
+
+    def __init__(self, files: FileSettings, images: ImageSettings) -> None:
+        """ConfigError if a setting is invalid, or needs a package that is not installed."""
+        self._store: FileStore = open_file_store(files.store)
+        self._max_age = files.max_age
+        self._images = images
+        if images.thumbs:
+            _need_pillow()
+
+    async def save(self, body: bytes, url: str, content_type: str = "") -> Entry:
+        """Store a file with its thumbnails, and return its entry. FileStoreError if the store fails.
+
+        A repeated call stores nothing new."""
+        if len(body) < _LARGE:
+            entry = describe_file(body, url, content_type)
+        else:
+            entry = await asyncio.to_thread(describe_file, body, url, content_type)
+        await self.store(entry, body)
+        indexed = _Indexed(url, time.time(), self._images.thumbs, entry)
+        await self._put(_index_path(url), _encode(indexed), "application/json", replace=True)
+        return entry
+
+    async def store(self, entry: Entry, body: bytes) -> None:
+        """Store the content that `describe_file` described, and add its thumbnails to the entry."""
+        await self._put(entry["path"], body, entry["content_type"])
+        if self._images.thumbs and is_image(body, entry["content_type"]):
+            await self._add_thumbnails(entry, body)
+
+    async def known(self, url: str) -> Entry | None:
+        """The entry of a URL that was stored less than ``files.max_age`` seconds ago; None if there is none."""
+        if not self._max_age:
+            return None
+        found = await self._store.get(_index_path(url))
+        if found is None:
+            return None
+        try:
+            indexed = _decode(found)
+            path = str(indexed.entry["path"])
+        except (msgspec.MsgspecError, KeyError):
+            return None
+        is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
+        if indexed.url != url or not is_fresh or indexed.sizes != self._images.thumbs:
+            return None
+        return indexed.entry if await self._store.exists(path) else None
+
+    async def _add_thumbnails(self, entry: Entry, body: bytes) -> None:
+        """An image that cannot be read is an error of this file, which is stored all the same."""
+        from shoal.files.thumbnails import make_thumbnails
+
+        sizes = [_pixels(name) for name in self._images.thumbs]
+        try:
+            made = await asyncio.to_thread(make_thumbnails, body, sizes, self._images.max_pixels)
+        except ValueError as exc:
+            entry["error"] = f"no thumbnail: {exc}"
+            return
+        checksum, thumbs = entry["checksum"], dict[str, str]()
+        for name, data in zip(self._images.thumbs, made, strict=True):
+            thumbs[name] = f"thumbs/{name}/{checksum[:2]}/{checksum}.jpg"
+            await self._put(thumbs[name], data, "image/jpeg")
+        entry["thumbs"] = thumbs
+
+    async def _put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
+        """Write, with retries: a store may be away for a moment."""
+        for delay in (*_RETRY_DELAYS, None):
+            try:
+                return await self._store.put(path, data, content_type, replace=replace)
+            except FileStoreError as error:
+                if delay is None or not error.retryable:
+                    raise
+                await asyncio.sleep(delay)
+        return None
+
+
+def _index_path(url: str) -> str:
+    name = sha256(url.encode()).hexdigest()
+    return f"urls/{name[:2]}/{name}.json"
+
+
+def _pixels(size: str) -> tuple[int, int]:
+    width, _, height = size.partition("x")
+    return int(width), int(height)
+
+
+def _need_pillow() -> None:
+    try:
+        import PIL  # noqa: F401
+    except ImportError as exc:
+        raise ConfigError("\"images.thumbs\" needs Pillow: pip install 'shoal[images]'") from exc

@@ -1,0 +1,128 @@
+"""Where files are stored: a folder, or object storage. Paths come from checksums, so an object never changes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from contextlib import suppress
+from typing import Protocol
+
+from shoal.errors import ConfigError, FileStoreError
+from shoal.stores.objects import is_object_url, parse_place
+
+_TEMPORARY = ".tmp"
+"""The folder of files that are being written. A rename moves them to their place in one step."""
+_OLD = 86400.0  # seconds after which a file there was left by a process that died
+_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+
+
+class FileStore(Protocol):
+    """A store of files by path. Any number of processes may use it. FileStoreError if it fails."""
+
+    async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
+        """Store a file durably and whole. If the path exists, keep the old file, unless ``replace``."""
+        ...
+
+    async def get(self, path: str) -> bytes | None:
+        """The content; None if the path does not exist."""
+        ...
+
+    async def exists(self, path: str) -> bool: ...
+
+
+def open_file_store(location: str) -> FileStore:
+    """The store at a folder or a URL. ConfigError if it is invalid."""
+    if not is_object_url(location):
+        return FolderStore(location)
+    place, _ = parse_place(location)
+    try:
+        from shoal.files.object_store import ObjectFileStore
+    except ImportError as exc:
+        raise ConfigError(f"\"files.store\" {place.name} needs obstore: pip install 'shoal[objects]'") from exc
+    return ObjectFileStore(place)
+
+
+class FolderStore:
+    """Files in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.abspath(folder)
+        self._made: set[str] = set()
+
+    async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
+        await asyncio.to_thread(self._put, path, data, replace)
+
+    async def get(self, path: str) -> bytes | None:
+        return await asyncio.to_thread(self._get, path)
+
+    async def exists(self, path: str) -> bool:
+        return await asyncio.to_thread(os.path.exists, os.path.join(self._folder, path))
+
+    def _get(self, path: str) -> bytes | None:
+        try:
+            with open(os.path.join(self._folder, path), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def _put(self, path: str, data: bytes, replace: bool) -> None:
+        target = os.path.join(self._folder, path)
+        if not replace and os.path.exists(target):
+            return
+        try:
+            self._make_folders(os.path.dirname(target))
+            temporary = os.path.join(self._folder, _TEMPORARY, secrets.token_hex(16))
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(temporary, target)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            _sync(os.path.dirname(target))
+        except OSError as exc:
+            self._made.clear()  # somebody may have removed a folder
+            raise self._error(exc) from exc
+
+    def _make_folders(self, folder: str) -> None:
+        """Make the folder durable before its first file."""
+        if not self._made:
+            os.makedirs(os.path.join(self._folder, _TEMPORARY), exist_ok=True)
+            self._remove_old()
+            self._made.add(self._folder)
+        if folder not in self._made:
+            os.makedirs(folder, exist_ok=True)
+            while len(folder) > len(self._folder):
+                self._made.add(folder)
+                folder = os.path.dirname(folder)
+                _sync(folder)
+
+    def _remove_old(self) -> None:
+        with suppress(OSError), os.scandir(os.path.join(self._folder, _TEMPORARY)) as found:
+            for each in found:
+                if each.stat().st_mtime < time.time() - _OLD:
+                    os.unlink(each.path)
+
+    def _error(self, exc: OSError) -> FileStoreError:
+        text = exc.strerror or str(exc)
+        return FileStoreError(
+            f"can't store a file in {self._folder}: {text} (files.store)", retryable=exc.errno not in _PERMANENT
+        )
+
+
+def _sync(folder: str) -> None:
+    """Make the entries of a folder durable, if the file system supports that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,61 @@
+"""Names of Scrapy that projects import but that Shoal does by itself."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from shoal.scrapy import recorded_runs
+from shoal.scrapy.exceptions import CloseSpider as CloseSpider
+
+
+class BaseDupeFilter:
+    """As DUPEFILTER_CLASS: no request is dropped as a duplicate."""
+
+
+class RFPDupeFilter(BaseDupeFilter):
+    """As DUPEFILTER_CLASS: the frontier drops duplicates, as it does by default."""
+
+
+class LogFormatter:
+    """Shoal writes its own log."""
+
+
+def execute(argv: list[str] | None = None, settings: Any = None) -> NoReturn:
+    """Run ``scrapy crawl NAME`` and ``scrapy runspider FILE`` with Shoal."""
+    words = list(sys.argv if argv is None else argv)[1:]
+    if words[:1] == ["crawl"]:
+        words = ["run", "--scrapy", ".", *words[1:]]
+    elif words[:1] == ["runspider"]:
+        words = ["run", "--scrapy", *words[1:]]
+    else:
+        raise SystemExit(f"scrapy.cmdline.execute: Shoal runs crawl and runspider, not {' '.join(words[:1])!r}")
+    if recorded_runs.current() is not None:
+        _record(words)
+    sys.argv = ["shoal", *words]
+    import_module("shoal.cli.main").main()
+    raise SystemExit(0)
+
+
+def _record(words: list[str]) -> NoReturn:
+    """Record the crawl instead of running it: the file is being loaded by `shoal run --scrapy`."""
+    from shoal.scrapy.helpers import get_project_settings
+    from shoal.scrapy.project import find_spider_class
+
+    if len(words) < 4 or words[2] != ".":
+        raise SystemExit("scrapy.cmdline.execute: pass the spider's file to `shoal run --scrapy` instead")
+    settings = get_project_settings()
+    recording = recorded_runs.current()
+    assert recording is not None
+    kind = find_spider_class(settings, words[3], "the project")
+    given = [each.split("=", 1) for flag, each in pairwise(words) if flag == "-a"]
+    arguments: dict[str, object] = {name: value for name, value in given}  # noqa: C416 - the type is wider
+    recording.runs.append(recorded_runs.RecordedRun(kind, arguments, settings))
+    raise recorded_runs.FileRun
+
+
+def inspect_response(response: Any, spider: Any) -> None:
+    """The shell of Scrapy stops at a page. Shoal's is a command of its own: ``shoal shell URL``."""
+    raise NotImplementedError(f"inspect_response is not supported: run `shoal shell {response.url}`")

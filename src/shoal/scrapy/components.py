@@ -1,0 +1,114 @@
+"""Pipelines, middlewares and extensions: classes that settings name, created with Scrapy's rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import Parameter, isasyncgenfunction, isawaitable, signature
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.errors import SpiderError
+from shoal.scrapy.exceptions import NotConfigured
+
+if TYPE_CHECKING:
+    from shoal.scrapy.crawler import Crawler
+
+log = logging.getLogger("shoal.scrapy")
+
+
+class Component(NamedTuple):
+    """A pipeline, middleware or extension with its place in the order."""
+
+    order: float
+    name: str
+    instance: Any
+
+
+def load_object(path: Any) -> Any:
+    """The object that a dotted path names. Anything but text is returned as it is."""
+    if not isinstance(path, str):
+        return path
+    module, _, name = path.rpartition(".")
+    if module.startswith("scrapy."):
+        from shoal.scrapy.names import install
+
+        install()
+    if not module:
+        raise ValueError(f"Error loading object '{path}': not a full path")
+    found = import_module(module)
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        raise NameError(f"Module '{module}' doesn't define any object named '{name}'") from None
+
+
+def class_path(component: Any) -> str:
+    """The dotted path of a component that settings name by path or by class."""
+    return component if isinstance(component, str) else f"{component.__module__}.{component.__qualname__}"
+
+
+def build(kind: Any, crawler: Crawler, /, *args: Any, **kwargs: Any) -> Any:
+    """Create a component: with its ``from_crawler``, its ``from_settings``, or with the arguments alone."""
+    if hasattr(kind, "from_crawler"):
+        return kind.from_crawler(crawler, *args, **kwargs)
+    if hasattr(kind, "from_settings"):
+        return kind.from_settings(crawler.settings, *args, **kwargs)
+    return kind(*args, **kwargs)
+
+
+def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) -> list[Component]:
+    """Create the components of a setting, in their order. Those with None are left out.
+
+    SpiderError if one of them cannot be imported or created. One that raises NotConfigured is left out.
+    """
+    found: list[Component] = []
+    chosen = [(key, order) for key, order in named.items() if order is not None]
+    for key, order in chosen:
+        if not isinstance(order, Real):
+            raise SpiderError(f"{setting}: the order of {class_path(key)} is {order!r}: write a number, or None")
+    for key, order in sorted(chosen, key=lambda p: p[1]):
+        name = class_path(key)
+        try:
+            found.append(Component(float(order), name, build(load_object(key), crawler)))
+        except NotConfigured as exc:
+            log.warning("%s: %s is not used%s", setting, name, f": {exc}" if str(exc) else "")
+        except SpiderError:
+            raise
+        except Exception as exc:  # the user's code may raise anything
+            raise SpiderError(f"{setting}: cannot create {name}: {type(exc).__name__}: {exc}") from exc
+    return found
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name, or takes any."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(each.name == name or each.kind is Parameter.VAR_KEYWORD for each in parameters)
+
+
+class Hook:
+    """A method of a component. It is awaited if it is a coroutine, and gets the spider if it takes one."""
+
+    def __init__(self, component: Component, method: str, spider: Any) -> None:
+        self.name = f"{component.name}.{method}"
+        self.order = component.order
+        self._function: Callable[..., Any] = getattr(component.instance, method)
+        self.is_async_generator = isasyncgenfunction(self._function)
+        self._extra = {"spider": spider} if takes(self._function, "spider") else {}
+
+    def call(self, **arguments: Any) -> Any:
+        """Call it, without waiting for a coroutine."""
+        return self._function(**arguments, **self._extra)
+
+    async def __call__(self, **arguments: Any) -> Any:
+        result = self._function(**arguments, **self._extra)
+        return await result if isawaitable(result) else result
+
+
+def hooks_of(components: list[Component], method: str, spider: Any) -> list[Hook]:
+    """The components' methods of this name, in their order."""
+    return [Hook(each, method, spider) for each in components if hasattr(each.instance, method)]

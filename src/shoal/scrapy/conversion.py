@@ -1,0 +1,306 @@
+"""Requests of a Scrapy spider as Shoal's, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from shoal import http
+from shoal.errors import RequestError
+from shoal.http.files import FILE_CALLBACK
+from shoal.scrapy.live import LiveObjects, LiveParts
+from shoal.scrapy.request import NO_CALLBACK, Cookies, Request
+from shoal.scrapy.values import NotStorableError, decode, encode, is_scalar
+
+PRIORITY_STEP = 1_000_000
+"""The spider's own priority counts by this much. Below it, deeper pages come first: nearly Scrapy's last in, first
+out."""
+ERRBACK = "!"
+"""Begins the name of an errback. The rest is the method of the spider; empty: it has none."""
+_EXTRAS = "$"
+"""The key in ``meta`` of what a request of Shoal has no field for."""
+_LIVE = "live"
+_OF_THE_PAGE = frozenset(
+    {"depth", "download_latency", "redirect_urls", "redirect_times", "redirect_reasons", "download_slot"}
+)
+"""Keys that say how a page was fetched. A spider passes them on with ``meta=response.meta``."""
+
+
+class Conversion:
+    """Converts the requests of one spider."""
+
+    def __init__(self, spider: Any, depth_priority: int = 0, *, filters_nothing: bool = False) -> None:
+        """``filters_nothing``: duplicates are fetched too."""
+        self._spider = spider
+        self._attributes = getattr(spider, "__dict__", {})
+        self._methods: dict[str, Any] = {}
+        """Functions of the class that are known to be methods of the spider, by name."""
+        self._depth_priority = depth_priority
+        self.filters_nothing = filters_nothing
+        self.live: LiveObjects | None = None
+        """Where objects stay that cannot be stored. None: other processes may handle the requests."""
+        self.is_known: Callable[[str], bool] = lambda url: False
+        """Whether the frontier surely has the page of a URL."""
+
+    # -- from the spider
+
+    def priority(self, own: int, depth: int) -> int:
+        """The priority in the frontier of a request with the spider's ``own`` priority."""
+        return (own - depth * self._depth_priority) * PRIORITY_STEP + depth
+
+    def as_link(self, request: Request) -> tuple[str | None, str | None, int] | None:
+        """The callback, errback and priority of a request that has nothing else; None if it has more."""
+        if (
+            request._meta
+            or request._cb_kwargs
+            or request._headers
+            or request._cookies
+            or request._flags
+            or request.dont_filter
+            or self.filters_nothing
+            or request._body
+            or request.method != "GET"
+        ):
+            return None
+        callback, errback = self._name(request.callback), self._name(request.errback)
+        if (request.callback is not None and callback is None) or (request.errback is not None and errback is None):
+            return None
+        return callback, None if errback is None else ERRBACK + errback, request.priority
+
+    def is_duplicate(self, request: Request) -> bool:
+        """Whether the frontier surely has this request. Then nothing of it needs to be converted."""
+        return (
+            not request.dont_filter
+            and request.method == "GET"
+            and not request._body
+            and not self.filters_nothing
+            and self.is_known(request._url.partition("#")[0])
+        )
+
+    def outgoing(self, request: Request, depth: int, referer: str = "") -> http.Request:
+        """A request of the spider as the frontier stores it. RequestError if it cannot be stored."""
+        priority = self.priority(request.priority, depth)
+        callback, errback, meta, cb_kwargs = self._parts(request)
+        fields: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
+        if request._headers:
+            fields["headers"] = text_headers(request)
+        if request._cookies:
+            fields["cookies"], verbose = plain_cookies(request._cookies)
+            if verbose:
+                extras["cookies"] = verbose
+        if request._flags:
+            extras["flags"] = list(request._flags)
+        if request._meta:
+            fields |= _fetching(request._meta)
+        downgraded = referer.startswith("https:") and request.url.startswith("http:")
+        if referer and not downgraded and not (request._headers and "Referer" in request._headers):
+            fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
+        if extras:
+            meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), **extras}}
+        return http.Request(
+            request.url, callback, request.method, body=request.body, meta=meta, cb_kwargs=cb_kwargs,
+            priority=priority, errback=errback, dont_filter=bool(request.dont_filter) or self.filters_nothing,
+            **fields,
+        )  # fmt: skip
+
+    def _parts(self, request: Request) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+        """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored."""
+        meta, cb_kwargs = request._meta, request._cb_kwargs
+        if meta and not _OF_THE_PAGE.isdisjoint(meta):
+            meta = {key: value for key, value in meta.items() if key not in _OF_THE_PAGE}
+        callback, errback = self._name(request.callback), self._name(request.errback)
+        if (
+            callback is None
+            and self.live is None
+            and isinstance(request.callback, partial)
+            and not request.callback.args
+        ):
+            callback = self._name(request.callback.func)
+            cb_kwargs = {**request.callback.keywords, **(cb_kwargs or {})}
+        named = (callback or request.callback is None) and (errback or request.errback is None)
+        if self.live is not None:
+            if not (named and _is_plain(meta) and _is_plain(cb_kwargs)):
+                return self._keep(request, LiveParts(request.callback, request.errback, meta, cb_kwargs), self.live)
+            stored_meta, stored_kwargs = meta or {}, cb_kwargs or {}
+        else:
+            for role, name, given in (("callback", callback, request.callback), ("errback", errback, request.errback)):
+                if given is not None and name is None:
+                    raise NotStorableError(role, given)
+            stored_meta = {} if not meta else _encode_all(meta, "meta")
+            stored_kwargs = {} if not cb_kwargs else _encode_all(cb_kwargs, "cb_kwargs")
+        return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs
+
+    def _keep(
+        self, request: Request, parts: LiveParts, live: LiveObjects
+    ) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+        fingerprint = None if request.dont_filter else _fingerprint(request)
+        number = live.add(parts, fingerprint)
+        return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
+
+    def _name(self, function: Any) -> str | None:
+        """The name under which the spider has this method; None if it is something else."""
+        if function is None:
+            return None
+        if isinstance(function, str):
+            self.method(function)
+            return function
+        spider = self._spider
+        if getattr(function, "__self__", None) is not spider:
+            return None
+        name: str = function.__name__
+        known = self._methods.get(name)
+        if known is not None and known is getattr(function, "__func__", None) and name not in self._attributes:
+            return name
+        if getattr(spider, name, None) == function:
+            self._methods[name] = getattr(function, "__func__", None)
+            return name
+        for kind in type(spider).__mro__:  # a method whose name begins with two underscores
+            mangled = f"_{kind.__name__.lstrip('_')}{name}"
+            if getattr(spider, mangled, None) == function:
+                return mangled
+        return None
+
+    # -- to the spider
+
+    def incoming(self, request: http.Request) -> Request:
+        """The spider's view of a stored request."""
+        extras = request.meta.get(_EXTRAS)
+        meta: dict[str, Any]
+        callback: Any
+        errback: Any
+        if request.callback == FILE_CALLBACK:  # it carries an item of Shoal's
+            meta, cb_kwargs, callback, errback = {}, None, NO_CALLBACK, None
+        elif extras is not None and _LIVE in extras:
+            parts = self._live_parts(extras[_LIVE], request.url)
+            callback, errback, cb_kwargs = parts.callback, parts.errback, parts.cb_kwargs
+            meta = {} if parts.meta is None else parts.meta
+        else:
+            meta = {key: decode(value) for key, value in request.meta.items() if key != _EXTRAS}
+            cb_kwargs = decode(request.cb_kwargs) if request.cb_kwargs else None
+            callback = None if request.callback is None else self.method(request.callback)
+            errback = (request.errback or ERRBACK)[len(ERRBACK) :]
+            errback = self.method(errback) if errback else None
+        meta["depth"] = request.depth
+        if request.redirects:
+            meta["redirect_urls"] = list(request.redirects)
+            meta["redirect_times"] = len(request.redirects)
+        made = Request(
+            request.url, callback, request.method, body=request.body, dont_filter=request.dont_filter,
+            priority=self._own_priority(request), errback=errback,
+        )  # fmt: skip
+        made._meta, made._cb_kwargs = meta, cb_kwargs
+        if request.headers:
+            made.headers = request.headers
+        if request.cookies:
+            made.cookies = dict(request.cookies)
+        if extras is not None:
+            made._flags = extras.get("flags")
+            if "cookies" in extras:
+                made.cookies = [*_listed(made.cookies), *extras["cookies"]]
+        return made
+
+    def changed(self, stored: http.Request, request: Request) -> http.Request:
+        """A stored request with the changes that middlewares made to the spider's view of it."""
+        cookies, _ = plain_cookies(request._cookies) if request._cookies else ({}, [])
+        return stored.replace(
+            url=request.url, method=request.method, body=request.body, cookies=cookies,
+            headers=text_headers(request) if request._headers else {},
+            **{"proxy": None, "timeout": None, **_fetching(request.meta)},
+        )  # fmt: skip
+
+    def raw_meta(self, request: http.Request) -> Mapping[str, Any]:
+        """The ``meta`` of a stored request, without decoding it: enough for the keys that Scrapy knows."""
+        extras = request.meta.get(_EXTRAS)
+        if extras is not None and _LIVE in extras:
+            return self._live_parts(extras[_LIVE], request.url).meta or {}
+        return request.meta
+
+    def verbose_cookies(self, request: http.Request) -> list[dict[str, Any]] | None:
+        """The cookies of a stored request that have a domain or a path of their own."""
+        extras = request.meta.get(_EXTRAS)
+        return None if extras is None else extras.get("cookies")
+
+    def handled(self, request: http.Request) -> None:
+        """The request's callback or errback was called: its live objects are not needed any more."""
+        extras = request.meta.get(_EXTRAS)
+        if extras is not None and self.live is not None and _LIVE in extras:
+            self.live.handled(extras[_LIVE])
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """The method of the spider with this name. RequestError if it has none."""
+        found: object = getattr(self._spider, name, None)
+        if not callable(found):
+            raise RequestError(
+                f"{type(self._spider).__name__} has no method {name!r}, but a request has it as callback"
+            )
+        return found
+
+    def _own_priority(self, request: http.Request) -> int:
+        return int(request.priority // PRIORITY_STEP) + request.depth * self._depth_priority
+
+    def _live_parts(self, number: int, url: str) -> LiveParts:
+        parts = None if self.live is None else self.live.get(number)
+        if parts is None:
+            raise RequestError(
+                f"the objects in meta or cb_kwargs of {url}, or its callback, are gone: they were in the memory of the "
+                "process that made the request, or were handled long ago"
+            )
+        return parts
+
+
+def _is_plain(values: dict[str, Any] | None) -> bool:
+    """Whether nothing of this can change, and all of it can be stored: then a copy is as good as the original."""
+    return not values or (all(map(is_scalar, values.values())) and all(type(key) is str for key in values))
+
+
+def _encode_all(values: dict[str, Any], what: str) -> dict[str, Any]:
+    for key in values:
+        if type(key) is not str:
+            raise NotStorableError(f"the key {key!r} of {what}", key)
+    return {key: encode(value, f"{what}[{key!r}]") for key, value in values.items()}
+
+
+def _fingerprint(request: Request) -> bytes:
+    return http.Request(request.url, method=request.method, body=request.body).fingerprint()
+
+
+def text_headers(request: Request) -> dict[str, str]:
+    """The headers of a request as text, one value for each name."""
+    found = request.headers.items()
+    return {name.decode("latin-1"): b", ".join(values).decode("utf-8", "replace") for name, values in found if values}
+
+
+def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The cookies by name, and those that have a domain or a path of their own."""
+    plain: dict[str, str] = {}
+    extra: list[dict[str, Any]] = []
+    for cookie in _listed(cookies):
+        name, value = _text(cookie.get("name", "")), _text(cookie.get("value", ""))
+        if any(cookie.get(key) for key in ("domain", "path", "secure")):
+            extra.append({key: _text(each) for key, each in cookie.items() if each})
+        else:
+            plain[name] = value
+    return plain, extra
+
+
+def _listed(cookies: Cookies) -> list[dict[str, Any]]:
+    if isinstance(cookies, dict):
+        return [{"name": name, "value": value} for name, value in cookies.items()]
+    return list(cookies)
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _fetching(meta: dict[str, Any]) -> dict[str, Any]:
+    """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
+    proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
+    found: dict[str, Any] = {}
+    if proxy:
+        found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
+    if timeout:
+        found["timeout"] = float(timeout)
+    return found

@@ -1,0 +1,214 @@
+"""``CrawlSpider`` and ``Rule``: follow links by rules."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any, TypeAlias, cast
+
+from shoal.http import Duplicates
+from shoal.scrapy.http import HtmlResponse, Request, Response
+from shoal.scrapy.linkextractors import Link, LinkExtractor
+from shoal.scrapy.results import each_result
+from shoal.scrapy.spider import Spider
+
+log = logging.getLogger("shoal.scrapy")
+
+Function: TypeAlias = Callable[..., Any]
+
+
+class Rule:
+    """Which links to follow, and what to do with their pages.
+
+    Functions may be names of methods of the spider. Without a callback the links of the pages are followed too, with
+    one they are not, unless ``follow`` says otherwise.
+    """
+
+    def __init__(
+        self,
+        link_extractor: Any = None,
+        callback: Function | str | None = None,
+        cb_kwargs: Mapping[str, Any] | None = None,
+        follow: bool | None = None,
+        process_links: Function | str | None = None,
+        process_request: Function | str | None = None,
+        errback: Function | str | None = None,
+    ) -> None:
+        self.link_extractor = link_extractor if link_extractor is not None else LinkExtractor()
+        self.callback = callback
+        self.cb_kwargs = dict(cb_kwargs or {})
+        self.follow = follow if follow is not None else not callback
+        self.process_links = process_links
+        self.process_request = process_request
+        self.errback = errback
+
+    def bound_to(self, spider: CrawlSpider) -> Rule:
+        """Return a copy whose names are replaced by the methods of this spider."""
+        made = copy.copy(self)
+        for part in ("callback", "process_links", "process_request", "errback"):
+            setattr(made, part, _method(spider, getattr(self, part), part))
+        # Spiders with a `_requests_to_follow` of their own call both.
+        made.process_links = made.process_links or _unchanged
+        made.process_request = _with_response(made.process_request) if made.process_request else _unchanged
+        return made
+
+
+class CrawlSpider(Spider):
+    """Follows the links of each page by its ``rules``. The first rule that finds a link decides about it."""
+
+    rules: Sequence[Rule] = ()
+    _follow_links = True
+    _rules: list[Rule]
+    _is_known: Callable[[str], bool] | None = None
+    """Whether the frontier has the page of a URL. Links to such pages are counted, and no requests are made for them.
+    None: not to be asked, because the project sees the requests in a middleware or a method of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._compile_rules()
+
+    @classmethod
+    def from_crawler(cls, crawler: Any, *args: Any, **options: Any) -> Any:
+        spider = super().from_crawler(crawler, *args, **options)
+        spider._follow_links = crawler.settings.getbool("CRAWLSPIDER_FOLLOW_LINKS", True)
+        return spider
+
+    def _skip_known(self, is_known: Callable[[str], bool]) -> None:
+        """Make no requests for pages that the frontier has, unless the spider looks at its requests itself."""
+        kind = type(self)
+        if all(getattr(kind, name) is getattr(CrawlSpider, name) for name in _STEPS):
+            self._is_known = is_known
+
+    def _compile_rules(self) -> None:
+        self._rules = [rule.bound_to(self) for rule in self.rules]
+
+    def parse_start_url(self, response: Response, **options: Any) -> Any:
+        """Handle the pages of the start URLs. Their links are followed in any case."""
+        return []
+
+    def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
+        """Change what a callback returned."""
+        return results
+
+    def _parse(self, response: Response, **options: Any) -> Any:
+        return _plain(self._parse_response(response, self.parse_start_url, options, True))
+
+    parse = _parse  # the callback of start requests in older projects
+
+    def _callback(self, response: Response, **options: Any) -> Any:
+        rule = self._rules[response.meta["rule"]]
+        return _plain(self._parse_response(response, rule.callback, {**rule.cb_kwargs, **options}, rule.follow))
+
+    def _response_downloaded(self, response: Response, **options: Any) -> Any:
+        """The name that ``_callback`` has in older projects."""
+        return self._callback(response, **options)
+
+    def _errback(self, failure: Any) -> Iterator[Any]:
+        errback = self._rules[failure.request.meta["rule"]].errback
+        if errback is not None:
+            yield from each_result(errback(failure))
+
+    def _parse_response(self, response: Response, callback: Any, cb_kwargs: dict[str, Any], follow: bool = True) -> Any:
+        return self.parse_with_rules(response, callback, cb_kwargs, follow)
+
+    def parse_with_rules(
+        self, response: Response, callback: Any, cb_kwargs: dict[str, Any], follow: bool = True
+    ) -> Any:
+        """Return what the callback returns, and then the requests for the links of the page."""
+        results = (callback(response, **cb_kwargs) or ()) if callback else None
+        if isinstance(results, AsyncIterator | Awaitable):
+            return self._later(response, results, follow)
+        return _Outputs(self._now(response, results, follow))
+
+    def _now(self, response: Response, results: Any, follow: bool) -> Iterator[Any]:
+        if results is not None:
+            yield from each_result(self.process_results(response, results))
+        if follow and self._follow_links:
+            yield from self._requests_to_follow(response) or ()
+
+    async def _later(self, response: Response, results: Any, follow: bool) -> AsyncIterator[Any]:
+        if isinstance(results, AsyncIterator):
+            results = [each async for each in results]
+        else:
+            results = await results
+        for each in self._now(response, results, follow):
+            yield each
+
+    def _requests_to_follow(self, response: Response) -> Iterator[Request | Duplicates]:
+        if not isinstance(response, HtmlResponse):
+            return
+        seen: dict[str, list[Link]] = {}
+        known = 0
+        for number, rule in enumerate(self._rules):
+            links = rule.link_extractor.extract_links(response)
+            if number:
+                links = [link for link in links if link not in seen.get(link.url, ())]
+            is_known = self._is_known if rule.process_request is _unchanged else None
+            for link in cast(Function, rule.process_links)(links) or ():
+                seen.setdefault(link.url, []).append(link)
+                if is_known is not None and is_known(link.url):
+                    known += 1
+                    continue
+                request = cast(Function, rule.process_request)(self._build_request(number, link), response)
+                if request is not None:
+                    yield request
+        if known:
+            yield Duplicates(known)
+
+    def _build_request(self, rule: int, link: Link) -> Request:
+        return Request(
+            url=link.url, callback=self._callback, errback=self._errback, meta={"rule": rule, "link_text": link.text}
+        )
+
+
+_STEPS = (
+    "_parse", "_callback", "_response_downloaded", "_parse_response", "parse_with_rules", "_requests_to_follow",
+    "_build_request",
+)  # fmt: skip
+"""The methods through which requests pass."""
+
+
+class _Outputs:
+    """Outputs that both ``for`` and ``async for`` accept: projects for old and new versions of Scrapy use either."""
+
+    def __init__(self, outputs: Iterator[Any]) -> None:
+        self._outputs = outputs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._outputs
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in self._outputs:
+            yield each
+
+
+def _plain(outputs: Any) -> Any:
+    """Return the generator itself, which needs no event loop."""
+    return outputs._outputs if type(outputs) is _Outputs else outputs
+
+
+def _unchanged(value: Any, response: Response | None = None) -> Any:
+    return value
+
+
+def _method(spider: CrawlSpider, named: Any, part: str) -> Any:
+    if not isinstance(named, str):
+        return named
+    found = getattr(spider, named, None)
+    if found is None:
+        log.warning("%s: a rule has the %s %r, but the spider has no such method", spider.name, part, named)
+    return found
+
+
+def _with_response(function: Any) -> Function:
+    """Return a function of a request and its response: older projects write it with the request alone."""
+    try:
+        kinds = [each.kind for each in signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return function  # type: ignore[no-any-return]
+    positional = [each for each in kinds if each in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    if len(positional) == 1 and Parameter.VAR_POSITIONAL not in kinds:
+        return lambda request, *_: function(request)
+    return function  # type: ignore[no-any-return]

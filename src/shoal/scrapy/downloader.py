@@ -1,0 +1,187 @@
+"""The layer around every fetch that does what Scrapy's downloader middlewares do.
+
+Without middlewares of the project it takes the short way: cookies, statuses and retries by the rules of Scrapy. With
+middlewares, `shoal.scrapy.chain` runs all hooks in Scrapy's order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal import http
+from shoal.crawling.page import redirected_request
+from shoal.errors import FetchError
+from shoal.middleware import Replaced, current_attempt
+from shoal.ports import Fetch
+from shoal.scrapy.conversion import Conversion
+from shoal.scrapy.cookies import CookieJars
+from shoal.scrapy.exceptions import HttpError, IgnoreRequest
+from shoal.scrapy.failure import ScrapyFetchError
+from shoal.scrapy.response import HtmlResponse, Response, response_class
+from shoal.scrapy.scope import OffsiteFilter
+
+if TYPE_CHECKING:
+    from shoal.scrapy.request import Request
+    from shoal.scrapy.settings import Settings
+
+FOLLOWED = frozenset({301, 302, 303, 307, 308})
+_REFRESH = re.compile(rb"http-equiv\s*=\s*[\"']?\s*refresh", re.IGNORECASE)
+_REFRESH_WITHIN = 4096  # bytes of a page
+
+
+class FinalResponse(http.Response):
+    """A page that goes to the callback as it is, also if it looks like a redirect. ``scrapy``: the response that the
+    middlewares returned."""
+
+    __slots__ = ("scrapy",)
+
+    scrapy: Response | None
+
+    @property
+    def location(self) -> str | None:
+        return None
+
+    @classmethod
+    def of(cls, page: http.Response) -> FinalResponse:
+        """The same page."""
+        made = cls(
+            page.url, status=page.status, headers=page.headers, body=page.body, request=page.request,
+            elapsed=page.elapsed, from_cache=page.from_cache,
+        )  # fmt: skip
+        made.scrapy = None
+        return made
+
+
+class Rules:
+    """What the settings and the spider say about statuses and retries."""
+
+    def __init__(self, settings: Settings, spider: Any, handled: Collection[int]) -> None:
+        self._spider = spider
+        self._handled = handled
+        self._allow_all = settings.getbool("HTTPERROR_ALLOW_ALL")
+        self.redirects = settings.getbool("REDIRECT_ENABLED")
+        self.retries = settings.getint("RETRY_TIMES") if settings.getbool("RETRY_ENABLED") else 0
+        self.refresh_within = settings.getint("METAREFRESH_MAXDELAY") if settings.getbool("METAREFRESH_ENABLED") else -1
+
+    def handles(self, meta: Mapping[str, Any], status: int) -> bool:
+        """Whether a page with this status goes to the callback."""
+        if 200 <= status < 300 or meta.get("handle_httpstatus_all"):
+            return True
+        if "handle_httpstatus_list" in meta:
+            return status in meta["handle_httpstatus_list"]
+        return self._allow_all or status in getattr(self._spider, "handle_httpstatus_list", self._handled)
+
+    def follows(self, meta: Mapping[str, Any], status: int) -> bool:
+        """Whether a redirect with this status is followed."""
+        return (
+            self.redirects
+            and status in FOLLOWED
+            and not meta.get("dont_redirect")
+            and not meta.get("handle_httpstatus_all")
+            and status not in meta.get("handle_httpstatus_list", ())
+            and status not in getattr(self._spider, "handle_httpstatus_list", ())
+        )
+
+    def may_retry(self, meta: Mapping[str, Any]) -> bool:
+        """Whether the request of this attempt may have another one."""
+        if meta.get("dont_retry"):
+            return False
+        wanted = meta.get("max_retry_times")
+        return current_attempt.get() <= (self.retries if wanted is None else min(int(wanted), self.retries))
+
+
+class DownloaderLayer:
+    """A layer of the engine: ``(request, fetch) -> response``."""
+
+    def __init__(self, conversion: Conversion, settings: Settings, spider: Any, offsite: OffsiteFilter) -> None:
+        self._conversion = conversion
+        self._offsite = offsite
+        self.rules = Rules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
+        self.jars = CookieJars() if settings.getbool("COOKIES_ENABLED") else None
+
+    async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:
+        meta = self._conversion.raw_meta(request)
+        self.check_site(request, meta)
+        try:
+            page = await self.send(request, meta, fetch)
+        except FetchError as error:
+            return self._failed(request, meta, error)
+        if 300 <= page.status < 400:
+            if self.rules.follows(meta, page.status):
+                return page
+            return self._decided(request, meta, FinalResponse.of(page))
+        self.check_refresh(page, meta)
+        return page
+
+    def check_site(self, request: http.Request, meta: Mapping[str, Any]) -> None:
+        """FetchError for a redirect that leads away from the allowed domains."""
+        if request.redirects and not request.dont_filter and not self._offsite.allows(request.url):
+            if meta.get("allow_offsite"):
+                return
+            raise ScrapyFetchError(
+                "redirected to a host outside allowed_domains", kind="scope", retryable=False, contacted=False
+            ) from IgnoreRequest(f"Filtered offsite request to {request.url!r}")
+
+    async def send(self, request: http.Request, meta: Mapping[str, Any], fetch: Fetch) -> http.Response:
+        """Fetch a page with its cookies."""
+        if self.jars is None or meta.get("dont_merge_cookies"):
+            return await fetch(request.replace(cookies={}) if request.cookies else request)
+        verbose = self._conversion.verbose_cookies(request)
+        return await self.jars.fetch(request, fetch, meta.get("cookiejar"), verbose)
+
+    def check_refresh(self, page: http.Response, meta: Mapping[str, Any]) -> None:
+        """Replaced if the page asks for another one with ``<meta http-equiv="refresh">``."""
+        if not _REFRESH.search(page.body, 0, _REFRESH_WITHIN) or meta.get("dont_redirect"):
+            return
+        kind = response_class(page.headers.get("Content-Type", ""), page.url, page.body)
+        if self.rules.refresh_within < 0 or not issubclass(kind, HtmlResponse) or page.request.method == "HEAD":
+            return
+        from w3lib.html import get_meta_refresh
+
+        interval, url = get_meta_refresh(page.text[:_REFRESH_WITHIN], page.base_url, page.encoding)
+        if url and interval is not None and interval < self.rules.refresh_within and url.startswith("http"):
+            raise Replaced(redirected_request(page.request, url, 302), contacted=not page.from_cache)
+
+    def _failed(self, request: http.Request, meta: Mapping[str, Any], error: FetchError) -> http.Response:
+        if error.retryable:
+            if self.rules.may_retry(meta):
+                raise error
+            error.retryable = False
+        if isinstance(error.response, http.Response):
+            return self._decided(request, meta, error.response, error)
+        raise error
+
+    def _decided(
+        self, request: http.Request, meta: Mapping[str, Any], page: http.Response, error: FetchError | None = None
+    ) -> http.Response:
+        """The page, if the spider handles its status. Otherwise an error with it."""
+        if self.rules.handles(meta, page.status):
+            return page
+        if error is not None and request.errback is None:
+            raise error
+        raise http_error(page_of(page, self._conversion.incoming(request)), error)
+
+
+def page_of(page: http.Response, request: Request) -> Response:
+    """The spider's view of a page."""
+    meta = request.meta
+    meta["download_latency"] = page.elapsed
+    meta["download_slot"] = page.url.split("/", 3)[2].partition(":")[0]
+    made = response_class(page.headers.get("Content-Type", ""), page.url, page.body).of(page, request)
+    if page.from_cache:
+        made.flags = ["cached"]
+    return made
+
+
+def http_error(response: Response, error: FetchError | None = None) -> FetchError:
+    """The error of a page whose status the spider does not handle."""
+    made = ScrapyFetchError(
+        f"the server answered {response.status}" if error is None else str(error),
+        kind=f"http {response.status}", retryable=False, status=response.status,
+        contacted=error is None or error.contacted,
+    )  # fmt: skip
+    made.__cause__ = HttpError(response, "Ignoring non-200 response")
+    made.request = response.request
+    return made

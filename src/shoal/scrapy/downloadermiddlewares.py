@@ -1,0 +1,186 @@
+"""The built-in downloader middlewares that projects inherit from or call."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from shoal.scrapy import exceptions
+from shoal.scrapy.exceptions import NotConfigured
+from shoal.scrapy.request import Request
+from shoal.scrapy.response import Response
+
+log = logging.getLogger("shoal.scrapy")
+
+
+class _Middleware:
+    """A middleware that is created with the settings."""
+
+    crawler: Any = None
+
+    def __init__(self, settings: Any = None, *args: Any, **kwargs: Any) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_crawler(cls, crawler: Any) -> Self:
+        made = cls(crawler.settings)
+        made.crawler = crawler
+        return made
+
+
+def get_retry_request(
+    request: Request,
+    *,
+    spider: Any,
+    reason: Any = "unspecified",
+    max_retry_times: int | None = None,
+    priority_adjust: int | None = None,
+    logger: Any = log,
+    stats_base_key: str = "retry",
+    **options: Any,
+) -> Request | None:
+    """A copy of the request for another attempt; None if it has had all its attempts."""
+    settings, stats = spider.crawler.settings, spider.crawler.stats
+    times = request.meta.get("retry_times", 0) + 1
+    if max_retry_times is None:
+        max_retry_times = request.meta.get("max_retry_times")
+    if max_retry_times is None:
+        max_retry_times = settings.getint("RETRY_TIMES")
+    text = reason() if callable(reason) and not isinstance(reason, type) else reason
+    if isinstance(text, Exception):
+        text = f"{type(text).__module__}.{type(text).__name__}"
+    if times > max_retry_times:
+        stats.inc_value(f"{stats_base_key}/max_reached")
+        logger.error("gave up retrying %s (failed %d times): %s", request, times, text)
+        return None
+    logger.debug("retrying %s (failed %d times): %s", request, times, text)
+    again: Request = request.copy()
+    again.meta["retry_times"] = times
+    again.dont_filter = True
+    again.priority = request.priority + (
+        settings.getint("RETRY_PRIORITY_ADJUST") if priority_adjust is None else priority_adjust
+    )
+    stats.inc_value(f"{stats_base_key}/count")
+    stats.inc_value(f"{stats_base_key}/reason_count/{text}")
+    return again
+
+
+class RetryMiddleware(_Middleware):
+    """Retries pages with certain statuses and errors. A subclass takes the place of Shoal's own retries."""
+
+    EXCEPTIONS_TO_RETRY: tuple[type[Exception], ...] = (
+        exceptions.TimeoutError, exceptions.DNSLookupError, exceptions.ConnectError, exceptions.ConnectionLost,
+        exceptions.ResponseFailed, exceptions.TunnelError, OSError,
+    )  # fmt: skip
+
+    def __init__(self, settings: Any, *args: Any, **kwargs: Any) -> None:
+        if not settings.getbool("RETRY_ENABLED"):
+            raise NotConfigured
+        super().__init__(settings)
+        self.max_retry_times = settings.getint("RETRY_TIMES")
+        self.retry_http_codes = {int(each) for each in settings.getlist("RETRY_HTTP_CODES")}
+        self.priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
+        self.exceptions_to_retry = self.EXCEPTIONS_TO_RETRY
+
+    def process_response(self, request: Request, response: Response, spider: Any = None) -> Request | Response:
+        if request.meta.get("dont_retry", False) or response.status not in self.retry_http_codes:
+            return response
+        return self._retry(request, response_status_message(response.status), self._spider(spider)) or response
+
+    def process_exception(self, request: Request, exception: Exception, spider: Any = None) -> Request | None:
+        if isinstance(exception, self.exceptions_to_retry) and not request.meta.get("dont_retry", False):
+            return self._retry(request, exception, self._spider(spider))
+        return None
+
+    def _spider(self, spider: Any) -> Any:
+        return spider if spider is not None or self.crawler is None else self.crawler.spider
+
+    def _retry(self, request: Request, reason: Any, spider: Any = None) -> Request | None:
+        return get_retry_request(
+            request, spider=self._spider(spider), reason=reason,
+            max_retry_times=request.meta.get("max_retry_times", self.max_retry_times),
+            priority_adjust=request.meta.get("priority_adjust", self.priority_adjust),
+        )  # fmt: skip
+
+
+class UserAgentMiddleware(_Middleware):
+    """Sets the user agent."""
+
+    def __init__(self, user_agent: Any = "Scrapy", *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.user_agent = user_agent
+
+    @classmethod
+    def from_crawler(cls, crawler: Any) -> Self:
+        made = cls(crawler.settings.get("USER_AGENT"))
+        made.crawler = crawler
+        return made
+
+    def spider_opened(self, spider: Any) -> None:
+        self.user_agent = getattr(spider, "user_agent", self.user_agent)
+
+    def process_request(self, request: Request, spider: Any = None) -> Any:
+        if self.user_agent:
+            request.headers.setdefault("User-Agent", self.user_agent)
+
+
+class DefaultHeadersMiddleware(_Middleware):
+    """Sets the headers of DEFAULT_REQUEST_HEADERS."""
+
+    def process_request(self, request: Request, spider: Any = None) -> Any:
+        for name, value in self.settings.getdict("DEFAULT_REQUEST_HEADERS").items():
+            if value is not None:
+                request.headers.setdefault(name, value)
+
+
+class HttpProxyMiddleware(_Middleware):
+    """Shoal sends a request through the proxy in ``meta["proxy"]`` itself."""
+
+    def process_request(self, request: Request, spider: Any = None) -> Any:
+        """Nothing is to do."""
+
+
+class DownloadTimeoutMiddleware(HttpProxyMiddleware):
+    """Shoal takes the timeout from ``meta["download_timeout"]`` itself."""
+
+
+class RedirectMiddleware(_Middleware):
+    """Redirects are followed by Shoal. A subclass sees the responses."""
+
+    def process_response(self, request: Request, response: Response, spider: Any = None) -> Request | Response:
+        location = response.headers.get("Location")
+        if location is None or response.status not in (301, 302, 303, 307, 308) or request.meta.get("dont_redirect"):
+            return response
+        url = response.urljoin(location.decode("utf-8", "replace"))
+        if urlsplit(url).scheme not in ("http", "https"):
+            return response
+        keeps = response.status in (307, 308) or request.method in ("GET", "HEAD")
+        changes: dict[str, Any] = {} if keeps else {"method": "GET", "body": b""}
+        return self._redirect(request.replace(url=url, **changes), request, spider, response.status)
+
+    def _redirect(self, redirected: Request, request: Request, spider: Any, reason: Any) -> Request:
+        redirected.meta["redirect_urls"] = [*request.meta.get("redirect_urls", []), request.url]
+        return redirected
+
+
+class CookiesMiddleware(HttpProxyMiddleware):
+    """Shoal keeps the cookies itself."""
+
+
+class HttpCacheMiddleware(HttpProxyMiddleware):
+    """Shoal has its own cache: HTTPCACHE_ENABLED."""
+
+
+_PHRASES = {408: "Request Timeout", 429: "Too Many Requests", 500: "Internal Server Error", 502: "Bad Gateway",
+            503: "Service Unavailable", 504: "Gateway Timeout"}  # fmt: skip
+
+
+def response_status_message(status: int | str) -> str:
+    """The status with its meaning: ``404 Not Found``."""
+    from http import HTTPStatus
+
+    try:
+        return f"{int(status)} {_PHRASES.get(int(status)) or HTTPStatus(int(status)).phrase}"
+    except ValueError:
+        return f"{int(status)} Unknown Status"

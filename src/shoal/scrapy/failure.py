@@ -1,0 +1,105 @@
+"""What an errback receives."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from shoal import errors
+from shoal.scrapy import exceptions
+
+if TYPE_CHECKING:
+    from shoal.scrapy.request import Request
+
+
+class Failure:
+    """An error, with the request that failed. ``value`` is the exception."""
+
+    def __init__(self, value: BaseException | None = None, request: Request | None = None) -> None:
+        if value is None:
+            import sys
+
+            value = sys.exc_info()[1]
+        self.value: Any = value
+        self.type: type[Any] = type(self.value)
+        self.request = request
+
+    @property
+    def tb(self) -> Any:
+        return self.value.__traceback__
+
+    def check(self, *kinds: Any) -> Any:
+        """The first of the exception types that the error is an instance of; None if it is none of them. A type may
+        also be named."""
+        for kind in kinds:
+            if isinstance(kind, str):
+                if any(kind in (each.__name__, f"{each.__module__}.{each.__name__}") for each in self.type.__mro__):
+                    return kind
+            elif isinstance(self.value, kind):
+                return kind
+        return None
+
+    def trap(self, *kinds: Any) -> Any:
+        """The same as ``check``, but the error is raised if it is none of these."""
+        found = self.check(*kinds)
+        if found is None:
+            raise self.value
+        return found
+
+    def getErrorMessage(self) -> str:
+        return str(self.value)
+
+    def getTraceback(self, *arguments: Any, **named: Any) -> str:
+        return "".join(traceback.format_exception(self.value))
+
+    getBriefTraceback = getTraceback
+
+    def printTraceback(self, *arguments: Any, **named: Any) -> None:
+        print(self.getTraceback())
+
+    def raiseException(self) -> None:
+        raise self.value
+
+    def __repr__(self) -> str:
+        return f"<Failure {self.type.__module__}.{self.type.__name__}: {self.value}>"
+
+    __str__ = __repr__
+
+
+_NETWORK: dict[str, type[Exception]] = {
+    "dns": exceptions.CannotResolveHostError,
+    "connect": exceptions.DownloadConnectError,
+    "reset": exceptions.DownloadConnectionLostError,
+    "half body": exceptions.ResponseDataLossError,
+    "protocol": exceptions.InvalidResponseError,
+    "tls": exceptions.InvalidResponseError,
+    "proxy": exceptions.DownloadTunnelError,
+    "robots": exceptions.IgnoreRequest,
+    "scope": exceptions.IgnoreRequest,
+    "redirects": exceptions.IgnoreRequest,
+}
+
+
+def exception_of(error: errors.ShoalError) -> Exception:
+    """The exception that Scrapy's users know for an error of a fetch."""
+    cause = error.__cause__
+    if isinstance(cause, Exception) and isinstance(error, ScrapyFetchError):
+        return cause
+    if not isinstance(error, errors.FetchError):
+        return cause if isinstance(cause, Exception) else error
+    message = str(error)
+    if error.kind == "timeout":
+        if message.startswith("no connection"):
+            return exceptions.DownloadConnectTimeoutError(message)
+        return exceptions.DownloadTimeoutError(message)
+    if error.kind == "connect" and "refused" in message.lower():
+        return exceptions.DownloadConnectionRefusedError(message)
+    found = _NETWORK.get(error.kind)
+    return error if found is None else found(message)
+
+
+class ScrapyFetchError(errors.FetchError):
+    """A fetch that a middleware or a rule of Scrapy ended. Its cause is the exception that the errback receives.
+    ``request`` is the request with the changes of the middlewares."""
+
+    request: Request | None = None

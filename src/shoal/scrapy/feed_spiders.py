@@ -1,0 +1,153 @@
+"""``XMLFeedSpider`` and ``CSVFeedSpider``: one call for each node or row of a feed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import turbohtml
+from turbohtml import Element
+
+from shoal.scrapy.exceptions import NotSupported
+from shoal.scrapy.http import Response, TextResponse
+from shoal.scrapy.results import each_result
+from shoal.scrapy.spider import Spider
+from shoal.selector import Selector
+
+log = logging.getLogger("shoal.scrapy")
+
+_XML = turbohtml.Html(xml=True)
+
+
+class _FeedSpider(Spider):
+    """What both kinds of feeds have in common."""
+
+    def adapt_response(self, response: Response) -> Response:
+        """Change the response before it is read."""
+        return response
+
+    def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
+        """Change what was returned for one node or row."""
+        return results
+
+    def _processed(self, response: Response, result: Any) -> Iterable[Any]:
+        return self.process_results(response, each_result(result))
+
+
+class XMLFeedSpider(_FeedSpider):
+    """Calls ``parse_node`` for each element ``itertag``.
+
+    ``iterator`` is ``iternodes`` (each node is a document of its own), ``xml`` or ``html`` (nodes of the whole
+    document). ``namespaces`` are pairs of a prefix and a URI, for queries.
+    """
+
+    iterator: str = "iternodes"
+    itertag: str = "item"
+    namespaces: Sequence[tuple[str, str]] = ()
+
+    def parse_node(self, response: Response, selector: Selector) -> Any:
+        """Handle one node."""
+        if hasattr(self, "parse_item"):  # its name in older projects
+            return self.parse_item(response, selector)
+        raise NotImplementedError(f"{type(self).__name__} has no parse_node()")
+
+    def parse_nodes(self, response: Response, nodes: Iterable[Selector]) -> Iterator[Any]:
+        for node in nodes:
+            yield from self._processed(response, self.parse_node(response, node))
+
+    def _parse(self, response: Response, **options: Any) -> Any:
+        response = self.adapt_response(response)
+        if self.iterator not in ("iternodes", "xml", "html"):
+            raise NotSupported(f"unknown iterator {self.iterator!r}: use 'iternodes', 'xml' or 'html'")
+        if not isinstance(response, TextResponse):
+            raise ValueError(f"cannot read the nodes of {response}: its content is not text")
+        return self.parse_nodes(response, self._nodes(response))
+
+    def _nodes(self, response: TextResponse) -> Iterator[Selector]:
+        document = Selector(text=response.text, type="html" if self.iterator == "html" else "xml")
+        if self.iterator == "iternodes":
+            nodes: Iterable[Selector] = nodes_named(document, self.itertag)
+        else:
+            self._register_namespaces(document)
+            nodes = document.xpath(f"//{self.itertag}")
+        for node in nodes:
+            self._register_namespaces(node)
+            yield node
+
+    def _register_namespaces(self, selector: Selector) -> None:
+        for prefix, uri in self.namespaces:
+            selector.register_namespace(prefix, uri)
+
+
+class CSVFeedSpider(_FeedSpider):
+    """Calls ``parse_row`` with a dict for each row. The first row has the names unless ``headers`` has them."""
+
+    delimiter: str | None = None
+    quotechar: str | None = None
+    headers: Sequence[str] | None = None
+
+    def parse_row(self, response: Response, row: dict[str, str]) -> Any:
+        """Handle one row."""
+        raise NotImplementedError(f"{type(self).__name__} has no parse_row()")
+
+    def parse_rows(self, response: Response) -> Iterator[Any]:
+        for row in csv_rows(response, self.delimiter, self.headers, self.quotechar):
+            yield from self._processed(response, self.parse_row(response, row))
+
+    def _parse(self, response: Response, **options: Any) -> Any:
+        return self.parse_rows(self.adapt_response(response))
+
+
+def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
+    """Yield each element of this name as a document of its own, with the namespaces that are declared around it."""
+    is_prefixed = ":" in name
+    for element in cast(turbohtml.Document, document.root).iter_elements():
+        if element.tag != name:
+            continue
+        declared = _declarations(element)
+        for key, uri in declared.items():
+            element.attrs[key] = uri
+        made = Selector(text=element.serialize(_XML), type="xml")
+        prefix = name.partition(":")[0]
+        if is_prefixed and f"xmlns:{prefix}" in declared:
+            made.register_namespace(prefix, declared[f"xmlns:{prefix}"])
+        yield made.xpath("/*")[0]
+
+
+def _declarations(element: Element) -> dict[str, str]:
+    """Return the namespaces in scope at an element, by the attribute that declares them."""
+    found: dict[str, str] = {}
+    node: Any = element
+    while isinstance(node, Element):
+        for key in node.attrs:
+            if key == "xmlns" or key.startswith("xmlns:"):
+                found.setdefault(key, node.attr(key) or "")
+        node = node.parent
+    return found
+
+
+def csv_rows(
+    source: Response | str | bytes,
+    delimiter: str | None = None,
+    headers: Sequence[str] | None = None,
+    quotechar: str | None = None,
+) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV text as dicts. A row with another number of columns than the header is left out."""
+    if isinstance(source, TextResponse):
+        source = source.text
+    elif isinstance(source, Response):
+        source = source.body
+    text = source.decode() if isinstance(source, bytes) else source
+    options = {key: value for key, value in (("delimiter", delimiter), ("quotechar", quotechar)) if value}
+    rows = csv.reader(io.StringIO(text), **options)  # type: ignore[arg-type]
+    names = headers or next(rows, None)
+    if names is None:
+        return
+    for row in rows:
+        if len(row) == len(names):
+            yield dict(zip(names, row, strict=True))
+        else:
+            log.warning("ignored row %d: it has %d columns instead of %d", rows.line_num, len(row), len(names))

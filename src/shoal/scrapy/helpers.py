@@ -1,0 +1,228 @@
+"""Functions of ``scrapy.utils`` that spiders import."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import ParseResult, urlparse
+
+from shoal import http
+from shoal.scrapy.components import build as build_from_crawler
+from shoal.scrapy.components import load_object as load_object
+from shoal.scrapy.downloadermiddlewares import response_status_message as response_status_message
+from shoal.scrapy.process import configure_logging as configure_logging
+from shoal.scrapy.request import Request
+from shoal.scrapy.response import TextResponse
+from shoal.scrapy.scope import OffsiteFilter
+from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import SpiderLogger as SpiderLoggerAdapter
+from shoal.scrapy.values import item_fields
+
+__all__ = [
+    "ScrapyJSONEncoder",
+    "SpiderLoggerAdapter",
+    "add_http_if_no_scheme",
+    "arg_to_iter",
+    "build_from_crawler",
+    "canonicalize_url",
+    "configure_logging",
+    "csviter",
+    "data_path",
+    "fingerprint",
+    "get_base_url",
+    "get_project_settings",
+    "gunzip",
+    "is_listlike",
+    "iterate_spider_output",
+    "load_object",
+    "md5sum",
+    "object_ref",
+    "open_in_browser",
+    "request_fingerprint",
+    "request_from_dict",
+    "response_status_message",
+    "to_bytes",
+    "to_native_str",
+    "to_unicode",
+    "url_is_from_any_domain",
+    "urlparse_cached",
+    "walk_modules",
+    "xmliter",
+]
+
+
+def get_project_settings() -> Settings:
+    """The settings of the project around the working directory; Scrapy's defaults if there is none."""
+    from shoal.scrapy.project import find_root, project_settings
+
+    root = find_root(Path.cwd())
+    if root is not None:
+        return project_settings(root)
+    settings = Settings()
+    if name := os.environ.get("SCRAPY_SETTINGS_MODULE"):
+        settings.setmodule(name, "project", f"{name.replace('.', '/')}.py")
+    return settings
+
+
+def to_unicode(text: str | bytes, encoding: str | None = None, errors: str = "strict") -> str:
+    return text if isinstance(text, str) else text.decode(encoding or "utf-8", errors)
+
+
+def to_bytes(text: str | bytes, encoding: str | None = None, errors: str = "strict") -> bytes:
+    return text if isinstance(text, bytes) else text.encode(encoding or "utf-8", errors)
+
+
+to_native_str = to_unicode
+
+
+class ScrapyJSONEncoder(json.JSONEncoder):
+    """Encodes items, sets, dates and Decimals too."""
+
+    def default(self, o: Any) -> Any:
+        if isinstance(o, set | frozenset):
+            return list(o)
+        if isinstance(o, datetime):
+            return o.strftime("%Y-%m-%d %H:%M:%S")
+        if isinstance(o, date | time):
+            return o.isoformat()
+        if isinstance(o, Decimal):
+            return str(o)
+        fields = item_fields(o)
+        return super().default(o) if fields is None else dict(fields)
+
+
+def is_listlike(value: object) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, str | bytes)
+
+
+def arg_to_iter(value: Any) -> Iterable[Any]:
+    """The value as something to iterate over: nothing for None, one element for a dict, an item or text."""
+    if value is None:
+        return []
+    if not isinstance(value, dict | str | bytes) and hasattr(value, "__iter__") and not hasattr(value, "fields"):
+        return value  # type: ignore[no-any-return]
+    return [value]
+
+
+def iterate_spider_output(result: Any) -> Any:
+    return result if hasattr(result, "__aiter__") else arg_to_iter(result)
+
+
+def csviter(
+    obj: Any, delimiter: str | None = None, headers: list[str] | None = None, encoding: str | None = None,
+    quotechar: str | None = None,
+) -> Iterator[dict[str, str]]:  # fmt: skip
+    """The rows of a CSV text or response."""
+    from shoal.scrapy.feed_spiders import csv_rows
+
+    return csv_rows(obj.decode(encoding) if encoding and isinstance(obj, bytes) else obj, delimiter, headers, quotechar)
+
+
+def xmliter(obj: Any, nodename: str) -> Iterator[Any]:
+    """The elements of this name in an XML text or response."""
+    from shoal.scrapy.feed_spiders import nodes_named
+    from shoal.selector import Selector
+
+    return nodes_named(
+        obj.selector if hasattr(obj, "selector") else Selector(text=to_unicode(obj), type="xml"), nodename
+    )
+
+
+xmliter_lxml = xmliter
+
+
+def md5sum(file: Any) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    while chunk := file.read(8096):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def gunzip(data: bytes, *, max_size: int = 0) -> bytes:
+    return gzip.decompress(data)
+
+
+def get_base_url(response: TextResponse) -> str:
+    return response.page.base_url
+
+
+def urlparse_cached(request_or_response: Any) -> ParseResult:
+    return urlparse(str(request_or_response.url))
+
+
+def url_is_from_any_domain(url: Any, domains: Iterable[str]) -> bool:
+    chosen = list(domains)
+    return bool(chosen) and OffsiteFilter(chosen).allows(getattr(url, "url", url))
+
+
+def add_http_if_no_scheme(url: str) -> str:
+    return url if "://" in url else f"http:{url}" if url.startswith("//") else f"http://{url}"
+
+
+def canonicalize_url(url: Any, *args: Any, **kwargs: Any) -> str:
+    from w3lib.url import canonicalize_url as canonicalize
+
+    found: str = canonicalize(url, *args, **kwargs)
+    return found
+
+
+def fingerprint(request: Request, **options: Any) -> bytes:
+    """16 bytes that are equal for requests with the same method, URL and body."""
+    return http.Request(request.url, method=request.method, body=request.body).fingerprint()
+
+
+def request_fingerprint(request: Request, *args: Any, **kwargs: Any) -> str:
+    return fingerprint(request).hex()
+
+
+def request_from_dict(found: dict[str, Any], *, spider: Any = None) -> Request:
+    """The request that ``to_dict`` described."""
+    values = {name: value for name, value in found.items() if name in Request.attributes}
+    for name in ("callback", "errback"):
+        if isinstance(values.get(name), str) and spider is not None:
+            values[name] = getattr(spider, values[name])
+    return Request(**values)
+
+
+def open_in_browser(response: TextResponse, **options: Any) -> bool:
+    """Write the page to a file and open it in a browser."""
+    import tempfile
+    import webbrowser
+
+    handle, path = tempfile.mkstemp(".html")
+    with os.fdopen(handle, "wb") as file:
+        file.write(response.body)
+    return webbrowser.open(f"file://{path}")
+
+
+def data_path(path: str, createdir: bool = False) -> str:
+    """A path in the folder ``.scrapy`` of the working directory."""
+    found = path if os.path.isabs(path) else os.path.join(".scrapy", path)
+    if createdir:
+        os.makedirs(found, exist_ok=True)
+    return found
+
+
+class object_ref:
+    """A base class without behaviour."""
+
+
+def walk_modules(path: str) -> Iterator[Any]:
+    """Import a package with its modules."""
+    from importlib import import_module
+    from pkgutil import iter_modules
+
+    package = import_module(path)
+    yield package
+    for _, name, is_package in iter_modules(getattr(package, "__path__", [])):
+        if is_package:
+            yield from walk_modules(f"{path}.{name}")
+        else:
+            yield import_module(f"{path}.{name}")

@@ -1,0 +1,142 @@
+"""``Item`` and ``Field``: items with declared fields."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABCMeta
+from collections.abc import Iterator, MutableMapping
+from copy import deepcopy
+from pprint import pformat
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T", bound="Item")
+
+
+class Field(dict[str, Any]):
+    """The metadata of a field: its processors, its serializer, and whatever a project keeps there."""
+
+
+class ItemMeta(ABCMeta):
+    """Collects the fields of an item class and of its bases into ``fields``, in the order of their declaration."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> ItemMeta:
+        declared = {key: value for key, value in namespace.items() if isinstance(value, Field)}
+        kept = {key: value for key, value in namespace.items() if key not in declared}
+        made = super().__new__(mcs, name, bases, kept, **options)
+        fields = dict(namespace.get("fields") or {})
+        made._declared = {**fields, **declared}  # type: ignore[attr-defined]
+        for base in reversed(made.__mro__):  # a field that is declared again keeps its place
+            if isinstance(base, ItemMeta):
+                fields.update(base._declared)  # type: ignore[attr-defined]
+        made.fields = fields  # type: ignore[attr-defined]
+        made._serializers = {  # type: ignore[attr-defined]
+            key: field["serializer"] for key, field in fields.items() if field.get("serializer")
+        }
+        return made
+
+
+class Item(MutableMapping[str, Any], metaclass=ItemMeta):
+    """A mapping that accepts only the fields its class declares. Any other name is a KeyError."""
+
+    fields: dict[str, Field]
+    """All declared fields, with their metadata."""
+    _values: dict[str, Any]
+    _serializers: dict[str, Any]
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        self._values = {}
+        if args or values:
+            for name, value in dict(*args, **values).items():
+                self[name] = value
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self.fields:
+            known = ", ".join(self.fields) or "none"
+            raise KeyError(f"{type(self).__name__} does not support field: {name} (its fields: {known})")
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in type(self).fields:
+            raise AttributeError(f"fields are no attributes: read item[{name!r}]")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"fields are no attributes: write item[{name!r}] = ...")
+        super().__setattr__(name, value)
+
+    __hash__ = object.__hash__
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(name, default)
+
+    def keys(self) -> Any:
+        return self._values.keys()
+
+    def values(self) -> Any:
+        return self._values.values()
+
+    def items(self) -> Any:
+        return self._values.items()
+
+    def copy(self: T) -> T:
+        """Return an item of the same class with the same values."""
+        return type(self)(self)
+
+    __copy__ = copy
+
+    def deepcopy(self: T) -> T:
+        """Return a copy whose values are copies too."""
+        return deepcopy(self)
+
+    def __repr__(self) -> str:
+        return pformat(dict(self._values))
+
+
+def serialized(item: Any) -> Any:
+    """Return the item as outputs store it: with what the ``serializer`` of its fields return. Others are unchanged."""
+    if not isinstance(item, Item) or not item._serializers:
+        return item
+    made = item.copy()
+    for name, serializer in item._serializers.items():
+        if name in made._values:
+            made._values[name] = serializer(made._values[name])
+    return made
+
+
+def support_item_adapter() -> None:
+    """Let ``itemadapter.ItemAdapter`` handle our items, if a project has imported it.
+
+    It knows the items of Scrapy only if it could import ``scrapy`` itself.
+    """
+    library = sys.modules.get("itemadapter.adapter")
+    if library is None or library.ItemAdapter.is_item_class(Item):
+        return
+
+    class ItemAdapterOfItems(library.ScrapyItemAdapter):  # type: ignore[misc, name-defined]
+        """Fields and their metadata come from ``Item.fields``."""
+
+        @classmethod
+        def is_item(cls, item: object) -> bool:
+            return isinstance(item, Item)
+
+        @classmethod
+        def is_item_class(cls, item_class: type) -> bool:
+            return issubclass(item_class, Item)
+
+    library.ItemAdapter.ADAPTER_CLASSES.appendleft(ItemAdapterOfItems)

@@ -1,0 +1,55 @@
+"""Objects that stay in the process while their request waits: lambdas, loaders, shared dicts.
+
+Only a crawl whose frontier is in the memory of this process can keep them. An entry belongs to one request. It is
+dropped some time after the request was handled: a request whose lease was lost may be handled again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+_KEPT = 1000
+"""Entries of handled requests that are kept."""
+
+
+class LiveParts(NamedTuple):
+    """What is not stored with a request."""
+
+    callback: Any
+    errback: Any
+    meta: dict[str, Any] | None
+    cb_kwargs: dict[str, Any] | None
+
+
+class LiveObjects:
+    """The live parts of the waiting requests, by number."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, LiveParts] = {}
+        self._numbers: dict[bytes, int] = {}
+        """By fingerprint, for requests that the frontier filters: a duplicate does not get an entry of its own."""
+        self._handled: deque[int] = deque()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, parts: LiveParts, fingerprint: bytes | None) -> int:
+        """Keep the parts of a request; its number. ``fingerprint``: of a request that is dropped as a duplicate."""
+        if fingerprint is not None and (known := self._numbers.get(fingerprint)) is not None:
+            return known
+        self._last += 1
+        self._entries[self._last] = parts
+        if fingerprint is not None:
+            self._numbers[fingerprint] = self._last
+        return self._last
+
+    def get(self, number: int) -> LiveParts | None:
+        return self._entries.get(number)
+
+    def handled(self, number: int) -> None:
+        """The request of this entry was handled."""
+        self._handled.append(number)
+        if len(self._handled) > _KEPT:
+            self._entries.pop(self._handled.popleft(), None)

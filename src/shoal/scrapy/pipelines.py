@@ -1,0 +1,111 @@
+"""The item pipelines of a project, as one pipeline of the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.crawling.callbacks import describe
+from shoal.errors import DropItem, ItemError
+from shoal.scrapy import signals
+from shoal.scrapy.components import Component, hooks_of
+from shoal.scrapy.item import serialized
+from shoal.scrapy.media import FilesPipeline
+from shoal.scrapy.values import item_fields
+
+if TYPE_CHECKING:
+    from shoal.scrapy.adapter import ScrapyAdapter
+
+log = logging.getLogger("shoal.scrapy")
+
+
+class ItemPipelines:
+    """Passes each item through ``process_item`` of all pipelines. One that returns nothing drops the item."""
+
+    def __init__(self, adapter: ScrapyAdapter, components: list[Component]) -> None:
+        self._adapter = adapter
+        self._components = components
+        spider = adapter.spider
+        self._process = hooks_of(components, "process_item", spider)
+        self._open = hooks_of(components, "open_spider", spider)
+        self._close = hooks_of(components, "close_spider", spider)
+        media = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
+        self._url_fields = [each.urls_field for each in media]
+        self._fields = _export_fields(adapter.scrapy_settings.get("FEED_EXPORT_FIELDS"))
+
+    async def open(self, spider: object) -> None:
+        for hook in self._open:
+            await hook()
+
+    async def close(self, spider: object) -> None:
+        """Close all, also if one of them fails. The first error is raised at the end."""
+        failure: Exception | None = None
+        hooks, self._close = self._close, []  # at most once
+        for hook in reversed(hooks):
+            try:
+                await hook()
+            except Exception as exc:  # the user's code may raise anything
+                log.error("%s failed: %s", hook.name, describe(exc))
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    async def __call__(self, item: Any, spider: object) -> Any:
+        sent = self._adapter.crawler_view.signals
+        view = self._adapter
+        response = view.current_response.get()
+        original = item
+        without_files = [field for field in self._url_fields if not _value(item, field)]
+        name = ""
+        try:
+            for hook in self._process:
+                name = hook.name
+                item = await hook(item=item)
+                if item is None:
+                    raise DropItem(f"{name} returned nothing")
+        except DropItem as dropped:
+            view.crawler_view.stats.count("item_dropped_count")
+            if sent.has_receivers(signals.item_dropped):
+                await sent.send(
+                    signals.item_dropped, item=original, response=response, exception=dropped, spider=view.spider
+                )
+            raise
+        except Exception as exc:  # it costs this item
+            if sent.has_receivers(signals.item_error):
+                await sent.send(signals.item_error, item=original, response=response, spider=view.spider, failure=exc)
+            raise ItemError(f"{name} failed: {describe(exc)}") from exc
+        self._report_late_files(item, without_files)
+        view.scraped()
+        if sent.has_receivers(signals.item_scraped):
+            await sent.send(signals.item_scraped, item=item, response=response, spider=view.spider)
+        item = serialized(item)
+        return item if self._fields is None else self._chosen(item)
+
+    def _report_late_files(self, item: Any, without_files: list[str]) -> None:
+        """Report files that a pipeline added: the requests for files are made before the pipelines run."""
+        for field in without_files:
+            if _value(item, field):
+                stats = self._adapter.crawler_view.stats
+                if not stats.get_value("items with files added too late"):
+                    log.error("a pipeline has set %s, and these files are not fetched: set it in the callback", field)
+                stats.inc_value("items with files added too late")
+
+    def _chosen(self, item: Any) -> Any:
+        """The fields of FEED_EXPORT_FIELDS, in their order and with their names."""
+        assert self._fields is not None
+        found = item if isinstance(item, Mapping) else item_fields(item) or {}
+        return {shown: found[name] for name, shown in self._fields.items() if name in found}
+
+
+def _value(item: Any, field: str) -> Any:
+    found = item if isinstance(item, Mapping) else item_fields(item) or {}
+    return found.get(field)
+
+
+def _export_fields(setting: Any) -> dict[str, str] | None:
+    if not setting:
+        return None
+    if isinstance(setting, str):
+        setting = setting.split(",")
+    return dict(setting) if isinstance(setting, Mapping) else {name: name for name in setting}

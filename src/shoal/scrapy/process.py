@@ -1,0 +1,152 @@
+"""Crawls that a program starts: ``CrawlerProcess`` and ``CrawlerRunner``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.scrapy import recorded_runs
+from shoal.scrapy.crawler import Crawler
+from shoal.scrapy.deferred import Deferred
+from shoal.scrapy.recorded_runs import FileRun, RecordedRun
+from shoal.scrapy.settings import Settings
+
+if TYPE_CHECKING:
+    from shoal.scrapy.spider_loader import SpiderLoader
+
+log = logging.getLogger("shoal.scrapy")
+
+
+class _Crawls:
+    """Several crawls that run at the same time, or one after the other, on one event loop."""
+
+    def __init__(self, runs: list[RecordedRun], *, together: bool) -> None:
+        from shoal.runs.crawl import Crawl
+
+        self._together = together
+        self._crawls = [Crawl(_adapter(run), collect=False) for run in runs]
+
+    def stop(self) -> None:
+        for crawl in self._crawls:
+            crawl.stop()
+
+    def __await__(self) -> Generator[object, None, object]:
+        return self._run().__await__()
+
+    async def _run(self) -> None:
+        if self._together:
+            await asyncio.gather(*self._crawls)
+        else:
+            for crawl in self._crawls:
+                await crawl
+
+
+class CrawlerRunner:
+    """Collects crawls. ``reactor.run()`` of this package runs them, one after the other."""
+
+    _together = False
+    waiting: list[CrawlerRunner] = []
+    """Those whose crawls have not run."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self.settings = settings if isinstance(settings, Settings) else Settings(settings)
+        self._runs: list[RecordedRun] = []
+        self._ended: list[Deferred] = []
+        self.crawlers: set[Any] = set()
+        self.bootstrap_failed = False
+
+    @property
+    def spider_loader(self) -> SpiderLoader:
+        """The spiders of the project."""
+        from shoal.scrapy.spider_loader import SpiderLoader
+
+        return SpiderLoader(self.settings)
+
+    def crawl(self, crawler_or_spidercls: Any, *args: Any, **kwargs: Any) -> Deferred:
+        """Plan a crawl of a spider class, or of the spider of the project with this name."""
+        kind = crawler_or_spidercls
+        if isinstance(kind, Crawler):
+            kind = kind.spidercls
+        if isinstance(kind, str):
+            from shoal.scrapy.project import find_spider_class
+
+            kind = find_spider_class(self.settings, kind, "the project")
+        run = RecordedRun(kind, dict(kwargs), self.settings)
+        recording = recorded_runs.current()
+        if recording is not None:
+            recording.runs.append(run)
+        self._runs.append(run)
+        self._ended.append(Deferred())
+        if self not in self.waiting:
+            self.waiting.append(self)
+        return self._ended[-1]
+
+    def create_crawler(self, crawler_or_spidercls: Any) -> Crawler:
+        """A crawler for ``crawl``."""
+        from shoal.spider import SpiderStats
+
+        return Crawler(crawler_or_spidercls, self.settings, SpiderStats())
+
+    def join(self) -> Deferred:
+        """A result that is there when all crawls have ended."""
+        made = Deferred()
+        self._ended.append(made)
+        return made
+
+    def run_all(self) -> None:
+        """Run the crawls to their end."""
+        if recorded_runs.current() is not None:
+            raise FileRun
+        from shoal.runs.crawl import run_blocking
+
+        runs, self._runs = self._runs, []
+        if self in self.waiting:
+            self.waiting.remove(self)
+        run_blocking(_Crawls(runs, together=self._together))
+        for ended in self._ended:
+            ended.callback(None)
+
+
+class CrawlerProcess(CrawlerRunner):
+    """Collects crawls, and runs them at the same time in this process."""
+
+    _together = True
+
+    def __init__(
+        self, settings: Mapping[str, Any] | None = None, install_root_handler: bool = True, **options: Any
+    ) -> None:
+        super().__init__(settings)
+        if install_root_handler and recorded_runs.current() is None:
+            configure_logging(self.settings)
+
+    def start(self, stop_after_crawl: bool = True, install_signal_handlers: bool = True) -> None:
+        """Run the crawls to their end."""
+        self.run_all()
+
+    def stop(self) -> Deferred:
+        """Nothing runs outside of ``start``."""
+        return Deferred()
+
+
+class AsyncCrawlerProcess(CrawlerProcess):
+    """The same: every crawl of Shoal is asynchronous."""
+
+
+def _adapter(run: RecordedRun) -> Any:
+    from shoal.scrapy.adapter import adapt
+    from shoal.scrapy.names import install
+
+    install()
+    return adapt(run.kind, run.settings)(**run.arguments)
+
+
+def configure_logging(settings: Mapping[str, Any] | None = None, install_root_handler: bool = True) -> None:
+    """Log to standard error, with the level and format of the settings, unless the program logs already."""
+    chosen = settings if isinstance(settings, Settings) else Settings(settings)
+    if install_root_handler and chosen.getbool("LOG_ENABLED", True):
+        logging.basicConfig(
+            level=chosen.get("LOG_LEVEL", "INFO") if chosen.source("LOG_LEVEL") else "INFO",
+            format=chosen.get("LOG_FORMAT"), datefmt=chosen.get("LOG_DATEFORMAT"),
+        )  # fmt: skip

@@ -1,0 +1,214 @@
+"""Finds the spiders of a file or of a Scrapy project, with their settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from configparser import ConfigParser
+from configparser import Error as ConfigFileError
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal.errors import SpiderError
+from shoal.scrapy import recorded_runs
+from shoal.scrapy.adapter import ScrapyAdapter, adapt
+from shoal.scrapy.names import install
+from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
+from shoal.scrapy.unsupported import check_file, check_settings
+from shoal.spider import SCRAPY, classes_in, line_in
+from shoal.suggestions import did_you_mean
+
+log = logging.getLogger("shoal.scrapy")
+
+
+def load_scrapy_spider(reference: str) -> type[ScrapyAdapter]:
+    """The adapter of the spider that a reference names: ``scrapy:FILE.py``, ``scrapy:FILE.py:Class``,
+    ``scrapy:FOLDER:SPIDER``, or ``scrapy:FOLDER`` if it has one spider. SpiderError says what is wrong."""
+    install()
+    text = reference.removeprefix(SCRAPY)
+    if text.endswith(".py") or ".py:" in text:
+        file, _, wanted = text.partition(".py:")
+        return _from_file(Path(f"{file}.py" if wanted else text), wanted)
+    folder, _, wanted = text.rpartition(":")
+    return _from_project(Path(folder or wanted), wanted if folder else "")
+
+
+def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
+    if not path.is_file():
+        raise SpiderError(f"spider file {path} does not exist")
+    root = find_root(path.resolve().parent)
+    settings = Settings() if root is None else project_settings(root)
+    check_file(path)
+    with recorded_runs.recording(as_main=recorded_runs.has_own_run(path)) as runs:
+        found: list[type[Any]] = []
+        try:
+            found = _classes(path, root, as_main=runs.as_main)
+        except recorded_runs.FileRun:
+            log.info("%s starts a crawl itself: that one runs, and the code after it does not", path)
+    for run in runs.runs:
+        if not wanted or wanted in (run.kind.__name__, getattr(run.kind, "name", None)):
+            made = _adapted(run.kind, run.settings if len(run.settings) else settings)
+            made.own_arguments = run.arguments
+            if len(runs.runs) > 1 and not wanted:
+                names = ", ".join(f"{path}:{each.kind.__name__}" for each in runs.runs)
+                raise SpiderError(f"{path} starts several crawls; choose one: {names}")
+            return made
+    return _adapted(_choose(found, wanted, str(path)), settings)
+
+
+def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Any]]:
+    """The spider classes of a file. A file of a project is imported as a module of its package."""
+    name = None if root is None or as_main else _module_name(path.resolve(), root)
+    if name is None:
+        return classes_in(path, Spider, as_main=as_main)
+    return list(_spiders_of(_import(name, path)))
+
+
+def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
+    if not folder.is_dir():
+        raise SpiderError(f"{folder} is no folder: pass FILE.py, or the folder of a Scrapy project and a spider's name")
+    root = find_root(folder.resolve())
+    if root is None:
+        raise SpiderError(f"{folder} is no Scrapy project: it has no scrapy.cfg")
+    settings = project_settings(root)
+    return _adapted(find_spider_class(settings, wanted, str(folder)), settings)
+
+
+def _adapted(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
+    made = adapt(kind, settings)
+    check_settings(made.scrapy_settings, kind)
+    return made
+
+
+def find_root(folder: Path) -> Path | None:
+    """The folder of the Scrapy project that contains this one; None if there is none."""
+    return next((each for each in (folder, *folder.parents) if (each / "scrapy.cfg").is_file()), None)
+
+
+def project_settings(root: Path) -> Settings:
+    """The settings module of a project, over Scrapy's defaults."""
+    config = ConfigParser()
+    try:
+        config.read(root / "scrapy.cfg")
+        section = os.environ.get("SCRAPY_PROJECT", "default")
+        name = os.environ.get("SCRAPY_SETTINGS_MODULE") or config.get("settings", section, fallback="")
+    except ConfigFileError as exc:
+        raise SpiderError(f"{root / 'scrapy.cfg'}: {exc}") from exc
+    if not name:
+        raise SpiderError(f"{root / 'scrapy.cfg'} names no settings module: write [settings] default = NAME.settings")
+    install()
+    _forget_others(name.partition(".")[0], root)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    os.environ.setdefault("SCRAPY_SETTINGS_MODULE", name)
+    settings = Settings()
+    settings.setmodule(_import(name, root / "scrapy.cfg"), "project", f"{name.replace('.', '/')}.py")
+    return settings
+
+
+def _forget_others(package: str, root: Path) -> None:
+    """Forget the modules of another project whose package has the same name."""
+    known = sys.modules.get(package)
+    places = [getattr(known, "__file__", None) or "", *getattr(known, "__path__", ())]
+    if known is None or any(str(root) in place for place in places):
+        return
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    """Import a module of a project. SpiderError names the line that fails."""
+    try:
+        return import_module(name)
+    except SyntaxError as exc:
+        raise SpiderError(f"{exc.filename}, line {exc.lineno}: {exc.msg}") from exc
+    except (Exception, SystemExit) as exc:  # the user's module may raise anything
+        place = line_in(exc)
+        where = str(path) if place is None else f"{place[0]}, line {place[1]}"
+        raise SpiderError(f"{where}: {type(exc).__name__}: {exc}") from exc
+
+
+def _module_name(path: Path, root: Path) -> str | None:
+    """The dotted name of a file below the root; None if a folder on the way is no package."""
+    if not path.is_relative_to(root):
+        return None
+    parts = path.relative_to(root).with_suffix("").parts
+    folders = [root.joinpath(*parts[: count + 1]) for count in range(len(parts) - 1)]
+    return ".".join(parts) if parts[1:] and all((each / "__init__.py").is_file() for each in folders) else None
+
+
+def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Any]:
+    """The spider with this name in SPIDER_MODULES; the only one if no name is given."""
+    modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
+    if not modules:
+        raise SpiderError(f"{where}: SPIDER_MODULES is empty, or its packages have no modules")
+    likely = [each for each in modules if wanted and wanted in each[1].read_text(errors="replace")]
+    failure: SpiderError | None = None
+    found: dict[str, type[Any]] = {}
+    for chosen in (likely, modules):  # a name may also be made by code
+        for name, path in chosen:
+            try:
+                for kind in _spiders_of(_import(name, path)):
+                    found[str(kind.name or kind.__name__)] = kind
+            except SpiderError as error:
+                failure = failure or error
+        if wanted in found:
+            check_file(Path(sys.modules[found[wanted].__module__].__file__ or ""))
+            return found[wanted]
+    if not wanted and len(found) == 1:
+        return next(iter(found.values()))
+    if failure is not None:
+        raise failure
+    if not wanted:
+        raise SpiderError(f"{where} has several spiders; choose one: {', '.join(sorted(found)) or 'none'}")
+    raise SpiderError(
+        f"{where} has no spider {wanted!r}{did_you_mean(wanted, list(found))}; it has {', '.join(sorted(found))}"
+    )
+
+
+def spider_classes(settings: Settings) -> dict[str, type[Any]]:
+    """All spiders in SPIDER_MODULES by name. SpiderError if a module cannot be imported."""
+    modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
+    kinds = [kind for name, path in modules for kind in _spiders_of(_import(name, path))]
+    return {str(kind.name): kind for kind in kinds if kind.name}  # a base class of the project has no name
+
+
+def _module_files(name: str) -> Iterator[tuple[str, Path]]:
+    """The modules of a package with their files, without importing them; or the module itself."""
+    folder, _, last = name.rpartition(".")
+    package = _import(folder, Path(name)) if folder else None
+    places = [Path(each) for each in (sys.path if package is None else package.__path__)]
+    for place in places:
+        if (place / f"{last}.py").is_file():
+            yield name, place / f"{last}.py"
+            return
+        if (place / last).is_dir():
+            for file in sorted((place / last).rglob("*.py")):
+                parts = file.relative_to(place / last).with_suffix("").parts
+                yield ".".join((name, *(part for part in parts if part != "__init__"))), file
+            return
+
+
+def _spiders_of(module: ModuleType) -> Iterator[type[Any]]:
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Spider) and value.__module__ == module.__name__:
+            yield value
+
+
+def _choose(found: list[type[Any]], wanted: str, where: str) -> type[Any]:
+    named = [each for each in found if getattr(each, "name", None)]
+    if named and wanted in [each.__name__ for each in found if each not in named]:
+        raise SpiderError(f"{where}: {wanted} has no name: set `name`, as the other spiders of the file do")
+    found = named or found  # a base class of the project has no name
+    if wanted:
+        found = [each for each in found if wanted in (each.__name__, getattr(each, "name", None))]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a class of scrapy.Spider")
+    raise SpiderError(f"{where} has several spiders; choose one: {', '.join(f'{where}:{e.__name__}' for e in found)}")

@@ -1,0 +1,17 @@
+"""What callbacks return: nothing, one output, or many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.scrapy.item import Item
+
+_SINGLE = (dict, Item, str, bytes)
+
+
+def each_result(result: Any) -> Iterable[Any]:
+    """Return the outputs in what a callback returned. A dict and an item are one output each."""
+    if result is None:
+        return ()
+    return (result,) if isinstance(result, _SINGLE) or not hasattr(result, "__iter__") else result

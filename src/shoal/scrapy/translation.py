@@ -1,0 +1,214 @@
+"""Scrapy's settings as Shoal's: which key each of them becomes, and what is not used."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+
+from shoal.errors import ConfigError
+from shoal.scrapy.settings import Settings
+
+_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTSET": "DEBUG"}
+_NUMBERED_LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
+_ANY_LENGTH = 1 << 30
+
+
+class Translated(Struct):
+    """A project's settings as Shoal's."""
+
+    settings: dict[str, object]
+    """By dotted key."""
+    sources: dict[str, str]
+    """For each of them, the setting of Scrapy that it comes from, and where that is set."""
+    outputs: list[str]
+    notes: list[str]
+    """What Shoal does differently, for the log."""
+
+
+def _count(value: Any) -> object:
+    return max(1, int(value))
+
+
+def _or_none(value: Any) -> object:
+    return int(value) if int(value) > 0 else None
+
+
+def _statuses(value: Any) -> object:
+    members = value.split(",") if isinstance(value, str) else value
+    return tuple(sorted({int(each) for each in members}))
+
+
+def _headers(value: Any) -> object:
+    return {_text(name): _text(each) for name, each in dict(value or {}).items() if each is not None}
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _level(value: Any) -> object:
+    if isinstance(value, int):
+        return _NUMBERED_LEVELS.get(value, "INFO")
+    return _LEVELS.get(str(value).upper(), str(value).upper())
+
+
+def _bool(value: Any) -> object:
+    return Settings({"VALUE": value}).getbool("VALUE")
+
+
+_ALWAYS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "DOWNLOAD_DELAY": ("download_delay", float),
+    "CONCURRENT_REQUESTS": ("concurrency", _count),
+    "CONCURRENT_REQUESTS_PER_DOMAIN": ("concurrency_per_host", _count),
+    "ROBOTSTXT_OBEY": ("robots.obey", _bool),
+    "RETRY_TIMES": ("retry.max_attempts", lambda value: int(value) + 1),
+    "RETRY_HTTP_CODES": ("retry.statuses", _statuses),
+    "DOWNLOAD_TIMEOUT": ("http.total_timeout", float),
+    "REDIRECT_MAX_TIMES": ("http.max_redirects", int),
+    "DEFAULT_REQUEST_HEADERS": ("http.headers", _headers),
+    "AUTOTHROTTLE_ENABLED": ("throttle.enabled", _bool),
+    "URLLENGTH_LIMIT": ("scope.max_url_length", lambda value: int(value) or _ANY_LENGTH),
+}
+"""Settings that are used also with Scrapy's default."""
+_IF_SET: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "USER_AGENT": ("user_agent", str),
+    "DEPTH_LIMIT": ("scope.max_depth", _or_none),
+    "CLOSESPIDER_PAGECOUNT": ("scope.max_pages", _or_none),
+    "AUTOTHROTTLE_MAX_DELAY": ("throttle.max_delay", float),
+    "HTTPCACHE_ENABLED": ("cache.enabled", _bool),
+    "HTTPCACHE_DIR": ("cache.folder", str),
+    "HTTPCACHE_EXPIRATION_SECS": ("cache.ttl", lambda value: float(value) or None),
+    "DOWNLOAD_MAXSIZE": ("http.max_body_bytes", lambda value: int(value) or 1 << 40),
+    "DOWNLOAD_VERIFY_CERTIFICATES": ("http.verify_tls", _bool),
+    "LOG_LEVEL": ("log_level", _level),
+    "FILES_STORE": ("files.store", str),
+    "IMAGES_STORE": ("files.store", str),
+    "FILES_EXPIRES": ("files.max_age", lambda value: float(value) * 86400),
+    "IMAGES_EXPIRES": ("files.max_age", lambda value: float(value) * 86400),
+    "IMAGES_THUMBS": ("images.thumbs", lambda value: tuple(f"{int(w)}x{int(h)}" for w, h in dict(value).values())),
+}
+"""Settings that are used only if the project or the spider sets them."""
+
+DONE_HERE = frozenset(
+    {"ITEM_PIPELINES", "DOWNLOADER_MIDDLEWARES", "SPIDER_MIDDLEWARES", "EXTENSIONS", "CLOSESPIDER_ITEMCOUNT",
+     "CLOSESPIDER_TIMEOUT", "CLOSESPIDER_ERRORCOUNT", "COOKIES_ENABLED", "RETRY_ENABLED", "REDIRECT_ENABLED",
+     "METAREFRESH_ENABLED", "METAREFRESH_MAXDELAY", "HTTPERROR_ALLOWED_CODES", "HTTPERROR_ALLOW_ALL", "DEPTH_PRIORITY",
+     "REFERER_ENABLED", "FEEDS", "FEED_URI", "FEED_FORMAT", "FEED_EXPORT_FIELDS", "JOBDIR", "DUPEFILTER_CLASS",
+     "CONCURRENT_REQUESTS_PER_IP", "HTTPAUTH_USER", "HTTPAUTH_PASS", "HTTPAUTH_DOMAIN", "RETRY_PRIORITY_ADJUST",
+     "FILES_URLS_FIELD", "FILES_RESULT_FIELD", "IMAGES_URLS_FIELD", "IMAGES_RESULT_FIELD",
+     "BOT_NAME", "SPIDER_MODULES", "NEWSPIDER_MODULE", "CRAWLSPIDER_FOLLOW_LINKS", "LOG_ENABLED"}
+)  # fmt: skip
+"""Settings that the adapter uses itself, or that say where the spiders are."""
+_NO_FILTER = ("scrapy.dupefilters.BaseDupeFilter", "scrapy.dupefilter.BaseDupeFilter")
+
+
+def translate(settings: Settings, user_agent: str | None = None) -> Translated:
+    """The settings of a spider as Shoal's. ``user_agent``: the spider's own. ConfigError names a setting with a bad
+    value."""
+    made = Translated({"cookies": False}, {"cookies": "the spider's own jars (COOKIES_ENABLED)"}, [], [])
+    for table, needs_value in ((_ALWAYS, False), (_IF_SET, True)):
+        for name, (key, convert) in table.items():
+            if settings.get(name) is None or (needs_value and not settings.source(name)):
+                continue
+            _put(made, settings, name, key, convert)
+    if settings.getint("CONCURRENT_REQUESTS_PER_IP"):
+        _put(made, settings, "CONCURRENT_REQUESTS_PER_IP", "concurrency_per_host", _count)
+    made.sources["retry.max_retries"] = made.sources["retry.max_attempts"]
+    if user_agent:
+        made.settings["user_agent"], made.sources["user_agent"] = user_agent, "user_agent of the spider"
+    made.settings["http.read_timeout"] = made.settings["http.total_timeout"]
+    made.sources["http.read_timeout"] = made.sources["http.total_timeout"]
+    if settings.get("JOBDIR"):
+        made.settings["frontier"] = f"sqlite:///{os.path.join(str(settings['JOBDIR']), 'shoal.db')}"
+        made.sources["frontier"] = _source(settings, "JOBDIR")
+    _translate_feeds(settings, made)
+    if not made.settings["robots.obey"]:
+        made.notes.append("robots.txt is not obeyed: ROBOTSTXT_OBEY is " + (
+            "False" if settings.source("ROBOTSTXT_OBEY") else "not set, which means False in Scrapy"
+        ))  # fmt: skip
+    return made
+
+
+def _put(made: Translated, settings: Settings, name: str, key: str, convert: Callable[[Any], object]) -> None:
+    try:
+        value = convert(settings[name])
+    except (TypeError, ValueError, AttributeError) as exc:
+        where = settings.source(name)
+        raise ConfigError(f"{name} = {settings[name]!r} is not a valid value ({where}): {exc}") from exc
+    made.settings[key] = value
+    made.sources[key] = _source(settings, name)
+
+
+def _source(settings: Settings, name: str) -> str:
+    where = settings.source(name)
+    return f"{name} in {where}" if where else f"{name}, default of Scrapy"
+
+
+def unused_settings(settings: Settings) -> list[tuple[str, str]]:
+    """The settings that somebody set and Shoal does not use, each with where it is set. ``self.settings`` has them."""
+    known = _ALWAYS.keys() | _IF_SET.keys() | DONE_HERE
+    return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in known]
+
+
+def filters_nothing(settings: Settings) -> bool:
+    """Whether the project has switched off the filter of duplicates."""
+    chosen = settings.get("DUPEFILTER_CLASS")
+    return chosen in _NO_FILTER or getattr(chosen, "__name__", "") == "BaseDupeFilter"
+
+
+# -- outputs
+
+
+def _translate_feeds(settings: Settings, made: Translated) -> None:
+    feeds: dict[Any, Any] = settings.getdict("FEEDS")
+    if settings.get("FEED_URI"):
+        feeds = {settings["FEED_URI"]: {"format": settings.get("FEED_FORMAT")}, **feeds}
+    for uri, options in feeds.items():
+        made.outputs.append(_output(str(uri), dict(options or {}), settings, made.notes))
+
+
+def _output(uri: str, options: Mapping[str, Any], settings: Settings, notes: list[str]) -> str:
+    """The output of a feed. ConfigError if Shoal cannot write it."""
+    text = _filled(uri, settings)
+    if text in ("stdout:", "-"):
+        return "-"
+    parts = urlsplit(text)
+    if len(parts.scheme) > 1 and parts.scheme != "file":
+        return text  # object storage or a database
+    path = unquote(parts.path) if parts.scheme == "file" else text
+    kind = str(options.get("format") or Path(path).suffix.lstrip(".") or "jsonlines").lower()
+    if kind in ("json", "jsonlines", "jsonl", "jl", "ndjson"):
+        written = (
+            path if Path(path).suffix in (".jsonl", ".ndjson", ".jsonlines") else str(Path(path).with_suffix(".jsonl"))
+        )
+        if written != path:
+            notes.append(f"the feed {path} is written as JSON Lines, so that a crash loses nothing: {written}")
+    elif kind in ("csv", "parquet"):
+        written = path if Path(path).suffix == f".{kind}" else str(Path(path).with_suffix(f".{kind}"))
+    else:
+        raise ConfigError(f"FEEDS: Shoal does not write {kind!r} ({uri}): use jsonlines, csv or parquet")
+    return f"{written}?replace=yes" if options.get("overwrite") is True else written
+
+
+def _filled(uri: str, settings: Settings) -> str:
+    """The URI with the values of ``%(name)s`` and ``%(time)s``."""
+    values = {
+        "name": settings.get("_SPIDER_NAME") or "",
+        "time": datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat().replace(":", "-"),
+        "batch_time": datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S"),
+        "batch_id": "1",
+    }
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise ConfigError(f"FEEDS: {uri} has %({match[1]}), which Shoal does not know: use name or time")
+        return str(values[match[1]])
+
+    return re.sub(r"%\((\w+)\)0?\d*[sd]", value, uri)

@@ -1,0 +1,127 @@
+"""Values of ``meta`` and ``cb_kwargs`` as data that every frontier can store, and back.
+
+Text, numbers, bytes, lists and dicts with text keys stay as they are. Tuples, sets, dates, Decimals, UUIDs, other dicts
+and items (Item, dataclass, attrs) become a dict with a marker, and come back as the same type. Nothing else can be
+stored. A class is looked up among the modules that are loaded; no module is imported for a stored name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from shoal.errors import RequestError
+
+MARK = "$scrapy"
+_SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
+_MAX_DEPTH = 100
+
+
+class NotStorableError(RequestError):
+    """A value cannot be stored. ``path`` names it, such as ``meta['loader']``."""
+
+    def __init__(self, path: str, value: object) -> None:
+        super().__init__(f"{path} is a {type(value).__name__}")
+        self.path = path
+        self.value = value
+
+
+def is_scalar(value: object) -> bool:
+    """Whether the value is immutable and is stored as it is."""
+    kind = type(value)
+    return kind in _SCALARS and (kind is not int or -(2**63) <= value < 2**64)  # type: ignore[operator]
+
+
+def encode(value: Any, path: str, depth: int = 0) -> Any:
+    """The value as plain data. NotStorableError names the part that cannot be stored."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value if is_scalar(value) else {MARK: "int", "v": str(value)}
+    if depth > _MAX_DEPTH:
+        raise NotStorableError(path, value)
+    if kind is list:
+        return [encode(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
+    if kind is dict and MARK not in value and all(type(key) is str for key in value):
+        return {key: encode(each, f"{path}[{key!r}]", depth + 1) for key, each in value.items()}
+    if kind in (dict, tuple, set, frozenset):
+        members = value.items() if kind is dict else value
+        return {MARK: kind.__name__, "v": [encode(each, f"{path}[...]", depth + 1) for each in members]}
+    if kind in _AS_TEXT:
+        return {MARK: kind.__name__, "v": _AS_TEXT[kind][0](value)}
+    fields = item_fields(value)
+    if fields is None:
+        raise NotStorableError(path, value)
+    where = f"{kind.__module__}:{kind.__qualname__}"
+    encoded = {name: encode(each, f"{path}[{name!r}]", depth + 1) for name, each in fields.items()}
+    return {MARK: "item", "class": where, "v": encoded}
+
+
+def decode(value: Any) -> Any:
+    """The value that ``encode`` made this of."""
+    kind = type(value)
+    if kind is list:
+        return [decode(each) for each in value]
+    if kind is not dict:
+        return value
+    mark = value.get(MARK)
+    if mark is None:
+        return {key: decode(each) for key, each in value.items()}
+    stored = value["v"]
+    if mark == "int":
+        return int(stored)
+    if mark == "dict":
+        return dict(map(decode, stored))
+    if mark in _CONTAINERS:
+        return _CONTAINERS[mark](map(decode, stored))
+    if mark == "item":
+        return _make_item(value["class"], {name: decode(each) for name, each in stored.items()})
+    return _FROM_TEXT[mark](stored)
+
+
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    datetime: (datetime.isoformat, datetime.fromisoformat),
+    date: (date.isoformat, date.fromisoformat),
+    time: (time.isoformat, time.fromisoformat),
+    timedelta: (lambda each: str(each // timedelta(microseconds=1)), lambda text: timedelta(microseconds=int(text))),
+    Decimal: (str, Decimal),
+    UUID: (str, UUID),
+}
+_FROM_TEXT = {kind.__name__: read for kind, (_, read) in _AS_TEXT.items()}
+
+
+def item_fields(value: object) -> Mapping[str, Any] | None:
+    """The fields of an Item, a dataclass or an attrs object; None for anything else."""
+    kind = type(value)
+    if isinstance(value, Mapping) and hasattr(kind, "fields"):
+        return value
+    if hasattr(kind, "__dataclass_fields__"):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}  # type: ignore[arg-type]
+    if hasattr(kind, "__attrs_attrs__"):
+        return {each.name: getattr(value, each.name) for each in kind.__attrs_attrs__}
+    return None
+
+
+def _make_item(where: str, fields: dict[str, Any]) -> Any:
+    module, _, name = where.partition(":")
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    is_item = isinstance(kind, type) and (
+        hasattr(kind, "__dataclass_fields__")
+        or hasattr(kind, "__attrs_attrs__")
+        or (issubclass(kind, Mapping) and hasattr(kind, "fields"))
+    )
+    if not is_item:
+        raise RequestError(f"a stored request has an item of the class {where}, which the spider does not have")
+    if issubclass(kind, Mapping):
+        return kind(**fields)
+    made = object.__new__(kind)  # a constructor may take other arguments than the fields
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made

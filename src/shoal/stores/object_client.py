@@ -1,0 +1,167 @@
+"""The connection to object storage, with errors that say what to do. Needs obstore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from shoal.stores.objects import CREDENTIALS, ObjectPlace
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+ERRORS = (BaseError, OSError, NotImplementedError, ValueError)
+"""What a call of the client may raise. `explain` says what it means."""
+CONFLICTS = (AlreadyExistsError, PreconditionError)
+"""Another process wrote the object."""
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z.]{1,80})</Code>")
+_URL = re.compile(r"\bhttps?://\S+")
+_NO_CONNECTION = ("error sending request", "HTTP error", "error decoding response", "connection closed")
+_BAD_REGION = ("without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
+_NO_CREDENTIALS = ("169.254.169.254", "169.254.170.2", "metadata.google", "CredentialsNotLoaded", "instance metadata")
+_MAX_TEXT = 160
+
+
+class Version(NamedTuple):
+    """A version of an object, to replace only this one."""
+
+    e_tag: str
+    """Without quotes."""
+    version: str | None = None
+
+
+class ObjectClient:
+    """Calls for the objects of one place. Paths are relative to it. Calls raise ``ERRORS``."""
+
+    def __init__(self, place: ObjectPlace) -> None:
+        self.place = place
+        limit = timedelta(seconds=place.timeout)
+        client: ClientConfig = {"timeout": limit, "connect_timeout": min(limit, timedelta(seconds=10))}
+        if place.endpoint.startswith("http://"):
+            client["allow_http"] = True
+        retry: RetryConfig = {"max_retries": 1, "retry_timeout": limit}  # the caller tries again, and says so
+        prefix, options = place.path or None, place.options
+        self._store: Any
+        match place.scheme:
+            case "s3":
+                self._store = S3Store(
+                    place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=_s3(options)
+                )
+            case "gs":
+                self._store = GCSStore(place.bucket, prefix=prefix, client_options=client, retry_config=retry)
+            case "az":
+                self._store = AzureStore(
+                    place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=_azure(options)
+                )
+
+    async def put(self, path: str, data: bytes, content_type: str, replaces: Version | None = None) -> None:
+        """Write a new object, or replace this version of it. One of ``CONFLICTS`` if another process wrote it.
+
+        A server without conditional writes replaces whatever there is."""
+        if not self.place.conditional:
+            return await self.replace(path, data, content_type)
+        mode: Any = "create"
+        if replaces is not None:
+            mode = {"e_tag": f'"{replaces.e_tag}"'} | ({"version": replaces.version} if replaces.version else {})
+        attributes: Any = {"Content-Type": content_type}
+        await obstore.put_async(self._store, path, data, attributes=attributes, mode=mode, use_multipart=False)
+        return None
+
+    async def replace(self, path: str, data: bytes, content_type: str) -> None:
+        """Write an object, whatever there is."""
+        attributes: Any = {"Content-Type": content_type}
+        await obstore.put_async(self._store, path, data, attributes=attributes, mode="overwrite", use_multipart=False)
+
+    async def version(self, path: str) -> Version | None:
+        """The current version of an object; None if there is none."""
+        try:
+            found = await obstore.head_async(self._store, path)
+        except FileNotFoundError:
+            return None
+        return Version((found["e_tag"] or "").strip('"'), found["version"])
+
+    async def get(self, path: str) -> bytes | None:
+        """The content of an object; None if there is none."""
+        try:
+            found = await obstore.get_async(self._store, path)
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+
+    async def delete(self, path: str) -> None:
+        """Delete an object, if it exists."""
+        with suppress(FileNotFoundError):
+            await obstore.delete_async(self._store, path)
+
+    async def list(self, folder: str) -> AsyncIterator[tuple[str, str]]:
+        """The path and the tag of each object in a folder."""
+        async for batch in obstore.list(self._store, folder):
+            for found in batch:
+                yield found["path"], (found["e_tag"] or "").strip('"')
+
+
+def _s3(options: dict[str, str]) -> Any:
+    return {name: options[name] for name in ("endpoint", "region") if name in options}
+
+
+def _azure(options: dict[str, str]) -> Any:
+    names = {"endpoint": "endpoint", "account": "account_name"}
+    return {key: options[name] for name, key in names.items() if name in options}
+
+
+def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:
+    """What an error means and what to do, in one line without secrets; and whether a retry can help."""
+    text = str(exc)
+    found = _STATUS.search(text)
+    status = int(found[1] or found[2]) if found else 0
+    code = f" ({match[1]})" if (match := _CODE.search(text)) else ""
+    bucket = "container" if place.scheme == "az" else "bucket"
+    if any(mark in text for mark in _NO_CREDENTIALS):
+        return f"no credentials found; set {CREDENTIALS[place.scheme]} in the environment", False
+    if any(mark in text for mark in _BAD_REGION):
+        return f"the {bucket} {place.bucket} is in another region; set AWS_REGION, or add region=NAME", False
+    if status == 404 or isinstance(exc, FileNotFoundError):
+        return f"the {bucket} {place.bucket} does not exist; create it first, or check its name and the endpoint", False
+    if status in (401, 403):
+        return (
+            f"access to the {bucket} {place.bucket} is denied{code}; check {CREDENTIALS[place.scheme]}, and that "
+            "they may list, read, write and delete objects"
+        ), False
+    if status == 501 or isinstance(exc, NotImplementedError):
+        return "the server does not support conditional writes; add conditional=no", False
+    if status:
+        return f"the server answered {status}{code}", status >= 500 or status in (408, 409, 412, 429)
+    if isinstance(exc, OSError) or any(mark in text for mark in _NO_CONNECTION):
+        return f"no connection to {_shown(place.endpoint)}: {_cause(text)}; check the endpoint", True
+    if isinstance(exc, CONFLICTS):
+        return "another process wrote the same object", True
+    return _URL.sub("...", text.partition("\n")[0])[:_MAX_TEXT], not isinstance(exc, ValueError)
+
+
+def _shown(endpoint: str) -> str:
+    """An endpoint without anything that may be a secret."""
+    scheme, mark, rest = endpoint.partition("://")
+    return f"{scheme}{mark}{rest.partition('?')[0].rpartition('@')[2]}" if mark else "the storage"
+
+
+def _cause(text: str) -> str:
+    """The reason of a failed connection, from the details that the library adds."""
+    for mark, meaning in (
+        ("ConnectionRefused", "connection refused"),
+        ("dns error", "the host is unknown"),
+        ("TimedOut", "timed out"),
+        ("Timeout", "timed out"),
+        ("certificate", "its certificate is not trusted"),
+        ("ConnectionReset", "connection reset"),
+    ):
+        if mark in text:
+            return meaning
+    return "the connection failed"

@@ -1,0 +1,1 @@
+"""WARC files: what was sent and received for each page, for archives and other tools."""

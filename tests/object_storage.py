@@ -1,0 +1,143 @@
+"""Servers of object storage in their own processes: s3rver (S3) and Azurite. `need_node_servers` installs them."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import os
+import urllib.request
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import obstore
+import pytest
+from obstore.store import AzureStore, ObjectStore, S3Store
+
+from tests.databases import DatabaseServer, listens
+
+_MODULES = Path(__file__).parent.parent / ".node-servers" / "node_modules"
+_AZURE_KEY = base64.b64encode(b"the key of the tests, which is not a secret").decode()
+_ALL_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+class ObjectServer(DatabaseServer):
+    """A server of object storage. ``bucket`` makes a new bucket."""
+
+    scheme: ClassVar[str]
+    program: ClassVar[str]
+
+    def _prepare(self) -> None:
+        self._count = 0
+        if not (_MODULES / self.program).exists():
+            raise RuntimeError(f"{self.program} is not installed; run `scripts/test`, which installs it")
+
+    def _answers(self) -> bool:
+        return listens(self.port)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://"
+
+    @property
+    @abstractmethod
+    def variables(self) -> Mapping[str, str]:
+        """The environment of a process that uses this server."""
+
+    @abstractmethod
+    def store(self, bucket: str) -> ObjectStore:
+        """A client of its own, for the tests."""
+
+    @abstractmethod
+    def _make(self, bucket: str) -> None: ...
+
+    def bucket(self) -> str:
+        """Make an empty bucket, and return its name."""
+        self._count += 1
+        name = f"bucket-{os.getpid()}-{self._count}"
+        self._make(name)
+        return name
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """The content of each object by its path, in the order of the paths."""
+        store = self.store(bucket)
+        paths = sorted(found["path"] for batch in obstore.list(store) for found in batch)
+        return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
+
+
+class S3Server(ObjectServer):
+    """s3rver. It keeps objects as files, and ignores the conditions of writes."""
+
+    scheme, program = "s3", "s3rver/bin/s3rver.js"
+
+    def _command(self) -> list[str]:
+        words = ["--directory", str(self.folder / "data"), "--address", "127.0.0.1", "--port", str(self.port)]
+        return ["node", str(_MODULES / self.program), *words, "--silent"]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER", "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.endpoint,
+        }  # fmt: skip
+
+    def store(self, bucket: str) -> ObjectStore:
+        return S3Store(
+            bucket, endpoint=self.endpoint, access_key_id="S3RVER", secret_access_key="S3RVER", region="us-east-1",
+            client_options={"allow_http": True},
+        )  # fmt: skip
+
+    def _make(self, bucket: str) -> None:
+        (self.folder / "data" / bucket).mkdir(parents=True)
+
+
+class AzureServer(ObjectServer):
+    """Azurite. It obeys the conditions of writes."""
+
+    scheme, program = "az", "azurite/dist/src/blob/main.js"
+
+    def _command(self) -> list[str]:
+        words = ["--location", str(self.folder), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        return ["env", f"AZURITE_ACCOUNTS=shoal:{_AZURE_KEY}", "node", str(_MODULES / self.program), *words, *flags]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}/shoal"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": "shoal", "AZURE_STORAGE_ACCOUNT_KEY": _AZURE_KEY,
+            "AZURE_STORAGE_ENDPOINT": self.endpoint,
+        }  # fmt: skip
+
+    def store(self, bucket: str) -> ObjectStore:
+        options: Any = {"endpoint": self.endpoint, "account_name": "shoal", "account_key": _AZURE_KEY}
+        return AzureStore(bucket, config=options, client_options={"allow_http": True})
+
+    def _make(self, bucket: str) -> None:
+        date = datetime.datetime.now(datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
+        lines = [*(f"{name}:{value}" for name, value in headers.items()), f"/shoal/shoal/{bucket}", "restype:container"]
+        text = "PUT" + "\n" * 12 + "\n".join(lines)
+        signature = hmac.new(base64.b64decode(_AZURE_KEY), text.encode(), hashlib.sha256).digest()
+        headers["Authorization"] = f"SharedKey shoal:{base64.b64encode(signature).decode()}"
+        url = f"{self.endpoint}/{bucket}?restype=container"
+        with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)) as answer:
+            assert answer.status == 201
+
+
+def use(server: ObjectServer, patch: pytest.MonkeyPatch) -> None:
+    """Let this process use the server, and no other one."""
+    for name in [name for name in os.environ if name.startswith(_ALL_VARIABLES)]:
+        patch.delenv(name)
+    for name, value in server.variables.items():
+        patch.setenv(name, value)
