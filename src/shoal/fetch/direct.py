@@ -20,6 +20,7 @@ from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher, LimitedFetcher, default_headers, without_verification
 from shoal.fetch.http_connection import HttpConnection, Limits
+from shoal.fetch.tls import TlsClient, TlsTransport
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
@@ -64,7 +65,7 @@ class DirectFetcher:
         self._headers = {name.lower(): (name, value) for name, value in default_headers(config, user_agent).items()}
         self._default_lines = _lines(self._headers.values())
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._tls: asyncio.Task[ssl.SSLContext] | None = None
+        self._tls: asyncio.Task[TlsClient] | None = None
         self._idle: dict[str, list[HttpConnection]] = {}
         self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
         self._sweeper: asyncio.TimerHandle | None = None
@@ -168,6 +169,7 @@ class DirectFetcher:
         return connection
 
     def _keep(self, connection: HttpConnection) -> None:
+        connection.remember_session()
         loop = asyncio.get_running_loop()
         self._idle.setdefault(connection.origin, []).append(connection)
         self._idle_since[connection] = loop.time()
@@ -206,7 +208,7 @@ class DirectFetcher:
         connecting = asyncio.timeout(patience)
         try:
             async with asyncio.timeout_at(deadline):
-                tls = await self._tls_context() if scheme == "https" else None
+                tls = await self._tls_client() if scheme == "https" else None
                 found = await self._connector.resolve(name)
                 async with connecting:
                     await self._open(connection, await self._connector.connect_to(found, port), tls, name)
@@ -235,29 +237,27 @@ class DirectFetcher:
             raise _too_late(host)
         return connection
 
-    async def _tls_context(self) -> ssl.SSLContext:
+    async def _tls_client(self) -> TlsClient:
         """Made on first use, in a thread: reading all authorities takes long enough to delay other connections."""
         if self._tls is None or (self._tls.done() and (self._tls.cancelled() or self._tls.exception())):
-            self._tls = asyncio.create_task(asyncio.to_thread(_make_tls_context, self._config.verify_tls))
+            self._tls = asyncio.create_task(asyncio.to_thread(_make_tls_client, self._config.verify_tls))
         return await asyncio.shield(self._tls)
 
-    async def _open(
-        self, connection: HttpConnection, sock: socket.socket, tls: ssl.SSLContext | None, name: str
-    ) -> None:
+    async def _open(self, connection: HttpConnection, sock: socket.socket, tls: TlsClient | None, name: str) -> None:
         loop = asyncio.get_running_loop()
         try:
             if tls is None:
                 await loop.create_connection(lambda: connection, sock=sock)
-            else:
-                await loop.create_connection(
-                    lambda: connection,
-                    sock=sock,
-                    ssl=tls,
-                    server_hostname=name.rstrip("."),
-                    ssl_handshake_timeout=self._config.connect_timeout + 1,  # ours is first
-                )
+                return
+            secure = TlsTransport(tls, connection.origin, name.rstrip("."), connection, self._buffer)
+            await loop.create_connection(lambda: secure, sock=sock)
         except BaseException:
             sock.close()
+            raise
+        try:
+            await secure.ready
+        except BaseException:
+            secure.abort()
             raise
 
     @property
@@ -335,10 +335,8 @@ def _response(request: Request, connection: HttpConnection, elapsed: float, limi
     )  # fmt: skip
 
 
-def _make_tls_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context() if verify else without_verification()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
+def _make_tls_client(verify: bool) -> TlsClient:
+    return TlsClient(ssl.create_default_context() if verify else without_verification())
 
 
 def _unsendable(request: Request, exc: Exception) -> FetchError:

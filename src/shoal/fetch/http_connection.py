@@ -12,6 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from shoal.errors import FetchError
 from shoal.fetch.connecting import one_line, system_text
+from shoal.fetch.tls import TlsTransport
 
 _MAX_HEADERS = 128
 _MAX_INTERIM = 16  # responses with a status below 200 before the response itself
@@ -107,6 +108,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Drop the response: hundreds of connections can be idle, and each body can have many megabytes."""
         self.headers = []
         self.body = b""
+
+    def remember_session(self) -> None:
+        """Let the next connection to this server resume the TLS session of this one."""
+        if isinstance(self._transport, TlsTransport):
+            self._transport.remember_session()
 
     def abort(self) -> None:
         """Close the connection at once. A request that waits for its response fails."""

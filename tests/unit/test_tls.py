@@ -1,0 +1,190 @@
+"""TLS connections of the HTTP client: sessions that are resumed, large messages, and every way they can end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from shoal import Request
+from shoal.config import HttpSettings
+from shoal.errors import FetchError
+from shoal.fetch import tls
+from shoal.fetch.direct import DirectFetcher
+
+BODY = bytes(range(256)) * 8_000  # larger than every buffer on the way
+
+
+class SecureServer:
+    """An HTTPS server that answers every request with the same body, and counts handshakes and resumed sessions."""
+
+    def __init__(self, certificate: Path, *, newest: bool = True, close: bool = False, cut: bool = False) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        if not newest:
+            self._context.maximum_version = ssl.TLSVersion.TLSv1_2
+        self._close = close
+        self._cut = cut
+        self.resumed: list[bool] = []
+        self.bodies: list[bytes] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0, ssl=self._context)
+        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self.resumed.append(writer.get_extra_info("ssl_object").session_reused)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:"), 0)
+                self.bodies.append(await reader.readexactly(length))
+                if self._close:
+                    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY)
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+                writer.write(BODY[:100_000] if self._cut else BODY)
+                await writer.drain()
+                if self._cut:
+                    writer.transport.abort()
+        writer.close()
+
+
+@pytest.fixture
+async def fetcher() -> AsyncIterator[DirectFetcher]:
+    fetcher = DirectFetcher(HttpSettings(verify_tls=False, read_timeout=20, connect_timeout=20), "test")
+    yield fetcher
+    await fetcher.close()
+
+
+async def test_a_connection_serves_many_requests(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate) as server:
+        for _ in range(3):
+            assert (await fetcher.fetch(Request(server.url))).body == BODY
+    assert server.resumed == [False]
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
+async def test_later_connections_resume_the_session(certificate: Path, fetcher: DirectFetcher, newest: bool) -> None:
+    async with SecureServer(certificate, newest=newest) as server:
+        await fetcher.fetch(Request(server.url))
+        pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(4)))
+        assert [page.body == BODY for page in pages] == 4 * [True]
+    assert server.resumed == [False, True, True, True]
+
+
+async def test_a_connection_that_the_server_closes_is_resumed_too(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate, close=True) as server:
+        for _ in range(3):
+            assert (await fetcher.fetch(Request(server.url))).body == BODY
+    assert server.resumed == [False, True, True]
+
+
+async def test_a_server_that_forgot_the_session_gets_a_full_handshake(
+    certificate: Path, fetcher: DirectFetcher
+) -> None:
+    async with SecureServer(certificate, close=True) as server:
+        await fetcher.fetch(Request(server.url))
+        server._server.close()
+        await server._server.wait_closed()
+        port = int(server.url.rpartition(":")[2].rstrip("/"))
+        another = SecureServer(certificate, close=True)
+        another._server = await asyncio.start_server(another._converse, "127.0.0.1", port, ssl=another._context)
+        assert (await fetcher.fetch(Request(server.url))).body == BODY
+        assert (await fetcher.fetch(Request(server.url))).body == BODY
+        await another.__aexit__()
+    assert another.resumed == [False, True]
+
+
+async def test_a_large_body_is_sent_whole(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate) as server:
+        await fetcher.fetch(Request(server.url, method="POST", body=BODY))
+    assert server.bodies == [BODY]
+
+
+async def test_a_body_that_breaks_off(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate, cut=True) as server:
+        with pytest.raises(FetchError) as error:
+            await fetcher.fetch(Request(server.url))
+    assert error.value.kind == "half body"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", "connect"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "tls"),
+        (b"\x15\x03\x03\x00\x02\x02\x28", "tls"),  # an alert: handshake failure
+    ],
+    ids=["closes", "plain HTTP", "alert"],
+)
+async def test_a_server_that_refuses_the_handshake(fetcher: DirectFetcher, answer: bytes, kind: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(FetchError) as error:
+            await fetcher.fetch(Request(f"https://127.0.0.1:{port}/"))
+    assert error.value.kind == kind
+
+
+async def test_a_handshake_that_never_ends_is_given_up_and_its_connection_closed() -> None:
+    closed = asyncio.Event()
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while await reader.read(1000):
+                pass
+        writer.close()
+        closed.set()
+
+    fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.2), "test")
+    async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(FetchError, match="connect_timeout"):
+            await fetcher.fetch(Request(f"https://127.0.0.1:{port}/"))
+        await asyncio.wait_for(closed.wait(), 20)
+    await fetcher.close()
+
+
+async def test_a_certificate_for_another_host_is_refused_although_a_session_exists(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions belong to an origin: a resumed one has no certificate that could be checked."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
+    fetcher = DirectFetcher(HttpSettings(), "test")
+    async with SecureServer(certificate, close=True) as server:
+        assert (await fetcher.fetch(Request(server.url))).body == BODY
+        with pytest.raises(FetchError) as error:
+            await fetcher.fetch(Request(server.url.replace("127.0.0.1", "localhost")))
+    assert error.value.kind == "tls"
+    assert "certificate of localhost" in str(error.value)
+    await fetcher.close()
+
+
+async def test_sessions_are_limited_in_number(
+    certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_MAX_SESSIONS", 1)
+    async with SecureServer(certificate, close=True) as first, SecureServer(certificate, close=True) as second:
+        for server in (first, second, second, first):
+            await fetcher.fetch(Request(server.url))
+    assert first.resumed == [False, False]
+    assert second.resumed == [False, True]
