@@ -126,7 +126,7 @@ SCRAPY = (
     *("-s", "CONCURRENT_REQUESTS={concurrency}", "-s", "CONCURRENT_REQUESTS_PER_DOMAIN={concurrency}"),
     *("-s", "DOWNLOAD_DELAY={delay}", "-s", "RANDOMIZE_DOWNLOAD_DELAY=False"),
     *("-s", "ROBOTSTXT_OBEY=True", "-s", "RETRY_ENABLED=True"),
-    *("-s", "LOG_LEVEL=WARNING", "-s", "TELNETCONSOLE_ENABLED=False"),
+    *("-s", "LOG_LEVEL=WARNING", "-s", "TELNETCONSOLE_ENABLED=False", "-s", "CLOSESPIDER_ITEMCOUNT={limit}"),
 )
 SHOAL = (
     *("-o", "{output}", "--set", "download_delay={delay}"),
@@ -135,6 +135,7 @@ SHOAL = (
 
 SPIDER = "{spiders}/shoal_follow_all.py"
 SLOW = {"a": 2_000, "b": 3_000, "c": 2_000, "d": 2_000}
+SLOW_BUT_POLITE = {"a": 2_000, "b": 3_000, "c": 2_000}
 
 
 def shoal(key: str, label: str, frontier: str, store: str | None = None, environment: str = "shoal") -> Contender:
@@ -148,7 +149,7 @@ def bare(key: str, label: str, *options: str) -> Contender:
 
 
 CONTENDERS = (
-    Contender("scrapy", "Scrapy", "scrapy", SCRAPY, "scrapy", sites="abcd"),
+    Contender("scrapy", "Scrapy", "scrapy", SCRAPY, "scrapy", SLOW_BUT_POLITE, sites="abcd"),
     Contender(
         "crawlee",
         "Crawlee (Parsel, memory storage)",
@@ -214,6 +215,7 @@ def command_of(contender: Contender, job: Job, venvs: Path) -> list[str]:
         "output": job.output,
         "scratch": job.scratch,
         "concurrency": job.concurrency,
+        "limit": job.limit,
         "delay": f"{job.delay:g}",
         "store": job.store,
     }
