@@ -131,6 +131,7 @@ def run(fleet: Fleet, site: str, content: Content, round_: int, setup: Setup, av
             "output": str(output),
             "concurrency": str(setup.concurrency),
             "delay": "0",
+            "limit": "0",
         }
         if fleet.start:
             words["run"] = started([word.format(**words) for word in fleet.start], job)
