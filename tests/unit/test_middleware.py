@@ -380,9 +380,25 @@ async def test_a_crawl_delay_that_can_not_be_stored_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "checks"),
+    [
+        ("User-agent: *\nDisallow:", False),
+        ("User-agent: *\nDISALLOW :  # nothing\nAllow: /", False),
+        ("User-agent: *\nAllow: /", False),
+        ("User-agent: *\nDisallow:\nDissalow: /a", True),
+        ("User-agent: *\nDisallow:\u00a0/a", True),
+        ("User-agent: *\nDisallow /a", True),
+    ],
+)
+def test_a_robots_txt_without_rules_is_not_asked_again_for_each_page(text: str, checks: bool) -> None:
+    assert (read_rules(text, "shoal/0.1", config.RobotsSettings()).rules is not None) is checks
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "\n" * 500_000, " " * 500_000, "\r" * 500_000, ":" * 500_000, "#" * 500_000, "disallow" + " " * 500_000,
+        "disallow" + " " * 500_000 + "x",
         "user" + " " * 500_000, "User-agent" * 50_000, "Disallow: /\n" * 40_000,
         "User-agent: *\nDisallow: /" + "*a" * 240_000 + "b", "User-agent: *\nDisallow: /" + "%41" * 160_000,
         # the rules of a group belong to each of its robots
@@ -391,7 +407,7 @@ async def test_a_crawl_delay_that_can_not_be_stored_is_read_again() -> None:
         "".join(f"user  agent {n}\n" for n in range(14_000)) + "Disallow: /x\n" * 20_000,
         "".join(f"User-agent: {'shoal/0.1'[:n % 9 + 1]}\n" for n in range(14_000)) + "Disallow: /x\n" * 20_000,
     ],
-    ids=range(15),
+    ids=range(16),
 )  # fmt: skip
 def test_a_hostile_robots_txt_costs_little(text: str) -> None:
     started = time.process_time()

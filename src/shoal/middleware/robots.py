@@ -17,6 +17,8 @@ from shoal.middleware import Postponed
 from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, join_url, origin_of
 
+_DISALLOW = re.compile("dia?s", re.IGNORECASE)  # includes common misspellings
+_EMPTY_RULE = re.compile(r"\s*+[a-z]++\s*+:?\s*+(#.*)?", re.IGNORECASE)  # `Disallow:` allows everything
 _AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\w-])(?=\S)")
 MAX_BYTES = 500 * 1024  # of one file; RFC 9309 asks for this at least
@@ -177,7 +179,7 @@ def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:
     """The rules in a robots.txt for this user agent."""
     parsed = Protego.parse(_with_own_group(text, user_agent))
     delay = parsed.crawl_delay(user_agent)
-    may_disallow = re.search("dia?s", text, re.IGNORECASE) is not None  # includes common misspellings of "disallow"
+    may_disallow = any(_DISALLOW.search(line) and not _EMPTY_RULE.fullmatch(line) for line in text.splitlines())
     return Rules(
         rules=parsed if may_disallow else None,
         crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
