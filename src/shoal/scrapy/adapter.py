@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from types import GeneratorType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from shoal import http
 from shoal.errors import PartialOutputError, ShoalError, SpiderError
@@ -29,6 +29,7 @@ from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.shared_types import Function
 from shoal.scrapy.spider import Spider as ScrapySpider
 from shoal.scrapy.spider_middlewares import SpiderMiddlewares
 from shoal.scrapy.translation import DONE_HERE, Translated, filters_nothing, translate, unused_settings
@@ -47,7 +48,7 @@ _REASONS = {"limit": "closespider_pagecount", "stopped": "shutdown"}
 class ScrapyAdapter(Spider):
     """Runs one Scrapy spider. A subclass is made for each spider class: see `adapt`."""
 
-    spider_class: ClassVar[type[Any]]
+    spider_class: ClassVar[type[ScrapySpider]]
     scrapy_settings: ClassVar[Settings]
     translated: ClassVar[Translated]
     own_arguments: ClassVar[Mapping[str, object]] = {}
@@ -193,7 +194,7 @@ class ScrapyAdapter(Spider):
 
     # -- callbacks
 
-    def callback(self, name: str | None) -> Callable[..., object]:
+    def callback(self, name: str | None) -> Function:
         if name is not None and name.startswith(ERRBACK):
             return self._failed
         return self._called
@@ -227,8 +228,8 @@ class ScrapyAdapter(Spider):
             self.conversion.handled(request)
         return outputs.all()
 
-    async def _collect(self, function: Callable[[], Any], outputs: PageOutputs, page: Response | None) -> None:
-        result: Any = None
+    async def _collect(self, function: Callable[[], object], outputs: PageOutputs, page: Response | None) -> None:
+        result: object = None
 
         def place() -> str:
             return place_of(function, result)
@@ -274,7 +275,7 @@ class ScrapyAdapter(Spider):
             sent.send_catch_log(signals.response_received, response=page, request=page.request, spider=self.spider)
 
 
-def make_spider(kind: type[Any], crawler: Crawler, arguments: Mapping[str, object]) -> Any:
+def make_spider(kind: type[ScrapySpider], crawler: Crawler, arguments: Mapping[str, object]) -> ScrapySpider:
     """Create the user's spider."""
     spider = kind.from_crawler(crawler, **arguments)
     if getattr(spider, "crawler", None) is None:
@@ -285,7 +286,7 @@ def make_spider(kind: type[Any], crawler: Crawler, arguments: Mapping[str, objec
     return spider
 
 
-def adapt(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
+def adapt(kind: type[ScrapySpider], settings: Settings) -> type[ScrapyAdapter]:
     """The class that runs a Scrapy spider class with the settings of its project."""
     own = settings.copy()
     kind.update_settings(own)
@@ -313,7 +314,7 @@ def adapt(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
     )
 
 
-def start_of(spider: Any) -> Any:
+def start_of(spider: ScrapySpider) -> object:
     """The start requests: of ``start_requests`` or ``start``, whichever the most derived class has. A class that has
     both wrote ``start`` for newer versions, with the same requests."""
     for kind in type(spider).__mro__:
@@ -333,7 +334,7 @@ def _share_log() -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _own(settings: Settings, name: str) -> dict[Any, Any]:
+def _own(settings: Settings, name: str) -> dict[object, float | None]:
     """The components that are not Scrapy's own: those are built in, or have no meaning here."""
     found = settings.getdictorlist(name)
     named = found if isinstance(found, dict) else {each: 500 + index for index, each in enumerate(found)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal import http
 from shoal.crawling.callbacks import describe
@@ -28,6 +28,7 @@ from shoal.scrapy.scope import OffsiteFilter
 if TYPE_CHECKING:
     from shoal.scrapy.adapter import ScrapyAdapter
     from shoal.scrapy.settings import Settings
+    from shoal.scrapy.spider import Spider
 
 _PATH = "scrapy.downloadermiddlewares."
 BUILT_IN = {
@@ -194,8 +195,7 @@ class MiddlewareChain:
         for hook in self._requests:
             result = await hook(request=exchange.request)
             if result is not None:
-                _check(hook, result)
-                return result  # type: ignore[no-any-return]
+                return _checked(hook, result)
         request = self._conversion.changed(exchange.stored, exchange.request)
         try:
             if self._sends_cookies:
@@ -214,10 +214,9 @@ class MiddlewareChain:
         result: Request | Response = response
         for hook in self._responses:
             if isinstance(hook, _StepHook):
-                result = hook.call(exchange=exchange, response=result)
+                result = _checked(hook, hook.call(exchange=exchange, response=result))
                 continue
-            result = await hook(request=exchange.request, response=result)
-            _check(hook, result)
+            result = _checked(hook, await hook(request=exchange.request, response=result))
             if isinstance(result, Request):
                 return result
         return result
@@ -230,8 +229,7 @@ class MiddlewareChain:
                 continue
             result = await hook(request=exchange.request, exception=exc)
             if result is not None:
-                _check(hook, result)
-                return result  # type: ignore[no-any-return]
+                return _checked(hook, result)
         raise exc
 
     def _refused(self, exchange: _Exchange, exc: Exception) -> FetchError:
@@ -282,12 +280,13 @@ def shoal_response(response: Response, stored: http.Request, *, final: bool) -> 
     return found
 
 
-def _check(hook: Hook, result: object) -> None:
+def _checked(hook: Hook, result: object) -> Request | Response:
     if not isinstance(result, Request | Response):
         raise TypeError(f"{hook.name} must return a Response or a Request, not a {type(result).__name__}")
+    return result
 
 
-def _hooks(components: list[Component], method: str, spider: Any) -> list[Hook]:
+def _hooks(components: list[Component], method: str, spider: Spider) -> list[Hook]:
     return [
         _StepHook(each, method) if not each.name else hooks_of([each], method, spider)[0]
         for each in components
@@ -295,7 +294,7 @@ def _hooks(components: list[Component], method: str, spider: Any) -> list[Hook]:
     ]
 
 
-def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, Any]:
+def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, object]:
     settings, spider = adapter.scrapy_settings, adapter.spider
     agent = getattr(spider, "user_agent", None) or settings.get("USER_AGENT")
     return {
@@ -321,7 +320,7 @@ def _built_in(settings: Settings) -> tuple[set[str], dict[str, float]]:
     return disabled, orders
 
 
-def built_in_name(key: Any) -> str | None:
+def built_in_name(key: object) -> str | None:
     """The short name of a middleware that Scrapy has by default; None for another one."""
     path = class_path(key).replace("scrapy.contrib.downloadermiddleware.", _PATH)
     name = path.removeprefix(_PATH).removeprefix("shoal.scrapy.downloadermiddlewares.")

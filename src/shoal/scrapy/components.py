@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import Parameter, isasyncgenfunction, isawaitable, signature
 from numbers import Real
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import SpiderError
 from shoal.scrapy.exceptions import NotConfigured
+from shoal.scrapy.shared_types import Function
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler
+    from shoal.scrapy.spider import Spider
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -26,7 +28,7 @@ class Component(NamedTuple):
     instance: Any
 
 
-def load_object(path: Any) -> Any:
+def load_object(path: object) -> Any:
     """The object that a dotted path names. Anything but text is returned as it is."""
     if not isinstance(path, str):
         return path
@@ -44,12 +46,14 @@ def load_object(path: Any) -> Any:
         raise NameError(f"Module '{module}' doesn't define any object named '{name}'") from None
 
 
-def class_path(component: Any) -> str:
+def class_path(component: object) -> str:
     """The dotted path of a component that settings name by path or by class."""
-    return component if isinstance(component, str) else f"{component.__module__}.{component.__qualname__}"
+    if isinstance(component, str):
+        return component
+    return f"{getattr(component, '__module__', '')}.{getattr(component, '__qualname__', repr(component))}"
 
 
-def build(kind: Any, crawler: Crawler, /, *args: Any, **kwargs: Any) -> Any:
+def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> Any:
     """Create a component: with its ``from_crawler``, its ``from_settings``, or with the arguments alone."""
     if hasattr(kind, "from_crawler"):
         return kind.from_crawler(crawler, *args, **kwargs)
@@ -58,7 +62,7 @@ def build(kind: Any, crawler: Crawler, /, *args: Any, **kwargs: Any) -> Any:
     return kind(*args, **kwargs)
 
 
-def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) -> list[Component]:
+def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[Component]:
     """Create the components of a setting, in their order. Those with None are left out.
 
     SpiderError if one of them cannot be imported or created. One that raises NotConfigured is left out.
@@ -81,7 +85,7 @@ def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) ->
     return found
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
+def takes(function: Function, name: str) -> bool:
     """Whether a function has a parameter of this name, or takes any."""
     try:
         parameters = signature(function).parameters.values()
@@ -93,22 +97,22 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 class Hook:
     """A method of a component. It is awaited if it is a coroutine, and gets the spider if it takes one."""
 
-    def __init__(self, component: Component, method: str, spider: Any) -> None:
+    def __init__(self, component: Component, method: str, spider: Spider | None) -> None:
         self.name = f"{component.name}.{method}"
         self.order = component.order
-        self._function: Callable[..., Any] = getattr(component.instance, method)
+        self._function: Function = getattr(component.instance, method)
         self.is_async_generator = isasyncgenfunction(self._function)
         self._extra = {"spider": spider} if takes(self._function, "spider") else {}
 
-    def call(self, **arguments: Any) -> Any:
+    def call(self, **arguments: object) -> object:
         """Call it, without waiting for a coroutine."""
         return self._function(**arguments, **self._extra)
 
-    async def __call__(self, **arguments: Any) -> Any:
+    async def __call__(self, **arguments: object) -> Any:
         result = self._function(**arguments, **self._extra)
         return await result if isawaitable(result) else result
 
 
-def hooks_of(components: list[Component], method: str, spider: Any) -> list[Hook]:
+def hooks_of(components: list[Component], method: str, spider: Spider | None) -> list[Hook]:
     """The components' methods of this name, in their order."""
     return [Hook(each, method, spider) for each in components if hasattr(each.instance, method)]

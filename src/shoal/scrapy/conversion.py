@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from shoal import http
 from shoal.errors import RequestError
 from shoal.http.files import FILE_CALLBACK
 from shoal.scrapy.live import LiveObjects, LiveParts
-from shoal.scrapy.request import NO_CALLBACK, Cookies, Request
+from shoal.scrapy.request import NO_CALLBACK, Request
+from shoal.scrapy.shared_types import Cookies, Function, Given, Values
+from shoal.scrapy.spider import Spider
 from shoal.scrapy.values import NotStorableError, decode, encode, is_scalar
 
 PRIORITY_STEP = 1_000_000
@@ -30,11 +31,11 @@ _OF_THE_PAGE = frozenset(
 class Conversion:
     """Converts the requests of one spider."""
 
-    def __init__(self, spider: Any, depth_priority: int = 0, *, filters_nothing: bool = False) -> None:
+    def __init__(self, spider: Spider, depth_priority: int = 0, *, filters_nothing: bool = False) -> None:
         """``filters_nothing``: duplicates are fetched too."""
         self._spider = spider
         self._attributes = getattr(spider, "__dict__", {})
-        self._methods: dict[str, Any] = {}
+        self._methods: Values = {}
         """Functions of the class that are known to be methods of the spider, by name."""
         self._depth_priority = depth_priority
         self.filters_nothing = filters_nothing
@@ -82,8 +83,8 @@ class Conversion:
         """A request of the spider as the frontier stores it. RequestError if it cannot be stored."""
         priority = self.priority(request.priority, depth)
         callback, errback, meta, cb_kwargs = self._parts(request)
-        fields: dict[str, Any] = {}
-        extras: dict[str, Any] = {}
+        fields: Values = {}
+        extras: Values = {}
         if request._headers:
             fields["headers"] = text_headers(request)
         if request._cookies:
@@ -105,7 +106,7 @@ class Conversion:
             **fields,
         )  # fmt: skip
 
-    def _parts(self, request: Request) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+    def _parts(self, request: Request) -> tuple[str | None, str | None, Values, Values]:
         """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored."""
         meta, cb_kwargs = request._meta, request._cb_kwargs
         if meta and not _OF_THE_PAGE.isdisjoint(meta):
@@ -134,12 +135,12 @@ class Conversion:
 
     def _keep(
         self, request: Request, parts: LiveParts, live: LiveObjects
-    ) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+    ) -> tuple[str | None, str | None, Values, Values]:
         fingerprint = None if request.dont_filter else _fingerprint(request)
         number = live.add(parts, fingerprint)
         return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
 
-    def _name(self, function: Any) -> str | None:
+    def _name(self, function: object) -> str | None:
         """The name under which the spider has this method; None if it is something else."""
         if function is None:
             return None
@@ -149,7 +150,7 @@ class Conversion:
         spider = self._spider
         if getattr(function, "__self__", None) is not spider:
             return None
-        name: str = function.__name__
+        name: str = getattr(function, "__name__", "")
         known = self._methods.get(name)
         if known is not None and known is getattr(function, "__func__", None) and name not in self._attributes:
             return name
@@ -167,9 +168,10 @@ class Conversion:
     def incoming(self, request: http.Request) -> Request:
         """The spider's view of a stored request."""
         extras = request.meta.get(_EXTRAS)
-        meta: dict[str, Any]
-        callback: Any
-        errback: Any
+        meta: Values
+        cb_kwargs: Values | None
+        callback: Function | str | None
+        errback: Function | str | None
         if request.callback == FILE_CALLBACK:  # it carries an item of Shoal's
             meta, cb_kwargs, callback, errback = {}, None, NO_CALLBACK, None
         elif extras is not None and _LIVE in extras:
@@ -180,8 +182,8 @@ class Conversion:
             meta = {key: decode(value) for key, value in request.meta.items() if key != _EXTRAS}
             cb_kwargs = decode(request.cb_kwargs) if request.cb_kwargs else None
             callback = None if request.callback is None else self.method(request.callback)
-            errback = (request.errback or ERRBACK)[len(ERRBACK) :]
-            errback = self.method(errback) if errback else None
+            named = (request.errback or ERRBACK)[len(ERRBACK) :]
+            errback = self.method(named) if named else None
         meta["depth"] = request.depth
         if request.redirects:
             meta["redirect_urls"] = list(request.redirects)
@@ -210,14 +212,14 @@ class Conversion:
             **{"proxy": None, "timeout": None, **_fetching(request.meta)},
         )  # fmt: skip
 
-    def raw_meta(self, request: http.Request) -> Mapping[str, Any]:
+    def raw_meta(self, request: http.Request) -> Given:
         """The ``meta`` of a stored request, without decoding it: enough for the keys that Scrapy knows."""
         extras = request.meta.get(_EXTRAS)
         if extras is not None and _LIVE in extras:
             return self._live_parts(extras[_LIVE], request.url).meta or {}
         return request.meta
 
-    def verbose_cookies(self, request: http.Request) -> list[dict[str, Any]] | None:
+    def verbose_cookies(self, request: http.Request) -> list[Values] | None:
         """The cookies of a stored request that have a domain or a path of their own."""
         extras = request.meta.get(_EXTRAS)
         return None if extras is None else extras.get("cookies")
@@ -228,9 +230,9 @@ class Conversion:
         if extras is not None and self.live is not None and _LIVE in extras:
             self.live.handled(extras[_LIVE])
 
-    def method(self, name: str) -> Callable[..., Any]:
+    def method(self, name: str) -> Function:
         """The method of the spider with this name. RequestError if it has none."""
-        found: object = getattr(self._spider, name, None)
+        found: Function | None = getattr(self._spider, name, None)
         if not callable(found):
             raise RequestError(
                 f"{type(self._spider).__name__} has no method {name!r}, but a request has it as callback"
@@ -250,12 +252,12 @@ class Conversion:
         return parts
 
 
-def _is_plain(values: dict[str, Any] | None) -> bool:
+def _is_plain(values: Values | None) -> bool:
     """Whether nothing of this can change, and all of it can be stored: then a copy is as good as the original."""
     return not values or (all(map(is_scalar, values.values())) and all(type(key) is str for key in values))
 
 
-def _encode_all(values: dict[str, Any], what: str) -> dict[str, Any]:
+def _encode_all(values: Values, what: str) -> Values:
     for key in values:
         if type(key) is not str:
             raise NotStorableError(f"the key {key!r} of {what}", key)
@@ -272,10 +274,10 @@ def text_headers(request: Request) -> dict[str, str]:
     return {name.decode("latin-1"): b", ".join(values).decode("utf-8", "replace") for name, values in found if values}
 
 
-def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[Values]]:
     """The cookies by name, and those that have a domain or a path of their own."""
     plain: dict[str, str] = {}
-    extra: list[dict[str, Any]] = []
+    extra: list[Values] = []
     for cookie in _listed(cookies):
         name, value = _text(cookie.get("name", "")), _text(cookie.get("value", ""))
         if any(cookie.get(key) for key in ("domain", "path", "secure")):
@@ -285,7 +287,7 @@ def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[dict[str, Any]
     return plain, extra
 
 
-def _listed(cookies: Cookies) -> list[dict[str, Any]]:
+def _listed(cookies: Cookies) -> list[Values]:
     if isinstance(cookies, dict):
         return [{"name": name, "value": value} for name, value in cookies.items()]
     return list(cookies)
@@ -295,10 +297,10 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _fetching(meta: dict[str, Any]) -> dict[str, Any]:
+def _fetching(meta: Values) -> Values:
     """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
     proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
-    found: dict[str, Any] = {}
+    found: Values = {}
     if proxy:
         found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
     if timeout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shoal.scrapy.exceptions import NotSupported
 from shoal.scrapy.request import Request
@@ -12,9 +12,10 @@ from shoal.scrapy.signals import SignalManager
 from shoal.scrapy.stats import StatsCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from shoal.scrapy.settings import Settings
+    from shoal.scrapy.spider import Spider
     from shoal.spider import SpiderStats
 
 log = logging.getLogger("shoal.scrapy")
@@ -23,15 +24,15 @@ log = logging.getLogger("shoal.scrapy")
 class Crawler:
     """What a spider, its pipelines and middlewares find as ``crawler``."""
 
-    def __init__(self, spidercls: type[Any], settings: Settings, shown: SpiderStats) -> None:
+    def __init__(self, spidercls: type[Spider], settings: Settings, shown: SpiderStats) -> None:
         self.spidercls = spidercls
         self.settings = settings
         self.stats = StatsCollector(shown)
         self.signals = SignalManager()
-        self.spider: Any = None
+        self.spider: Spider | None = None
         self.engine = EngineView()
         self.crawling = True
-        self.extensions: Any = None
+        self.extensions: object = None
 
     def stop(self) -> None:
         """End the crawl."""
@@ -43,9 +44,9 @@ class EngineView:
 
     def __init__(self) -> None:
         self.on_close: Callable[[str], None] | None = None
-        self.on_push: Callable[[Request], Any] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.spider: Any = None
+        self.on_push: Callable[[Request], Awaitable[None]] | None = None
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.spider: Spider | None = None
         self.running = True
 
     def close_spider(self, spider: object = None, reason: str = "cancelled") -> None:

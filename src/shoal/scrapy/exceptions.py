@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal import errors
 
@@ -61,7 +61,7 @@ class UsageError(Exception):
 class HttpError(IgnoreRequest):
     """An errback's failure: the response has a status that the spider does not handle."""
 
-    def __init__(self, response: Response, *arguments: Any) -> None:
+    def __init__(self, response: Response, *arguments: object) -> None:
         super().__init__(*arguments)
         self.response = response
 
@@ -100,7 +100,7 @@ class ConnectionDone(ConnectionLost):
 class ResponseFailed(Exception):
     """The response is incomplete or invalid."""
 
-    def __init__(self, reasons: Any = (), response: Any = None) -> None:
+    def __init__(self, reasons: object = (), response: object = None) -> None:
         super().__init__(reasons)
         self.reasons = reasons
         self.response = response

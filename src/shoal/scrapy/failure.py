@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal.scrapy import exceptions
@@ -20,15 +21,17 @@ class Failure:
             import sys
 
             value = sys.exc_info()[1]
-        self.value: Any = value
-        self.type: type[Any] = type(self.value)
+            if value is None:
+                raise ValueError("a Failure needs an exception: pass one, or create it in an except block")
+        self.value = value
+        self.type = type(self.value)
         self.request = request
 
     @property
-    def tb(self) -> Any:
+    def tb(self) -> TracebackType | None:
         return self.value.__traceback__
 
-    def check(self, *kinds: Any) -> Any:
+    def check(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
         """The first of the exception types that the error is an instance of; None if it is none of them. A type may
         also be named."""
         for kind in kinds:
@@ -39,7 +42,7 @@ class Failure:
                 return kind
         return None
 
-    def trap(self, *kinds: Any) -> Any:
+    def trap(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
         """The same as ``check``, but the error is raised if it is none of these."""
         found = self.check(*kinds)
         if found is None:
@@ -49,12 +52,12 @@ class Failure:
     def getErrorMessage(self) -> str:
         return str(self.value)
 
-    def getTraceback(self, *arguments: Any, **named: Any) -> str:
+    def getTraceback(self, *arguments: object, **named: object) -> str:
         return "".join(traceback.format_exception(self.value))
 
     getBriefTraceback = getTraceback
 
-    def printTraceback(self, *arguments: Any, **named: Any) -> None:
+    def printTraceback(self, *arguments: object, **named: object) -> None:
         print(self.getTraceback())
 
     def raiseException(self) -> None:

@@ -33,7 +33,7 @@ class _FeedSpider(Spider):
         """Change what was returned for one node or row."""
         return results
 
-    def _processed(self, response: Response, result: Any) -> Iterable[Any]:
+    def _processed(self, response: Response, result: object) -> Iterable[object]:
         return self.process_results(response, each_result(result))
 
 
@@ -54,7 +54,7 @@ class XMLFeedSpider(_FeedSpider):
             return self.parse_item(response, selector)
         raise NotImplementedError(f"{type(self).__name__} has no parse_node()")
 
-    def parse_nodes(self, response: Response, nodes: Iterable[Selector]) -> Iterator[Any]:
+    def parse_nodes(self, response: Response, nodes: Iterable[Selector]) -> Iterator[object]:
         for node in nodes:
             yield from self._processed(response, self.parse_node(response, node))
 
@@ -93,7 +93,7 @@ class CSVFeedSpider(_FeedSpider):
         """Handle one row."""
         raise NotImplementedError(f"{type(self).__name__} has no parse_row()")
 
-    def parse_rows(self, response: Response) -> Iterator[Any]:
+    def parse_rows(self, response: Response) -> Iterator[object]:
         for row in csv_rows(response, self.delimiter, self.headers, self.quotechar):
             yield from self._processed(response, self.parse_row(response, row))
 
@@ -120,7 +120,7 @@ def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
 def _declarations(element: Element) -> dict[str, str]:
     """Return the namespaces in scope at an element, by the attribute that declares them."""
     found: dict[str, str] = {}
-    node: Any = element
+    node: object = element
     while isinstance(node, Element):
         for key in node.attrs:
             if key == "xmlns" or key.startswith("xmlns:"):
@@ -141,8 +141,7 @@ def csv_rows(
     elif isinstance(source, Response):
         source = source.body
     text = source.decode() if isinstance(source, bytes) else source
-    options = {key: value for key, value in (("delimiter", delimiter), ("quotechar", quotechar)) if value}
-    rows = csv.reader(io.StringIO(text), **options)  # type: ignore[arg-type]
+    rows = csv.reader(io.StringIO(text), delimiter=delimiter or ",", quotechar=quotechar or '"')
     names = headers or next(rows, None)
     if names is None:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urljoin
 
 from turbohtml import Document, Element
@@ -39,8 +39,8 @@ _SPACE = " \t\n\x0c\r"
 _DEPENDENT = _SPACE + "?#"  # with these, or empty, an href depends on the whole URL of its page
 _UTF_8 = ("utf-8", "utf8", "ascii")
 _MAX_REMEMBERED = 200_000  # decisions of one extractor, up to the end of a page
+_UNKNOWN = ""  # no decision was made about this href
 _SAFE = "%/:=&?~#+!$,;'@()*[]"  # in a query
-_UNSET: Any = object()
 
 
 class Link:
@@ -53,8 +53,8 @@ class Link:
             raise TypeError(f"the URL of a Link must be a str, not {type(url).__name__}")
         self.url = url
         self.fragment = fragment
-        self._text = text
-        self._nofollow = nofollow
+        self._text: str | None = text
+        self._nofollow: bool | None = nofollow
         self._element: Element | None = None
 
     @classmethod
@@ -64,12 +64,12 @@ class Link:
         made.url = url
         made.fragment = ""
         made._element = element
-        made._text = made._nofollow = _UNSET
+        made._text = made._nofollow = None  # not read
         return made
 
     @property
     def text(self) -> str:
-        if self._text is _UNSET:
+        if self._text is None:
             self._text = self._element.text if self._element is not None else ""
         return self._text
 
@@ -79,7 +79,7 @@ class Link:
 
     @property
     def nofollow(self) -> bool:
-        if self._nofollow is _UNSET:
+        if self._nofollow is None:
             rel = (self._element.attr("rel") if self._element is not None else None) or ""
             self._nofollow = "nofollow" in rel.lower().replace(",", " ").split()
         return self._nofollow
@@ -202,13 +202,13 @@ class LinkExtractor:
 
         def resolve(href: str) -> str | None:
             kept = origin if href[:1] == "/" else folder
-            url = kept.get(href, _UNSET)
-            if url is _UNSET:
+            url = kept.get(href, _UNKNOWN)
+            if url == _UNKNOWN:
                 url = self._decide(self._absolute(base, href, encoding))
                 if href[:1] not in _DEPENDENT:
                     kept[href] = url
                     self._remembered += 1
-            return url  # type: ignore[no-any-return]
+            return url
 
         return resolve
 
@@ -311,11 +311,10 @@ def _is_below(host: str, domains: set[str]) -> bool:
     return any(host == each or host.endswith("." + each) for each in map(str.lower, domains))
 
 
-def _several(value: Any) -> Iterable[Any]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str | bytes | re.Pattern) else value
+def _several(value: Texts) -> Iterable[str]:
+    return (value,) if isinstance(value, str) else () if value is None else value
 
 
 def _patterns(value: Regexes) -> list[re.Pattern[str]]:
-    return [re.compile(each) for each in _several(value)]
+    several = (value,) if isinstance(value, str | re.Pattern) else () if value is None else value
+    return [re.compile(each) for each in several]

@@ -7,7 +7,9 @@ dropped some time after the request was handled: a request whose lease was lost 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from shoal.scrapy.shared_types import Function, Values
 
 _KEPT = 1000
 """Entries of handled requests that are kept."""
@@ -16,10 +18,10 @@ _KEPT = 1000
 class LiveParts(NamedTuple):
     """What is not stored with a request."""
 
-    callback: Any
-    errback: Any
-    meta: dict[str, Any] | None
-    cb_kwargs: dict[str, Any] | None
+    callback: Function | str | None
+    errback: Function | str | None
+    meta: Values | None
+    cb_kwargs: Values | None
 
 
 class LiveObjects:

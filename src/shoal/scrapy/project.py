@@ -11,7 +11,6 @@ from configparser import Error as ConfigFileError
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from shoal.errors import SpiderError
 from shoal.scrapy import recorded_runs
@@ -45,7 +44,7 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
     settings = Settings() if root is None else project_settings(root)
     check_file(path)
     with recorded_runs.recording(as_main=recorded_runs.has_own_run(path)) as runs:
-        found: list[type[Any]] = []
+        found: list[type[Spider]] = []
         try:
             found = _classes(path, root, as_main=runs.as_main)
         except recorded_runs.FileRun:
@@ -61,7 +60,7 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
     return _adapted(_choose(found, wanted, str(path)), settings)
 
 
-def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Any]]:
+def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Spider]]:
     """The spider classes of a file. A file of a project is imported as a module of its package."""
     name = None if root is None or as_main else _module_name(path.resolve(), root)
     if name is None:
@@ -79,7 +78,7 @@ def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
     return _adapted(find_spider_class(settings, wanted, str(folder)), settings)
 
 
-def _adapted(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
+def _adapted(kind: type[Spider], settings: Settings) -> type[ScrapyAdapter]:
     made = adapt(kind, settings)
     check_settings(made.scrapy_settings, kind)
     return made
@@ -142,14 +141,14 @@ def _module_name(path: Path, root: Path) -> str | None:
     return ".".join(parts) if parts[1:] and all((each / "__init__.py").is_file() for each in folders) else None
 
 
-def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Any]:
+def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Spider]:
     """The spider with this name in SPIDER_MODULES; the only one if no name is given."""
     modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
     if not modules:
         raise SpiderError(f"{where}: SPIDER_MODULES is empty, or its packages have no modules")
     likely = [each for each in modules if wanted and wanted in each[1].read_text(errors="replace")]
     failure: SpiderError | None = None
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[Spider]] = {}
     for chosen in (likely, modules):  # a name may also be made by code
         for name, path in chosen:
             try:
@@ -171,7 +170,7 @@ def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Any]:
     )
 
 
-def spider_classes(settings: Settings) -> dict[str, type[Any]]:
+def spider_classes(settings: Settings) -> dict[str, type[Spider]]:
     """All spiders in SPIDER_MODULES by name. SpiderError if a module cannot be imported."""
     modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
     kinds = [kind for name, path in modules for kind in _spiders_of(_import(name, path))]
@@ -194,13 +193,13 @@ def _module_files(name: str) -> Iterator[tuple[str, Path]]:
             return
 
 
-def _spiders_of(module: ModuleType) -> Iterator[type[Any]]:
+def _spiders_of(module: ModuleType) -> Iterator[type[Spider]]:
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, Spider) and value.__module__ == module.__name__:
             yield value
 
 
-def _choose(found: list[type[Any]], wanted: str, where: str) -> type[Any]:
+def _choose(found: list[type[Spider]], wanted: str, where: str) -> type[Spider]:
     named = [each for each in found if getattr(each, "name", None)]
     if named and wanted in [each.__name__ for each in found if each not in named]:
         raise SpiderError(f"{where}: {wanted} has no name: set `name`, as the other spiders of the file do")

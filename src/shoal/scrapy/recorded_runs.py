@@ -9,11 +9,11 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 
 _STARTERS = frozenset({"CrawlerProcess", "AsyncCrawlerProcess", "CrawlerRunner", "AsyncCrawlerRunner"})
 
@@ -25,7 +25,7 @@ class FileRun(BaseException):
 class RecordedRun(Struct):
     """A crawl that a file starts."""
 
-    kind: type[Any]
+    kind: type[Spider]
     arguments: dict[str, object]
     settings: Settings
 

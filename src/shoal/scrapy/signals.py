@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from inspect import Parameter, isawaitable, signature
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from shoal.scrapy.shared_types import Function
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -55,9 +56,9 @@ class SignalManager:
     """What is connected with ``pydispatch``: it is called by all managers of the process."""
 
     def __init__(self) -> None:
-        self._receivers: dict[object, list[Callable[..., Any]]] = {}
+        self._receivers: dict[object, list[Function]] = {}
 
-    def connect(self, receiver: Callable[..., Any], signal: object, **options: Any) -> None:
+    def connect(self, receiver: Function, signal: object, **options: object) -> None:
         """Call ``receiver`` when the signal is sent, with those of its arguments that it declares."""
         if isinstance(signal, Signal) and signal not in SENT:
             log.warning("%s is connected to the signal %s, which Shoal does not send", receiver, signal.name)
@@ -65,22 +66,22 @@ class SignalManager:
         if receiver not in receivers:
             receivers.append(receiver)
 
-    def disconnect(self, receiver: Callable[..., Any], signal: object, **options: Any) -> None:
+    def disconnect(self, receiver: Function, signal: object, **options: object) -> None:
         if receiver in self._receivers.get(signal, ()):
             self._receivers[signal].remove(receiver)
 
-    def disconnect_all(self, signal: object, **options: Any) -> None:
+    def disconnect_all(self, signal: object, **options: object) -> None:
         self._receivers.pop(signal, None)
 
     def has_receivers(self, signal: object) -> bool:
         return bool(self._receivers.get(signal) or self.of_all_crawls._receivers.get(signal))
 
-    def _receivers_of(self, signal: object) -> tuple[Callable[..., Any], ...]:
+    def _receivers_of(self, signal: object) -> tuple[Function, ...]:
         return (*self._receivers.get(signal, ()), *self.of_all_crawls._receivers.get(signal, ()))
 
-    def send_catch_log(self, signal: object, **arguments: Any) -> list[tuple[Any, Any]]:
+    def send_catch_log(self, signal: object, **arguments: object) -> list[tuple[object, object]]:
         """Call the receivers. An error is logged, and is the receiver's result."""
-        results: list[tuple[Any, Any]] = []
+        results: list[tuple[object, object]] = []
         for receiver in self._receivers_of(signal):
             try:
                 results.append((receiver, _call(receiver, arguments | {"signal": signal})))
@@ -89,7 +90,7 @@ class SignalManager:
                 results.append((receiver, exc))
         return results
 
-    async def send(self, signal: object, *passing: type[Exception], **arguments: Any) -> None:
+    async def send(self, signal: object, *passing: type[Exception], **arguments: object) -> None:
         """Call the receivers and await those that are coroutines. Errors are logged; those of the types ``passing``
         are raised after all were called."""
         raised: Exception | None = None
@@ -109,7 +110,7 @@ class SignalManager:
 SignalManager.of_all_crawls = SignalManager()
 
 
-def _call(receiver: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call(receiver: Function, arguments: dict[str, object]) -> object:
     try:
         parameters = signature(receiver).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

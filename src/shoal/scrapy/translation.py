@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -18,6 +18,9 @@ from shoal.scrapy.settings import Settings
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTSET": "DEBUG"}
 _NUMBERED_LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 _ANY_LENGTH = 1 << 30
+Convert: TypeAlias = Callable[[Any], object]
+"""Makes a value of Shoal's settings from what a project wrote. A wrong value raises TypeError, ValueError or
+AttributeError."""
 
 
 class Translated(Struct):
@@ -32,20 +35,20 @@ class Translated(Struct):
     """What Shoal does differently, for the log."""
 
 
-def _count(value: Any) -> object:
+def _count(value: str | float) -> object:
     return max(1, int(value))
 
 
-def _or_none(value: Any) -> object:
+def _or_none(value: str | float) -> object:
     return int(value) if int(value) > 0 else None
 
 
-def _statuses(value: Any) -> object:
+def _statuses(value: str | Iterable[str | int]) -> object:
     members = value.split(",") if isinstance(value, str) else value
     return tuple(sorted({int(each) for each in members}))
 
 
-def _headers(value: Any) -> object:
+def _headers(value: Mapping[object, object] | None) -> object:
     return {_text(name): _text(each) for name, each in dict(value or {}).items() if each is not None}
 
 
@@ -53,17 +56,17 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _level(value: Any) -> object:
+def _level(value: str | int) -> object:
     if isinstance(value, int):
         return _NUMBERED_LEVELS.get(value, "INFO")
     return _LEVELS.get(str(value).upper(), str(value).upper())
 
 
-def _bool(value: Any) -> object:
+def _bool(value: object) -> object:
     return Settings({"VALUE": value}).getbool("VALUE")
 
 
-_ALWAYS: dict[str, tuple[str, Callable[[Any], object]]] = {
+_ALWAYS: dict[str, tuple[str, Convert]] = {
     "DOWNLOAD_DELAY": ("download_delay", float),
     "CONCURRENT_REQUESTS": ("concurrency", _count),
     "CONCURRENT_REQUESTS_PER_DOMAIN": ("concurrency_per_host", _count),
@@ -77,7 +80,7 @@ _ALWAYS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "URLLENGTH_LIMIT": ("scope.max_url_length", lambda value: int(value) or _ANY_LENGTH),
 }
 """Settings that are used also with Scrapy's default."""
-_IF_SET: dict[str, tuple[str, Callable[[Any], object]]] = {
+_IF_SET: dict[str, tuple[str, Convert]] = {
     "USER_AGENT": ("user_agent", str),
     "DEPTH_LIMIT": ("scope.max_depth", _or_none),
     "CLOSESPIDER_PAGECOUNT": ("scope.max_pages", _or_none),
@@ -136,7 +139,7 @@ def translate(settings: Settings, user_agent: str | None = None) -> Translated:
     return made
 
 
-def _put(made: Translated, settings: Settings, name: str, key: str, convert: Callable[[Any], object]) -> None:
+def _put(made: Translated, settings: Settings, name: str, key: str, convert: Convert) -> None:
     try:
         value = convert(settings[name])
     except (TypeError, ValueError, AttributeError) as exc:
@@ -167,14 +170,14 @@ def filters_nothing(settings: Settings) -> bool:
 
 
 def _translate_feeds(settings: Settings, made: Translated) -> None:
-    feeds: dict[Any, Any] = settings.getdict("FEEDS")
+    feeds = settings.getdict("FEEDS")
     if settings.get("FEED_URI"):
         feeds = {settings["FEED_URI"]: {"format": settings.get("FEED_FORMAT")}, **feeds}
     for uri, options in feeds.items():
         made.outputs.append(_output(str(uri), dict(options or {}), settings, made.notes))
 
 
-def _output(uri: str, options: Mapping[str, Any], settings: Settings, notes: list[str]) -> str:
+def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: list[str]) -> str:
     """The output of a feed. ConfigError if Shoal cannot write it."""
     text = _filled(uri, settings)
     if text in ("stdout:", "-"):

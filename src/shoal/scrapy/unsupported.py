@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from shoal.errors import SpiderError
 from shoal.scrapy.names import has
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 from shoal.scrapy.translation import filters_nothing
 
 log = logging.getLogger("shoal.scrapy")
@@ -168,13 +168,13 @@ def _is_meta(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "meta"
 
 
-def check_settings(settings: Settings, kind: type[Any]) -> None:
+def check_settings(settings: Settings, kind: type[Spider]) -> None:
     """Log the settings that change a project's behaviour under Scrapy and have no effect here."""
     for finding in unsupported_settings(settings, kind):
         log.warning("%s: %s has no effect: %s", finding.place, finding.name, finding.advice)
 
 
-def unsupported_settings(settings: Settings, kind: type[Any]) -> list[Finding]:
+def unsupported_settings(settings: Settings, kind: type[Spider]) -> list[Finding]:
     """The settings, and the components of Scrapy itself, that have no effect."""
     found = [
         Finding(name, _place(settings, name, kind), advice)
@@ -200,7 +200,7 @@ def unsupported_settings(settings: Settings, kind: type[Any]) -> list[Finding]:
     return found
 
 
-def _place(settings: Settings, name: str, kind: type[Any]) -> str:
+def _place(settings: Settings, name: str, kind: type[Spider]) -> str:
     """The file and line where a setting is set."""
     source = settings.source(name)
     module = sys.modules.get(source.removesuffix(".py").replace("/", "."))
