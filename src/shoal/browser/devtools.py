@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.browser")
 
+T = TypeVar("T")
 Event = dict[str, Any]
 MAX_CAPTURED_BYTES = 16 * 1024 * 1024  # of all responses that are captured of one page
 _MAX_CAPTURED = 200
@@ -374,7 +375,7 @@ def _decode(answer: Event) -> bytes:
     return base64.b64decode(body) if answer["base64Encoded"] else body.encode()
 
 
-def _ignore(future: asyncio.Future[Any]) -> None:
+def _ignore(future: asyncio.Future[T]) -> None:
     """Nobody may be waiting for an exception."""
     if not future.cancelled():
         future.exception()

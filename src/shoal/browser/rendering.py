@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
@@ -100,13 +100,12 @@ class Rendering:
         except Error as exc:
             raise self._explain(str(exc)) from exc
 
-    async def _race(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _race(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the work, unless the page turns out to be something else, or fails."""
         watch = self._watch
         task = asyncio.ensure_future(work)
         try:
-            waited: list[asyncio.Future[Any]] = [task, watch.decided, watch.failed]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watch.decided, watch.failed), return_when=asyncio.FIRST_COMPLETED)
             if watch.failed.done():
                 watch.failed.result()
             if watch.decided.done():

@@ -15,21 +15,21 @@ from shoal.config import Resolved, mask
 from shoal.errors import ConfigError, ShoalError
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
-_OPTIONAL = (
-    ("pyarrow", "parquet", "Parquet files"),
-    ("obstore", "objects", "object storage"),
-    ("pillow", "images", "thumbnails of images"),
-    ("brotli", "brotli", "pages in Brotli"),
-    ("zstandard", "zstd", "pages in Zstandard"),
-    ("aiohttp-socks", "socks", "SOCKS proxies"),
-    ("redis", "redis", "Redis"),
-    ("asyncpg", "postgres", "PostgreSQL"),
-    ("pymysql", "mysql", "MySQL and MariaDB"),
-    ("kazoo", "zookeeper", "ZooKeeper"),
-    ("fastapi", "api", "`shoal serve`"),
-    ("celery", "celery", "Celery workers"),
-    ("playwright", "browser", "rendering"),
-)
+_OPTIONAL = {
+    "pyarrow": ("parquet", "Parquet files"),
+    "obstore": ("objects", "object storage"),
+    "pillow": ("images", "thumbnails of images"),
+    "brotli": ("brotli", "pages in Brotli"),
+    "zstandard": ("zstd", "pages in Zstandard"),
+    "aiohttp-socks": ("socks", "SOCKS proxies"),
+    "redis": ("redis", "Redis"),
+    "asyncpg": ("postgres", "PostgreSQL"),
+    "pymysql": ("mysql", "MySQL and MariaDB"),
+    "kazoo": ("zookeeper", "ZooKeeper"),
+    "fastapi": ("api", "`shoal serve`"),
+    "celery": ("celery", "Celery workers"),
+    "playwright": ("browser", "rendering"),
+}
 _MIN_OPEN_FILES = 1024
 _SERVER_TIMEOUT = 10.0
 _MIN_TEMPORARY = 256 << 20
@@ -72,7 +72,7 @@ def _check_libraries() -> Iterator[Finding]:
     for name in _REQUIRED:
         version = _version(name)
         yield Finding(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
-    for name, extra, use in _OPTIONAL:
+    for name, (extra, use) in _OPTIONAL.items():
         version = _version(name)
         if version is not None:
             yield Finding(True, f"{name} {version} ({use})")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Upload: TypeAlias = tuple[str, bytes]
 """The name and the content of a file."""
-Value: TypeAlias = str | int | float | bool | list[Any] | Upload | None
+Value: TypeAlias = str | int | float | bool | list[str] | list[int] | list[float] | Upload | None
 Pair: TypeAlias = tuple[str, str | Upload]
 
 _URLENCODED, _MULTIPART, _PLAIN = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
@@ -62,15 +62,12 @@ class Form:
         self._pairs: list[Pair] = [*element.form_data(), *_outside(response, element)]
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, str | Upload | list[str | Upload]]:
         """The fields that would be sent now, without the button: a value, or a list for a repeated name."""
-        found: dict[str, Any] = {}
+        found: dict[str, list[str | Upload]] = {}
         for name, value in self._pairs:
-            if name in found:
-                found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
-            else:
-                found[name] = value
-        return found
+            found.setdefault(name, []).append(value)
+        return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
     def fill(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
         """Return a copy with these fields changed; names that are no identifiers go into a dict.
@@ -117,7 +114,7 @@ class Form:
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
     def submit(
-        self, callback: Callable[..., Any] | str | None = None, *, button: str | None = None, **options: Any
+        self, callback: Callable[..., object] | str | None = None, *, button: str | None = None, **options: Any
     ) -> Request:
         """Return the request. ``button`` is the name, the value or the text of a button (default: the first one).
 

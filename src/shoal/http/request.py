@@ -16,6 +16,8 @@ from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
 
 Callback: TypeAlias = Callable[..., object] | str
 """A method of the spider, or its name."""
+Values: TypeAlias = dict[str, Any]
+"""Values by name that a spider stores with a request and reads again, of msgpack types."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
@@ -41,8 +43,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     body: bytes = b""
     cookies: dict[str, str] = {}
-    meta: dict[str, Any] = {}
-    cb_kwargs: dict[str, Any] = {}
+    meta: Values = {}
+    cb_kwargs: Values = {}
     priority: float = 0
     depth: int = 0
     errback: Any = None
@@ -148,8 +150,8 @@ class LinkBatch(Struct, kw_only=True):
     priority: float = 0
     headers: dict[str, str] = {}
     cookies: dict[str, str] = {}
-    meta: dict[str, Any] = {}
-    cb_kwargs: dict[str, Any] = {}
+    meta: Values = {}
+    cb_kwargs: Values = {}
     dont_filter: bool = False
     timeout: float | None = None
     proxy: str | None = None

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Callback, LinkBatch, Request, callback_name
+from shoal.http.request import Callback, LinkBatch, Request, Values, callback_name
 from shoal.urls.normalize import join_url, resolve
 
 if TYPE_CHECKING:
     import turbohtml
     from playwright.async_api import Page
 
+    from shoal.http.files import FileEntry
     from shoal.http.forms import Form
     from shoal.http.links import Patterns
     from shoal.http.rendering import Captured, Render
@@ -74,7 +75,7 @@ class Response:
         self.elapsed = elapsed
         """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
-        self.saved: list[dict[str, Any]] | None = None
+        self.saved: list[FileEntry] | None = None
         """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None
         self._text: str | None = None
@@ -100,11 +101,11 @@ class Response:
         return 200 <= self.status < 300
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Values:
         return self.request.meta
 
     @property
-    def cb_kwargs(self) -> dict[str, Any]:
+    def cb_kwargs(self) -> Values:
         return self.request.cb_kwargs
 
     @property
@@ -164,7 +165,7 @@ class Response:
         """Decode the body as JSON. ValueError names the position of an error."""
         return jsonlib.loads(self.body)
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> FileEntry:
         """Store the body as a file (setting ``files.store``), and return its entry for an item: ``url``, ``path``,
         ``checksum``, ``size`` and ``content_type``. It is stored after the callback, before its items are."""
         from shoal.http.files import describe_file
@@ -187,7 +188,7 @@ class Response:
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
-    def jmespath(self, query: str, **options: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         """Query the body as JSON. A body that is not valid JSON contains nothing; ``json()`` says why."""
         if self._json is None:
             from shoal.selector import Selector

@@ -155,7 +155,7 @@ def speeds(samples: Sequence[Sample]) -> list[Speed | None]:
 
 
 class SampleHistory:
-    """The samples of one run. Any number of processes may call ``add``."""
+    """The samples of one run. Many processes may call ``add``."""
 
     def __init__(self, documents: Documents, run_id: str) -> None:
         prefix = f"run/{run_id}/history/"

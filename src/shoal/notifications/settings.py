@@ -88,7 +88,7 @@ class TelegramChannel(_Table, tag_field="type", tag="telegram", frozen=True, kw_
 
 
 class AppriseChannel(_Table, tag_field="type", tag="apprise", frozen=True, kw_only=True):
-    """Any service that apprise knows, by its URL."""
+    """A service that apprise knows, by its URL."""
 
     url_env: Text | None = None
     url_file: Text | None = None

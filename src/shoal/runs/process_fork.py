@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -165,7 +165,7 @@ def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: 
 
 def end_process(code: int) -> NoReturn:
     """Exit, but leave it to the system to free the memory. Threads are waited for and exit handlers run, as always."""
-    cast(Any, threading)._shutdown()
+    vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it, or the spider has closed it

@@ -38,7 +38,7 @@ class Fired(Struct, frozen=True):
 async def fire(store: Store, key: str, now: float, make_run: MakeRun) -> Fired:
     """Do the next step of the schedule in the document ``key``.
 
-    Any number of processes may call this at the same time, and repeat it after a crash or a lost answer: each time gets
+    Many processes may call this at the same time, and repeat it after a crash or a lost answer: each time gets
     one run. The schedule's last time and the new run are stored together, only if the schedule is still the one that
     the decision was made for. The name of the run follows from the schedule and the time."""
     return await take_step(store, key, lambda schedule, active: next_step(schedule, now, active=active), make_run)

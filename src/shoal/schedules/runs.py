@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -27,8 +26,8 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: str
     registered: str
     """The spider's name in the registry."""
-    arguments: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
+    settings: dict[str, object] = {}
 
     @classmethod
     def of(cls, run: Run) -> ServerRun | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -26,8 +26,8 @@ class Definition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
     spider: str
     """Its name in the registry."""
-    arguments: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
+    settings: dict[str, object] = {}
     """By dotted key."""
     cron: str = ""
     every: str = ""

@@ -67,7 +67,7 @@ class Deferred:
     def fromCoroutine(coroutine: T) -> T:
         return coroutine
 
-    def asFuture(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def asFuture(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[object]:
         return asyncio.ensure_future(_wait(self), loop=loop)
 
     def __await__(self) -> Generator[object, None, Any]:

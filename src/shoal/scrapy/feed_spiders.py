@@ -58,7 +58,7 @@ class XMLFeedSpider(_FeedSpider):
         for node in nodes:
             yield from self._processed(response, self.parse_node(response, node))
 
-    def _parse(self, response: Response, **options: Any) -> Any:
+    def _parse(self, response: Response, **options: object) -> Iterator[object]:
         response = self.adapt_response(response)
         if self.iterator not in ("iternodes", "xml", "html"):
             raise NotSupported(f"unknown iterator {self.iterator!r}: use 'iternodes', 'xml' or 'html'")
@@ -97,7 +97,7 @@ class CSVFeedSpider(_FeedSpider):
         for row in csv_rows(response, self.delimiter, self.headers, self.quotechar):
             yield from self._processed(response, self.parse_row(response, row))
 
-    def _parse(self, response: Response, **options: Any) -> Any:
+    def _parse(self, response: Response, **options: object) -> Iterator[object]:
         return self.parse_rows(self.adapt_response(response))
 
 

@@ -49,17 +49,17 @@ class ItemLoader(itemloaders.ItemLoader):
         """The selector, unless the statistics of rules are collected."""
         return cast("Selector | None", self.selector) if getattr(self, "stats", None) is None else None
 
-    def _get_xpathvalues(self, xpaths: str | Iterable[str], *field: str | None, **options: Any) -> list[Any]:
+    def _get_xpathvalues(self, xpaths: str | Iterable[str], *field: str | None, **options: Any) -> list[object]:
         if type(xpaths) is str and (selector := self._plain_selector()) is not None:
             return selector.xpath(xpaths, **options).getall()
         return super()._get_xpathvalues(xpaths, *field, **options)
 
-    def _get_cssvalues(self, csss: str | Iterable[str], *field: str | None) -> list[Any]:
+    def _get_cssvalues(self, csss: str | Iterable[str], *field: str | None) -> list[object]:
         if type(csss) is str and (selector := self._plain_selector()) is not None:
             return selector.css(csss).getall()
         return super()._get_cssvalues(csss, *field)
 
-    def _get_item_field_attr(self, field_name: str, key: str, default: object = None) -> Any:
+    def _get_item_field_attr(self, field_name: str, key: str, default: object = None) -> object:
         item = self.item
         if isinstance(item, Item):
             return item.fields[field_name].get(key, default)

@@ -45,7 +45,7 @@ class ServerSink(TableSink, Generic[C]):
 
     @asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
-        """Any error, and a cancellation, leaves the connection in an unknown state: drop it."""
+        """An error or a cancellation leaves the connection in an unknown state: drop it."""
         try:
             yield
         except BaseException as exc:

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -58,19 +58,15 @@ def check_machine(make_harness: Callable[[], Harness], with_settings: settings =
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
     examples = with_settings.max_examples
     for kind, count in ((FrontierMachine, examples), (ShortQueueMachine, max(1, examples // _SHORT_QUEUE_PART))):
-
-        class Machine(kind):  # type: ignore[misc, valid-type]
-            def make_harness(self) -> Harness:
-                return make_harness()
-
-        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=count))
+        machine = type("Machine", (kind,), {"make_harness": lambda self: make_harness()})
+        run_state_machine_as_test(machine, settings=settings(with_settings, max_examples=count))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
     """Make this step rare, so that most steps lease requests or end leases."""
 
     @wraps(step)
-    def taken(self: FrontierMachine, *arguments: Any, **named: Any) -> None:
+    def taken(self: FrontierMachine, *arguments: object, **named: object) -> None:
         self._since_rare = 0
         step(self, *arguments, **named)
 
@@ -99,7 +95,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self._views: dict[Holder, Frontier] = {}
         """The frontiers of the run for the holders of cluster slots."""
 
-    def _do(self, call: Coroutine[Any, Any, Result]) -> Result:
+    def _do(self, call: Coroutine[object, object, Result]) -> Result:
         return self._runner.get_loop().run_until_complete(call)
 
     def _make(self, pages: Sequence[Page]) -> list[Request]:

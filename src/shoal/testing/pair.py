@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pytest
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 class Do(Protocol):
     """Runs a call on the backend to its end."""
 
-    def __call__(self, call: Coroutine[Any, Any, Result], /) -> Result: ...
+    def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
 
 
 class Taken(NamedTuple):

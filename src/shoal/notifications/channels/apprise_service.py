@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 from shoal.errors import ConfigError
 from shoal.notifications.messages import Message
@@ -31,7 +31,7 @@ class AppriseService:
             app_id="Shoal", app_desc="Shoal", app_url="", async_mode=False, secure_logging=True,
             interpret_escapes=False, interpret_emojis=False,
         )  # fmt: skip
-        self._service: Any = apprise.Apprise(asset=asset)
+        self._service = apprise.Apprise(asset=asset)
         with _one_at_a_time, _Captured(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of modules that its plugins import
             if not self._service.add(url.reveal()):
@@ -86,7 +86,7 @@ class _Captured(logging.Handler):
             self.text = record.getMessage()
 
 
-def _import_apprise(where: str) -> Any:
+def _import_apprise(where: str) -> ModuleType:
     try:
         import apprise
     except ModuleNotFoundError:

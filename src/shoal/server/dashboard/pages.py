@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
@@ -26,7 +26,7 @@ from shoal.server.dashboard.live import Rendered
 from shoal.server.errors import ProblemError, public_message
 from shoal.server.state import Server, server_of
 
-Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, Any]]]
+Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -81,16 +81,16 @@ def _may(context: Context, role: str) -> bool:
     return ROLES.index(str(context["role"])) >= ROLES.index(role)
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, values: Mapping[str, object]) -> str:
     return _environment().get_template(template).render(values)
 
 
-def page(request: Request, template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
+def page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
     """A whole page."""
     return HTMLResponse(render(template, {**_common(request), **values}), status, HEADERS)
 
 
-def _common(request: Request) -> dict[str, Any]:
+def _common(request: Request) -> dict[str, object]:
     """What every template may use."""
     state = request.state
     path = request.url.path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.server.auth import allows
@@ -22,7 +20,7 @@ def check_serves(server: Server) -> None:
         raise ProblemError(404, "no batches", "Batches are shown by `shoal serve`: this server only looks at a store.")
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     check_serves(server)
     caller = None if allows(request, "admin") else request.state.caller
     return {

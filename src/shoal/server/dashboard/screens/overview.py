@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.batch.redaction import redacted
@@ -23,7 +21,7 @@ _PROBLEMS_FRESH = 5.0  # seconds
 HOURS = (1, 3, 12, 24)
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     snapshot = await server.snapshots.get()
     problems = await find_problems(server, snapshot)
     hours = request.query_params.get("hours", "")
