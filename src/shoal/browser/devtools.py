@@ -11,12 +11,12 @@ import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from shoal.browser.process import tolerated
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
 from shoal.http import Request
@@ -59,7 +59,7 @@ class Document(Struct, kw_only=True):
     headers: list[tuple[str, str]]
     body: bytes = b""
     url: str = ""
-    """Where a redirect leads. Empty: it is no redirect."""
+    """Where a redirect leads. Empty if it is not a redirect."""
 
 
 class Watch:
@@ -326,7 +326,7 @@ class Watch:
         refused = attached and self._settings.downloads == "refuse"
         if not refused and document.status not in (204, 205):
             document.body = await self._read(request)
-        with suppress(Exception):
+        with tolerated("aborting a request"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
             self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))

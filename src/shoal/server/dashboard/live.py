@@ -11,6 +11,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
+from shoal.errors import ShoalError
+from shoal.server.errors import ProblemError
+
 log = logging.getLogger("shoal.server")
 
 MAX_STREAMS = 500
@@ -19,7 +22,7 @@ _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
 _LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
 
 END = "event: end\ndata:\n\n"
-"""The message after which a browser does not connect again."""
+"""The message that tells a browser not to connect again."""
 
 
 class Rendered(NamedTuple):
@@ -27,14 +30,14 @@ class Rendered(NamedTuple):
 
     html: str
     is_final: bool = False
-    """It will not change any more."""
+    """Whether it will not change any more."""
 
 
 Render = Callable[[], Awaitable[Rendered]]
 
 
 class _View:
-    """One view, and the event that wakes those who look at it."""
+    """One view, and the event that wakes its readers."""
 
     def __init__(self, content: Rendered) -> None:
         self.content = content
@@ -53,7 +56,7 @@ class _View:
 
 
 class LiveViews:
-    """All views that someone looks at. The key of a view says all that its content depends on."""
+    """All views that have readers. The key of a view contains everything that its content depends on."""
 
     def __init__(self, interval: float = _INTERVAL) -> None:
         self._interval = interval
@@ -101,8 +104,10 @@ class LiveViews:
             await asyncio.sleep(self._interval)
             try:
                 view.show(await render())
-            except Exception as exc:  # the store is away, or the run was deleted: the page shows its last state
+            except (ShoalError, ProblemError, OSError) as exc:  # the store is away, or the run was deleted
                 log.debug("the dashboard could not be refreshed: %s", exc)
+            except Exception:  # a defect must not end the updates: the page shows its last state
+                log.exception("the dashboard could not be refreshed")
 
     async def _follow(self, view: _View) -> AsyncIterator[str]:
         until = asyncio.get_running_loop().time() + _LIFETIME
