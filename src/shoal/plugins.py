@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["sinks", "fetchers", "frontiers"]
 Registered: TypeAlias = Callable[..., Any]
-"""What a package registered: a class or a function. Nobody can check its types."""
+"""What a package registered: a class or a function. Its types are unknown."""
 
 BUILT_IN: dict[Kind, frozenset[str]] = {
     "sinks": frozenset({"sqlite", "postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az"}),
@@ -78,7 +78,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def problem_of(plugin: Plugin, others: list[Plugin]) -> str | None:
-    """Why a plugin cannot be chosen by its name, whatever its code is. None if it can."""
+    """Why a plugin cannot be chosen by its name. None if it can. Its code is not imported."""
     if plugin.name in BUILT_IN[plugin.kind]:
         return f"not used: {plugin.shown} belongs to Shoal"
     same = [each.package for each in others if each.name == plugin.name]

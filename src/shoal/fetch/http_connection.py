@@ -20,10 +20,10 @@ _MAX_UNUSED = 1 << 20  # bytes on the wire that are no part of a body
 
 
 class Limits(NamedTuple):
-    """What one response may cost."""
+    """The limits for one response."""
 
     deadline: float
-    """In the time of the event loop."""
+    """By the clock of the event loop."""
     read_timeout: float
     max_body_bytes: int
     max_header_bytes: int
@@ -104,7 +104,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             raise
 
     def forget(self) -> None:
-        """Drop the response: hundreds of connections can be idle, and each body can have many megabytes."""
+        """Drop the response, to free its memory: hundreds of connections can be idle, and a body can have many
+        megabytes."""
         self.headers = []
         self.body = b""
 

@@ -23,7 +23,7 @@ class _Indexed(msgspec.Struct):
     url: str
     fetched_at: float
     sizes: tuple[str, ...]
-    """Of the thumbnails that were made."""
+    """The sizes of the thumbnails that were made."""
     entry: FileEntry
 
 
@@ -79,7 +79,8 @@ class FileKeeper:
         return indexed.entry if await self._store.exists(path) else None
 
     async def _add_thumbnails(self, entry: FileEntry, body: bytes) -> None:
-        """An image that cannot be read is an error of this file, which is stored all the same."""
+        """Add the thumbnails to the entry. If the image cannot be read, the entry gets an error. The file is stored
+        anyway."""
         from shoal.files.thumbnails import make_thumbnails
 
         sizes = [_pixels(name) for name in self._images.thumbs]
@@ -95,7 +96,7 @@ class FileKeeper:
         entry["thumbs"] = thumbs
 
     async def _put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        """Write, with retries: a store may be away for a moment."""
+        """Write to the store, with retries: it may be unavailable for a moment."""
         for delay in (*_RETRY_DELAYS, None):
             try:
                 return await self._store.put(path, data, content_type, replace=replace)

@@ -70,7 +70,7 @@ class Form:
         return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
     def fill(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
-        """Return a copy with these fields changed; names that are no identifiers go into a dict.
+        """Return a copy with these fields changed; names that are not identifiers go into a dict.
 
         A list sets several values, True checks a checkbox, False and None leave the field out, and ``(name, content)``
         is a file. RequestError for a field that the form does not have: use ``add`` for fields that a script adds.

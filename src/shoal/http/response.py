@@ -93,7 +93,7 @@ class Response:
 
     @property
     def location(self) -> str | None:
-        """Where a redirect leads, as the server wrote it; None if the page is no redirect."""
+        """Where a redirect leads, as the server wrote it; None if the page is not a redirect."""
         return self.headers.get("Location") if 300 <= self.status < 400 else None
 
     @property
@@ -241,7 +241,7 @@ class Response:
 
     @property
     def feed(self) -> turbohtml.Feed | None:
-        """The page as a feed (RSS, Atom or RDF): ``title``, ``link``, ``entries`` ...; None if it is no feed."""
+        """The page as a feed (RSS, Atom or RDF): ``title``, ``link``, ``entries`` ...; None if it is not a feed."""
         from shoal.selector.metadata import read_feed
 
         return read_feed(self.document, len(self.body))

@@ -81,7 +81,8 @@ def _speeds(
 
 
 def _value_at(times: Sequence[float], samples: Sequence[Sample], at: float, value: Callable[[Sample], int]) -> float:
-    """A counter at a time: it grows evenly between two samples, and stands still before and after all of them."""
+    """The value of a counter at a time. It grows evenly between two samples, and is constant before the first and after
+    the last one."""
     after = bisect_left(times, at)
     if after == 0:
         return value(samples[0])
@@ -92,7 +93,7 @@ def _value_at(times: Sequence[float], samples: Sequence[Sample], at: float, valu
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """The last sample of each part of the time, and the first of all."""
+    """The last sample of each interval, and the first sample of all."""
     if len(samples) <= MAX_POINTS:
         return list(samples)
     start, step = samples[0].at, (samples[-1].at - samples[0].at) / (MAX_POINTS - 1)

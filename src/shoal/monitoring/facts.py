@@ -14,7 +14,7 @@ from shoal.ports import Run, Store
 from shoal.runs.queries import run_options
 
 RECENT = 86400.0
-"""Seconds for which a run that has ended is of interest."""
+"""How long a run that has ended is included, in seconds."""
 _ENDED = 50
 _GOOD_AMONG = 20
 _SILENT = 1.5 * LATE
@@ -36,8 +36,8 @@ class FactReader:
     async def read(
         self, snapshot: Snapshot, *, since: float = 0.0, marks: Mapping[str, Mark] = {}, bad: Collection[str] = ()
     ) -> Facts:
-        """The facts at the time of a snapshot. ``bad``: runs with which no other run is compared. StoreAwayError if
-        the store does not answer."""
+        """The facts at the time of a snapshot. ``bad``: runs that no other run is compared with. StoreAwayError if the
+        store does not answer."""
         since = max(since, snapshot.at - RECENT)
         ended = await self._ended_runs(snapshot, since)
         failures: list[RunFailure] = []
@@ -97,7 +97,7 @@ class FactReader:
         return sum(count for kind, count in kinds.items() if not is_retried(kind, None))
 
     async def _read_ending(self, run: Run, now: float, bad: Collection[str]) -> Ending | None:
-        """None while a process has yet to write its last report, or if the run was deleted."""
+        """None if a process has not yet written its last report, or if the run was deleted."""
         reports = await read_processes(self._store, run.run_id)
         if not all(report.ended or now - report.at > LATE for report in reports):
             return None

@@ -25,14 +25,14 @@ MAX_PROBLEMS = 500
 _MAX_NAME = 100
 _MAX_TEXT = 1000
 _SILENT_SESSIONS = 0.5
-"""Sessions without a heartbeat after which a worker that disappears counts as lost: it sends three in each."""
+"""A worker that disappears counts as lost after this many sessions without a heartbeat. It sends three in each."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
     """Something that a person should know. Its texts are printable and short, whatever strangers wrote into them."""
 
     key: str
-    """The same as long as it is the same problem."""
+    """Identifies the problem. It stays the same while the problem lasts."""
     kind: ProblemKind
     severity: Severity
     run_id: str = ""
@@ -50,15 +50,15 @@ class Limits(Struct, frozen=True, kw_only=True):
     """From when on something is a problem."""
 
     stalled_after: float = 600.0
-    """Seconds without a page that was done or failed, or without an item that was written."""
+    """Seconds in which no page was done or failed, or no item was written."""
     failure_rate: float = 0.2
-    """Failed pages of all that ended, without those that robots.txt or the scope forbids."""
+    """The share of failed pages. Pages that robots.txt or the scope forbids do not count."""
     failure_pages: int = 50
     """Pages that must have ended before the rate counts."""
     item_drop: float = 0.5
-    """A run with fewer items than the last good run, by more than this part of them."""
+    """By which share a run may have fewer items than the last good run."""
     coverage_drop: float = 0.2
-    """A field that so much fewer items have than in the last good run, as a part of all items."""
+    """By how much the share of items with a field may be smaller than in the last good run."""
     output_lag: int = 10_000
     """Items that are not written to an output yet."""
 
@@ -91,7 +91,7 @@ class Ending(Struct, frozen=True):
 
 
 class LostProcess(Struct, frozen=True):
-    """A process of an active run that stopped reporting and did not say goodbye."""
+    """A process of an active run that stopped reporting without a last report."""
 
     run_id: str
     spider: str
@@ -126,7 +126,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
     since: float = 0.0
-    """Failures, ends and losses before are not reported."""
+    """Failures, ended runs and lost processes before this time are not reported."""
     marks: Mapping[str, Mark] = {}
     """See `advance_marks`."""
     endings: tuple[Ending, ...] = ()
@@ -221,7 +221,7 @@ def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: Limits) -> It
 
 
 def _all_wait(hosts: Iterable[HostState], seconds: float) -> bool:
-    """Whether each host with ready requests is blocked, or has a delay as long as this."""
+    """Whether each host with ready requests is blocked, or has a delay of at least this."""
     busy = [host for host in hosts if host.ready]
     return bool(busy) and all(host.blocked_for > 0 or host.delay >= seconds for host in busy)
 
@@ -240,7 +240,7 @@ def _failure_rate(seen: RunSnapshot, forbidden: int, limits: Limits) -> Iterator
 
 
 def _lost_workers(seen: RunSnapshot, before: RunSnapshot | None, since: float) -> Iterator[Problem]:
-    """Workers that are silent for their session, and those that were fenced: they were silent, and are gone."""
+    """Workers that sent no heartbeat for a session, and workers that were fenced because of that."""
     silent = {each.worker: each for each in seen.workers if 0 < each.session < each.silent_for}
     present = {each.worker for each in seen.workers}
     for each in before.workers if before is not None else ():
@@ -320,7 +320,7 @@ def _ending_problems(ending: Ending, ended_at: float, limits: Limits) -> Iterato
 
 
 def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: float) -> list[tuple[str, float]]:
-    """The fields that fewer items have, the largest difference first. Nothing if the coverage of now is unknown."""
+    """The fields that fewer items have, the largest difference first. Empty if the current coverage is unknown."""
     if not now:
         return []
     found = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
@@ -355,8 +355,8 @@ def _channel_failing(channel: FailingChannel) -> Problem:
 
 
 def advance_marks(marks: Mapping[str, Mark], snapshot: Snapshot) -> dict[str, Mark]:
-    """The marks after a snapshot. They say since when runs and outputs stand still, also for a process that has seen
-    only the last snapshot."""
+    """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
+    the last snapshot."""
     found: dict[str, Mark] = {}
     for seen in snapshot.runs:
         ended = seen.stats.done + seen.stats.dead

@@ -28,7 +28,7 @@ _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _MAX_SECONDS = 300
 _MAX_HOURS = 6000
-"""Samples in the last document. When there are more, every second of the older half is dropped."""
+"""How many samples the last document holds. When there are more, every second one of the older half is dropped."""
 
 
 class Sample(Struct, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ class RecentSamples(Struct, frozen=True, array_like=True):
 
 
 def adds(samples: Sequence[Sample], taker: str, last_taker: str, now: float) -> bool:
-    """Whether this process takes the next sample: it took the last one, or nobody did for a while."""
+    """Whether this process takes the next sample: it took the last one, or no process did for a while."""
     if not samples or taker == last_taker:
         return True
     age = now - samples[-1].at
@@ -100,7 +100,7 @@ def add_quarter(samples: Sequence[Sample] | None, new: Sample) -> list[Sample]:
 
 
 def _before(samples: Sequence[Sample], new: Sample) -> list[Sample]:
-    """The samples without those that were taken under a wrong clock, in the future."""
+    """The samples without those in the future, which a process with a wrong clock took."""
     return [each for each in samples if each.at < new.at]
 
 
@@ -126,7 +126,7 @@ _OLDER = (_Level("hours", _QUARTER, add_quarter), _Level("minutes", 60.0, add_mi
 
 
 def spread(samples: Sequence[Sample], points: int) -> list[Sample]:
-    """At most about this many of the samples: the last one of each part of the time, and the first one of all."""
+    """Thin out samples to about this many: the last one of each interval, and the first one of all."""
     if len(samples) <= points:
         return list(samples)
     begin, width = samples[0].at, (samples[-1].at - samples[0].at) / max(1, points - 1)
@@ -163,8 +163,8 @@ class SampleHistory:
         self._older = [(level, StoredValue(documents, prefix + level.name, list[Sample])) for level in _OLDER]
 
     async def add(self, sample: Sample, taker: str, *, final: bool = False) -> bool:
-        """Add a sample. False, and nothing is added, if another process takes the samples of this run now. The final
-        one, of a run that is finished, is added by any process, unless it says nothing new."""
+        """Add a sample. Return False, and add nothing, if another process takes the samples of this run now. Every
+        process may add the final sample of a finished run, unless it contains nothing new."""
         choose = partial(_with_newest, sample=sample, taker=taker, final=final)
         before = await self._newest.read()
         if before is not None and choose(before) is before:
@@ -210,6 +210,6 @@ def _with_newest(found: RecentSamples | None, sample: Sample, taker: str, *, fin
 
 
 async def read_history(documents: Documents, run_id: str) -> list[Sample]:
-    """The samples of a run, oldest first: the fresh ones every few seconds, older ones less often. Times in which
-    nobody worked on the run have none."""
+    """The samples of a run, oldest first: recent ones every few seconds, older ones less often. There are none for
+    times when no process worked on the run."""
     return await SampleHistory(documents, run_id).read()

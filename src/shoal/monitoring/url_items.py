@@ -14,11 +14,11 @@ from shoal.ports import Documents, Frontier, History, LoggedItem
 
 MAX_ITEMS = 5
 MAX_TEXT = 2000
-"""Characters of an item that is shown."""
+"""How much of an item is shown, in characters."""
 _MAX_SEARCHED = 5000
 _MAX_BYTES = 8 << 20
 _READ = (8, 200)
-"""Items that are read at first and at most with one call."""
+"""How many items one call reads, at first and at most."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,7 +44,7 @@ async def read_url_items(documents: Documents, frontier: Frontier, run_id: str, 
 
 
 def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[int, int]:
-    """Numbers of the items that were logged around a time: behind the first one, through the second one."""
+    """The range of items that were logged around a time: after the first number, up to and including the second."""
     if at is None:
         return max(0, last - _MAX_SEARCHED), last
     times = [sample.at for sample in samples]
@@ -58,7 +58,7 @@ def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[
 
 
 def _items_at(samples: Sequence[Sample], at: float, last: int) -> int:
-    """How many items there were at a time, if they grow evenly between two samples."""
+    """Estimate how many items there were at a time, from the samples before and after it."""
     after = bisect_left([sample.at for sample in samples], at)
     if after == len(samples):
         return last

@@ -36,8 +36,8 @@ SETTINGS = (
     "download_delay", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep", "queue.max_size",
     "queue.overflow", "scope.", "retry.", "robots.", "throttle.",
 )  # fmt: skip
-"""The settings that a schedule may change; a dot at the end stands for a whole section. None of them names a file, a
-program, a server or a proxy: whoever may write to the store must not gain those."""
+"""The settings that a schedule may change. A dot at the end stands for a whole section. None of them names a file, a
+program, a server or a proxy, because everyone who can write to the store can set them."""
 
 _MAX_JITTER = 86400.0
 _MAX_KEEP = 1_000_000
@@ -49,7 +49,7 @@ class DefinitionError(ConfigError):
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
         self.key = key
-        """Which part of it."""
+        """The key that is invalid."""
 
 
 def read_file(file: Path) -> dict[str, Definition]:
@@ -91,8 +91,8 @@ def make_definition(name: str, given: Mapping[str, object], spiders: Collection[
 def change_definition(
     name: str, definition: Definition, given: Mapping[str, object], reset: Collection[str], spiders: Collection[str]
 ) -> Definition:
-    """The definition with some keys changed, and those in ``reset`` back at their defaults. A new ``cron`` replaces
-    ``every``, and the other way round. ConfigError as `make_definition`."""
+    """Change some keys of a definition, and set those in ``reset`` to their defaults. A new ``cron`` replaces
+    ``every``, and a new ``every`` replaces ``cron``. ConfigError as `make_definition`."""
     for key in reset:
         if key not in Definition.__struct_fields__ or key in ("spider", "cron", "every"):
             near = did_you_mean(key, [each for each in _CHECKS if each not in ("spider", "cron", "every")])

@@ -15,7 +15,7 @@ from shoal.scrapy.shared_types import Function
 log = logging.getLogger("shoal.scrapy")
 
 _OWN_OPTIONS = "cp_"
-"""Begins the names of the pool's own options. The others are for the database."""
+"""The prefix of the pool's own options. All others go to the database library."""
 
 
 class Cursor(Protocol):
@@ -41,7 +41,8 @@ class Connection(Protocol):
 
 
 class Query:
-    """The result of a call in a thread. It can be awaited; errors go to the errback, or else to the log."""
+    """The result of a call in a thread. You can await it. An error goes to the errback, or to the log if there is
+    none."""
 
     def __init__(self, future: Future[object]) -> None:
         self._future = future
@@ -143,7 +144,7 @@ class ConnectionPool:
         return connection
 
     def close(self) -> None:
-        """Wait for the queries that have begun or wait, and close the connections."""
+        """Wait for the running and queued queries, and close the connections."""
         self._threads.shutdown(wait=True)
         for connection in self._connections:
             connection.close()

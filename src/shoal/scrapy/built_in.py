@@ -1,4 +1,4 @@
-"""Names of Scrapy that projects import but that Shoal does by itself."""
+"""Names that projects import from Scrapy, for things that Shoal does itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shoal.scrapy.shared_types import HasUrl
 
 
 class BaseDupeFilter:
-    """As DUPEFILTER_CLASS: no request is dropped as a duplicate."""
+    """As DUPEFILTER_CLASS: duplicates are fetched too."""
 
 
 class RFPDupeFilter(BaseDupeFilter):
-    """As DUPEFILTER_CLASS: the frontier drops duplicates, as it does by default."""
+    """As DUPEFILTER_CLASS: the frontier drops duplicates. This is the default."""
 
 
 class LogFormatter:
@@ -58,5 +58,5 @@ def _record(words: list[str]) -> NoReturn:
 
 
 def inspect_response(response: HasUrl, spider: object) -> None:
-    """The shell of Scrapy stops at a page. Shoal's is a command of its own: ``shoal shell URL``."""
+    """Not supported. Scrapy opens a shell in the middle of a crawl; in Shoal, use the command ``shoal shell URL``."""
     raise NotImplementedError(f"inspect_response is not supported: run `shoal shell {response.url}`")

@@ -1,8 +1,8 @@
 """The downloader middlewares of a project, called in Scrapy's order.
 
-The built-in middlewares are steps of the same chain, so a project may move them or switch them off, and its own ones
-see what they would see in Scrapy: a middleware below 550 sees an error only when no retry is left, and one below 600
-sees no redirect.
+The built-in middlewares are steps of the same chain, so a project may move them or switch them off. Its own middlewares
+see what they would see in Scrapy: one with an order below 550 sees an error only when no retry is left, and one below
+600 sees no redirect.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ BUILT_IN = {
     "stats.DownloaderStats": 850,
     "httpcache.HttpCacheMiddleware": 900,
 }
-"""The middlewares that Scrapy has by default, and their places."""
+"""The middlewares that Scrapy has by default, and their order."""
 
 
 class _Out(Exception):
-    """A step has decided: the chain ends with this page or error."""
+    """Raised by a step to end the chain with this page or error."""
 
     def __init__(self, result: http.Response | FetchError) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class _Exchange:
         self.stored = stored
         self.request = request
         self.page: http.Response | None = None
-        """What the host sent."""
+        """The response of the host."""
         self.error: FetchError | None = None
-        """Why there is no good page."""
+        """Why the fetch failed."""
 
     @property
     def contacted(self) -> bool:
@@ -89,7 +89,7 @@ class _HeaderStep:
 
 
 class _LoginStep:
-    """Sends user and password to the domain that they belong to; without a domain, to all."""
+    """Sends user and password to their domain, or to every host if no domain is set."""
 
     def __init__(self, user: str, password: str, domain: str | None) -> None:
         self._value = b"Basic " + b64encode(f"{user}:{password}".encode())
@@ -111,7 +111,7 @@ class _RetryStep:
             if error is None or error.status != response.status:
                 kind = f"http {response.status}"
                 error = FetchError(
-                    f"the answer is {response.status}", kind=kind, retryable=True, status=response.status
+                    f"the server answered {response.status}", kind=kind, retryable=True, status=response.status
                 )
             error.retryable = True
             raise _Out(error)
@@ -210,7 +210,7 @@ class MiddlewareChain:
         return page_of(exchange.page, exchange.request)
 
     async def _finish(self, exchange: _Exchange, response: Response) -> Request | Response:
-        """Call ``process_response`` of all, from the downloader to the engine."""
+        """Call ``process_response`` of all middlewares, from the downloader to the engine."""
         result: Request | Response = response
         for hook in self._responses:
             if isinstance(hook, _StepHook):
@@ -222,7 +222,8 @@ class MiddlewareChain:
         return result
 
     async def _recover(self, exchange: _Exchange, exc: Exception) -> Request | Response:
-        """Call ``process_exception`` until one of them returns something. Otherwise the error remains."""
+        """Call ``process_exception`` of the middlewares until one returns a request or a response. If none does, raise
+        the error."""
         for hook in self._exceptions:
             if isinstance(hook, _StepHook):
                 hook.call(exchange=exchange, exception=exc)
@@ -233,7 +234,7 @@ class MiddlewareChain:
         raise exc
 
     def _refused(self, exchange: _Exchange, exc: Exception) -> FetchError:
-        """The error of a request that a middleware, or the host, did not let through."""
+        """The error of a request that a middleware refused, or whose fetch failed."""
         if exchange.error is not None and exc.__cause__ is exchange.error:
             error = exchange.error
             made = ScrapyFetchError(
@@ -267,7 +268,7 @@ class MiddlewareChain:
 
 
 def shoal_response(response: Response, stored: http.Request, *, final: bool) -> http.Response:
-    """A response of the middlewares as the engine takes it. ``final``: it goes to the callback."""
+    """Convert a response of the middlewares for the engine. ``final``: it goes to the callback."""
     page = response._page
     made = FinalResponse if final else http.Response
     headers = page.headers if page is not None and response._headers is None else response.headers.to_tuple_list()
@@ -308,7 +309,7 @@ def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, object]:
 
 
 def _built_in(settings: Settings) -> tuple[set[str], dict[str, float]]:
-    """The built-in middlewares that are switched off, and the places of all."""
+    """The built-in middlewares that are switched off, and the order of each of them."""
     disabled: set[str] = set()
     orders: dict[str, float] = dict(BUILT_IN)
     for key, order in settings.getdict("DOWNLOADER_MIDDLEWARES").items():
@@ -330,8 +331,8 @@ def built_in_name(key: object) -> str | None:
 
 
 def make_layer(adapter: ScrapyAdapter) -> DownloaderLayer | MiddlewareChain:
-    """The layer of a spider: the short way, or the chain if the project has middlewares or changed the built-in
-    ones."""
+    """The layer of a spider: a chain if the project has middlewares or has changed the built-in ones, otherwise the
+    simple layer."""
     settings = adapter.scrapy_settings
     layer = DownloaderLayer(adapter.conversion, settings, adapter.spider, adapter.offsite)
     named = settings.getdict("DOWNLOADER_MIDDLEWARES")

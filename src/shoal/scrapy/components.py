@@ -21,7 +21,7 @@ log = logging.getLogger("shoal.scrapy")
 
 
 class Component(NamedTuple):
-    """A pipeline, middleware or extension with its place in the order."""
+    """A pipeline, middleware or extension, with its order."""
 
     order: float
     name: str
@@ -29,7 +29,7 @@ class Component(NamedTuple):
 
 
 def load_object(path: object) -> Any:
-    """The object that a dotted path names. Anything but text is returned as it is."""
+    """Import the object that a dotted path names. A value that is not text is returned unchanged."""
     if not isinstance(path, str):
         return path
     module, _, name = path.rpartition(".")
@@ -54,7 +54,7 @@ def class_path(component: object) -> str:
 
 
 def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> Any:
-    """Create a component: with its ``from_crawler``, its ``from_settings``, or with the arguments alone."""
+    """Create a component with its ``from_crawler`` or ``from_settings``, or else with its constructor."""
     if hasattr(kind, "from_crawler"):
         return kind.from_crawler(crawler, *args, **kwargs)
     if hasattr(kind, "from_settings"):
@@ -63,9 +63,10 @@ def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> An
 
 
 def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[Component]:
-    """Create the components of a setting, in their order. Those with None are left out.
+    """Create the components of a setting, in their order.
 
-    SpiderError if one of them cannot be imported or created. One that raises NotConfigured is left out.
+    A component is left out if its order is None, or if it raises NotConfigured. SpiderError if one cannot be imported
+    or created.
     """
     found: list[Component] = []
     chosen = [(key, order) for key, order in named.items() if order is not None]
@@ -86,7 +87,7 @@ def load_components(named: Mapping[object, float | None], setting: str, crawler:
 
 
 def takes(function: Function, name: str) -> bool:
-    """Whether a function has a parameter of this name, or takes any."""
+    """Whether a function accepts an argument of this name."""
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -105,7 +106,7 @@ class Hook:
         self._extra = {"spider": spider} if takes(self._function, "spider") else {}
 
     def call(self, **arguments: object) -> object:
-        """Call it, without waiting for a coroutine."""
+        """Call it. A coroutine is returned, not awaited."""
         return self._function(**arguments, **self._extra)
 
     async def __call__(self, **arguments: object) -> Any:

@@ -1,4 +1,4 @@
-"""Requests of a Scrapy spider as Shoal's, and back."""
+"""Converts requests of a Scrapy spider to Shoal's, and back."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from shoal.scrapy.spider import Spider
 from shoal.scrapy.values import NotStorableError, decode, encode, is_scalar
 
 PRIORITY_STEP = 1_000_000
-"""The spider's own priority counts by this much. Below it, deeper pages come first: nearly Scrapy's last in, first
-out."""
+"""The factor of the spider's own priority. Among requests with the same one, deeper pages come first: nearly Scrapy's
+last in, first out."""
 ERRBACK = "!"
-"""Begins the name of an errback. The rest is the method of the spider; empty: it has none."""
+"""The prefix of an errback's name. The rest names a method of the spider, or is empty if there is none."""
 _EXTRAS = "$"
-"""The key in ``meta`` of what a request of Shoal has no field for."""
+"""The key in ``meta`` for values that Shoal's requests have no field for."""
 _LIVE = "live"
 _OF_THE_PAGE = frozenset(
     {"depth", "download_latency", "redirect_urls", "redirect_times", "redirect_reasons", "download_slot"}
 )
-"""Keys that say how a page was fetched. A spider passes them on with ``meta=response.meta``."""
+"""Keys that say how a page was fetched. A spider that writes ``meta=response.meta`` passes them on, so they are
+removed."""
 
 
 class Conversion:
@@ -36,22 +37,22 @@ class Conversion:
         self._spider = spider
         self._attributes = getattr(spider, "__dict__", {})
         self._methods: Values = {}
-        """Functions of the class that are known to be methods of the spider, by name."""
+        """Functions of the class that are methods of the spider, by name. They need no second check."""
         self._depth_priority = depth_priority
         self.filters_nothing = filters_nothing
         self.live: LiveObjects | None = None
-        """Where objects stay that cannot be stored. None: other processes may handle the requests."""
+        """Keeps the objects that cannot be stored. None if other processes may handle the requests."""
         self.is_known: Callable[[str], bool] = lambda url: False
-        """Whether the frontier surely has the page of a URL."""
+        """Returns True only if the frontier has the page of a URL."""
 
     # -- from the spider
 
     def priority(self, own: int, depth: int) -> int:
-        """The priority in the frontier of a request with the spider's ``own`` priority."""
+        """The priority in the frontier. ``own`` is the priority that the spider gave the request."""
         return (own - depth * self._depth_priority) * PRIORITY_STEP + depth
 
     def as_link(self, request: Request) -> tuple[str | None, str | None, int] | None:
-        """The callback, errback and priority of a request that has nothing else; None if it has more."""
+        """The callback, errback and priority of a plain link; None if the request has more than these."""
         if (
             request._meta
             or request._cb_kwargs
@@ -70,7 +71,7 @@ class Conversion:
         return callback, None if errback is None else ERRBACK + errback, request.priority
 
     def is_duplicate(self, request: Request) -> bool:
-        """Whether the frontier surely has this request. Then nothing of it needs to be converted."""
+        """Return True only if the frontier has this request. Then it need not be converted."""
         return (
             not request.dont_filter
             and request.method == "GET"
@@ -141,7 +142,7 @@ class Conversion:
         return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
 
     def _name(self, function: object) -> str | None:
-        """The name under which the spider has this method; None if it is something else."""
+        """The name of this method of the spider; None if it is another function."""
         if function is None:
             return None
         if isinstance(function, str):
@@ -204,7 +205,7 @@ class Conversion:
         return made
 
     def changed(self, stored: http.Request, request: Request) -> http.Request:
-        """A stored request with the changes that middlewares made to the spider's view of it."""
+        """Apply the changes of middlewares to a stored request."""
         cookies, _ = plain_cookies(request._cookies) if request._cookies else ({}, [])
         return stored.replace(
             url=request.url, method=request.method, body=request.body, cookies=cookies,
@@ -213,7 +214,7 @@ class Conversion:
         )  # fmt: skip
 
     def raw_meta(self, request: http.Request) -> Given:
-        """The ``meta`` of a stored request, without decoding it: enough for the keys that Scrapy knows."""
+        """The ``meta`` of a stored request, not decoded. The keys that Scrapy defines need no decoding."""
         extras = request.meta.get(_EXTRAS)
         if extras is not None and _LIVE in extras:
             return self._live_parts(extras[_LIVE], request.url).meta or {}
@@ -225,7 +226,7 @@ class Conversion:
         return None if extras is None else extras.get("cookies")
 
     def handled(self, request: http.Request) -> None:
-        """The request's callback or errback was called: its live objects are not needed any more."""
+        """Report that the callback or errback of a request was called. Its live objects can be dropped."""
         extras = request.meta.get(_EXTRAS)
         if extras is not None and self.live is not None and _LIVE in extras:
             self.live.handled(extras[_LIVE])
@@ -253,7 +254,7 @@ class Conversion:
 
 
 def _is_plain(values: Values | None) -> bool:
-    """Whether nothing of this can change, and all of it can be stored: then a copy is as good as the original."""
+    """Whether all values are immutable and can be stored. Then a copy serves as well as the original."""
     return not values or (all(map(is_scalar, values.values())) and all(type(key) is str for key in values))
 
 

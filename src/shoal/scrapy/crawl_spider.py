@@ -38,8 +38,8 @@ RequestFilter: TypeAlias = Callable[..., Request | None]
 class Rule:
     """Which links to follow, and what to do with their pages.
 
-    Functions may be names of methods of the spider. Without a callback the links of the pages are followed too, with
-    one they are not, unless ``follow`` says otherwise.
+    Functions may be given as names of the spider's methods. By default, the links of the pages are followed too if the
+    rule has no callback. ``follow`` overrides that.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Rule:
 
 
 class CrawlSpider(Spider):
-    """Follows the links of each page by its ``rules``. The first rule that finds a link decides about it."""
+    """Follows the links of each page by its ``rules``. The first rule that finds a link handles it."""
 
     rules: Sequence[Rule] = ()
     _follow_links = True
     _rules: list[Rule]
     _is_known: Callable[[str], bool] | None = None
-    """Whether the frontier has the page of a URL. Links to such pages are counted, and no requests are made for them.
-    None: not to be asked, because the project sees the requests in a middleware or a method of its own."""
+    """Whether the frontier has the page of a URL. Links to such pages are only counted. None: make all requests,
+    because a middleware or a method of the project sees them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -92,7 +92,8 @@ class CrawlSpider(Spider):
         return spider
 
     def _skip_known(self, is_known: Callable[[str], bool]) -> None:
-        """Make no requests for pages that the frontier has, unless the spider looks at its requests itself."""
+        """Make no requests for pages that the frontier has, unless the spider overrides a method that sees the
+        requests."""
         kind = type(self)
         if all(getattr(kind, name) is getattr(CrawlSpider, name) for name in _STEPS):
             self._is_known = is_known
@@ -101,7 +102,7 @@ class CrawlSpider(Spider):
         self._rules = [rule.bound_to(self) for rule in self.rules]
 
     def parse_start_url(self, response: Response, **options: Any) -> Any:
-        """Handle the pages of the start URLs. Their links are followed in any case."""
+        """Handle the pages of the start URLs. Their links are always followed."""
         return []
 
     def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
@@ -188,11 +189,12 @@ _STEPS = (
     "_parse", "_callback", "_response_downloaded", "_parse_response", "parse_with_rules", "_requests_to_follow",
     "_build_request",
 )  # fmt: skip
-"""The methods through which requests pass."""
+"""The methods that see the requests."""
 
 
 class _Outputs:
-    """Outputs that both ``for`` and ``async for`` accept: projects for old and new versions of Scrapy use either."""
+    """Outputs that work with ``for`` and with ``async for``. Which one a project uses depends on its version of
+    Scrapy."""
 
     def __init__(self, outputs: Iterator[object]) -> None:
         self._outputs = outputs
@@ -206,7 +208,7 @@ class _Outputs:
 
 
 def _plain(outputs: object) -> object:
-    """Return the generator itself, which needs no event loop."""
+    """Return the generator itself, which works without an event loop."""
     return outputs._outputs if type(outputs) is _Outputs else outputs
 
 
@@ -224,7 +226,7 @@ def _method(spider: CrawlSpider, named: object, part: str) -> object:
 
 
 def _with_response(function: RequestFilter) -> RequestFilter:
-    """Return a function of a request and its response: older projects write it with the request alone."""
+    """Return a function that takes a request and its response. That of an older project may take only the request."""
     try:
         kinds = [each.kind for each in signature(function).parameters.values()]
     except (TypeError, ValueError):

@@ -22,7 +22,7 @@ log = logging.getLogger("shoal.scrapy")
 
 
 class Crawler:
-    """What a spider, its pipelines and middlewares find as ``crawler``."""
+    """The attribute ``crawler`` of spiders, pipelines and middlewares."""
 
     def __init__(self, spidercls: type[Spider], settings: Settings, shown: SpiderStats) -> None:
         self.spidercls = spidercls
@@ -40,7 +40,7 @@ class Crawler:
 
 
 class EngineView:
-    """What spiders use of Scrapy's engine."""
+    """The methods of Scrapy's engine that spiders call."""
 
     def __init__(self) -> None:
         self.on_close: Callable[[str], None] | None = None
@@ -71,7 +71,7 @@ class EngineView:
     schedule = crawl
 
     def download(self, request: Request, spider: object = None) -> NoReturn:
-        """Fetching inside of a callback would pass by the delays, so it is not possible."""
+        """Not supported: a fetch inside a callback would ignore the delays."""
         raise NotSupported(
             f"engine.download({request}) is not supported: yield the request, and continue in its callback"
         )
@@ -83,7 +83,7 @@ class EngineView:
         log.warning("crawler.engine.unpause() has no effect: use `shoal resume RUN`")
 
     async def pushed(self) -> bool:
-        """Wait until the requests of ``crawl`` are stored; whether there were any."""
+        """Wait until the requests of ``crawl`` are stored. Return whether there were any."""
         tasks = list(self._tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         return bool(tasks)

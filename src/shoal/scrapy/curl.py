@@ -37,8 +37,8 @@ def _parser() -> _Parser:
 
 
 def curl_arguments(command: str, *, strict: bool) -> dict[str, object]:
-    """The arguments of a Request for a command line. ValueError for what is no curl command, or has options that are
-    not known, if ``strict``."""
+    """Return the arguments of a Request for a command line. ValueError if it is not a curl command, or if it has
+    unknown options and ``strict`` is set."""
     words = shlex.split(command)
     if words[:1] != ["curl"]:
         raise ValueError('A curl command must start with "curl"')

@@ -1,4 +1,4 @@
-"""The little of Twisted that spiders use: Deferred, inlineCallbacks, deferToThread, a reactor."""
+"""The part of Twisted that spiders use: Deferred, inlineCallbacks, deferToThread, a reactor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Deferred:
-    """A result that comes later. It can be awaited."""
+    """A result that arrives later. You can await it."""
 
     def __init__(self) -> None:
         self._callbacks: list[Function] = []
@@ -39,14 +39,14 @@ class Deferred:
     addBoth = addCallback
 
     def addErrback(self, function: Function, *args: object, **kwargs: object) -> Deferred:
-        """Errors are raised where they occur, so it is never called."""
+        """Do nothing: errors are raised where they occur."""
         return self
 
     def addCallbacks(self, callback: Function, errback: object = None, **options: object) -> Deferred:
         return self.addCallback(callback)
 
     def callback(self, result: object) -> None:
-        """The result is there."""
+        """Set the result, and call the callbacks."""
         if self.called:
             return
         self.called = True
@@ -60,7 +60,7 @@ class Deferred:
 
     @staticmethod
     def fromFuture(future: T) -> T:
-        """A future can be awaited as it is."""
+        """Return the future: it can be awaited."""
         return future
 
     @staticmethod
@@ -98,8 +98,8 @@ def returnValue(value: object) -> NoReturn:
 
 
 def inlineCallbacks(function: Callable[P, object]) -> Callable[P, Any]:
-    """Make an awaitable of a generator that yields Deferreds and awaitables. Outside of an event loop it runs at once,
-    and a Deferred that has no result yet counts as None."""
+    """Decorate a generator function that yields Deferreds and awaitables: calls return an awaitable. Without a running
+    event loop the generator runs at once, and a Deferred without a result counts as None."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> object:
@@ -145,7 +145,7 @@ async def deferToThread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 async def DeferredList(deferreds: Iterable[object], *options: object, **named: object) -> list[tuple[bool, Any]]:
-    """Wait for all; pairs of whether each succeeded, and its result."""
+    """Wait for all. Return a pair for each: whether it succeeded, and its result."""
     results = await asyncio.gather(*(_wait(each) for each in deferreds), return_exceptions=True)
     return [(not isinstance(each, BaseException), each) for each in results]
 
@@ -212,14 +212,14 @@ class Reactor:
     running = False
 
     def run(self, *args: object, **kwargs: object) -> None:
-        """Run the crawls of all `CrawlerRunner`."""
+        """Run the crawls of all `CrawlerRunner` objects."""
         from shoal.scrapy.process import CrawlerRunner
 
         for runner in list(CrawlerRunner.waiting):
             runner.run_all()
 
     def stop(self) -> None:
-        """The crawls end by themselves."""
+        """Do nothing: the crawls end by themselves."""
 
     def callLater(self, delay: float, function: Function, *args: object, **kwargs: object) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay, lambda: function(*args, **kwargs))
@@ -238,4 +238,4 @@ reactor = Reactor()
 
 
 def install_reactor(*args: object, **kwargs: object) -> None:
-    """Shoal has its own event loop."""
+    """Do nothing: Shoal has its own event loop."""

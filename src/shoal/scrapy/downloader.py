@@ -1,7 +1,7 @@
 """The layer around every fetch that does what Scrapy's downloader middlewares do.
 
-Without middlewares of the project it takes the short way: cookies, statuses and retries by the rules of Scrapy. With
-middlewares, `shoal.scrapy.chain` runs all hooks in Scrapy's order.
+If the project has no middlewares, this module applies Scrapy's rules for cookies, statuses and retries. Otherwise
+`shoal.scrapy.chain` runs all hooks in Scrapy's order.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _REFRESH_WITHIN = 4096  # bytes of a page
 
 
 class FinalResponse(http.Response):
-    """A page that goes to the callback as it is, also if it looks like a redirect. ``scrapy``: the response that the
-    middlewares returned."""
+    """A page that goes to the callback even if it is a redirect. ``scrapy``: the response that the middlewares
+    returned."""
 
     __slots__ = ("scrapy",)
 
@@ -87,7 +87,7 @@ class Rules:
         )
 
     def may_retry(self, meta: Given) -> bool:
-        """Whether the request of this attempt may have another one."""
+        """Whether the current request may be tried again."""
         if meta.get("dont_retry"):
             return False
         wanted = meta.get("max_retry_times")
@@ -118,7 +118,7 @@ class DownloaderLayer:
         return page
 
     def check_site(self, request: http.Request, meta: Given) -> None:
-        """FetchError for a redirect that leads away from the allowed domains."""
+        """Raise FetchError for a redirect that leaves the allowed domains."""
         if request.redirects and not request.dont_filter and not self._offsite.allows(request.url):
             if meta.get("allow_offsite"):
                 return
@@ -134,7 +134,7 @@ class DownloaderLayer:
         return await self.jars.fetch(request, fetch, meta.get("cookiejar"), verbose)
 
     def check_refresh(self, page: http.Response, meta: Given) -> None:
-        """Replaced if the page asks for another one with ``<meta http-equiv="refresh">``."""
+        """Raise Replaced if the page redirects with ``<meta http-equiv="refresh">``."""
         if not _REFRESH.search(page.body, 0, _REFRESH_WITHIN) or meta.get("dont_redirect"):
             return
         kind = response_class(page.headers.get("Content-Type", ""), page.url, page.body)
@@ -158,7 +158,7 @@ class DownloaderLayer:
     def _decided(
         self, request: http.Request, meta: Given, page: http.Response, error: FetchError | None = None
     ) -> http.Response:
-        """The page, if the spider handles its status. Otherwise an error with it."""
+        """Return the page if the spider handles its status. Otherwise raise an error that contains it."""
         if self.rules.handles(meta, page.status):
             return page
         if error is not None and request.errback is None:

@@ -46,7 +46,7 @@ def get_retry_request(
     stats_base_key: str = "retry",
     **options: object,
 ) -> Request | None:
-    """A copy of the request for another attempt; None if it has had all its attempts."""
+    """Return a copy of the request for another attempt; None if no attempt is left."""
     settings, stats = spider.crawler.settings, spider.crawler.stats
     times = request.meta.get("retry_times", 0) + 1
     if max_retry_times is None:
@@ -73,7 +73,7 @@ def get_retry_request(
 
 
 class RetryMiddleware(_Middleware):
-    """Retries pages with certain statuses and errors. A subclass takes the place of Shoal's own retries."""
+    """Retries pages with certain statuses and errors. A subclass replaces Shoal's own retries."""
 
     EXCEPTIONS_TO_RETRY: tuple[type[Exception], ...] = (
         exceptions.TimeoutError, exceptions.DNSLookupError, exceptions.ConnectError, exceptions.ConnectionLost,
@@ -160,7 +160,7 @@ class DownloadTimeoutMiddleware(HttpProxyMiddleware):
 
 
 class RedirectMiddleware(_Middleware):
-    """Redirects are followed by Shoal. A subclass sees the responses."""
+    """Shoal follows redirects itself. A subclass receives their responses first."""
 
     def process_response(
         self, request: Request, response: Response, spider: Spider | None = None

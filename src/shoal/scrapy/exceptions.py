@@ -35,15 +35,15 @@ class DropItem(errors.DropItem):
 
 
 class NotConfigured(Exception):
-    """Raised by a pipeline, middleware or extension that does not want to be used."""
+    """Raised by a pipeline, middleware or extension to be left out."""
 
 
 class NotSupported(Exception):
-    """The response does not have what was asked for."""
+    """The operation is not supported, such as a query of a response without text."""
 
 
 class StopDownload(Exception):
-    """Raised to stop the download of a body. Shoal reads a body as a whole, so nobody can raise it in time."""
+    """Raised to stop the download of a body. It has no effect: Shoal has read the whole body by then."""
 
     def __init__(self, *, fail: bool = True) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ConnectionLost(Exception):
 
 
 class ConnectionDone(ConnectionLost):
-    """The host closed the connection in order, but too early."""
+    """The host closed the connection cleanly, but too early."""
 
 
 class ResponseFailed(Exception):

@@ -1,4 +1,4 @@
-"""Item exporters, as Scrapy has them: pipelines use them to write files of their own."""
+"""Scrapy's item exporters. Pipelines use them to write files of their own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BaseItemExporter:
         self.export_empty_fields: bool = options.pop("export_empty_fields", False)
         self.indent: int | None = options.pop("indent", None)
         self._kwargs = options
-        """The options that are left, for the library that writes."""
+        """The other options. They go to the library that writes the file."""
         if options and not dont_fail:
             raise TypeError(f"Unexpected options: {', '.join(options)}")
 
@@ -77,7 +77,7 @@ class BaseItemExporter:
         """Called after the last item."""
 
     def serialize_field(self, field: Given, name: str, value: Any) -> Any:
-        """Return the value of a field as it is written: by default what the ``serializer`` of the field returns."""
+        """Return the value to write for a field: the result of its ``serializer``, if it has one."""
         serializer = field.get("serializer")
         return self._serialized(value) if serializer is None else serializer(value)
 
@@ -148,7 +148,7 @@ class JsonItemExporter(JsonLinesItemExporter):
 
 
 class CsvItemExporter(BaseItemExporter):
-    """Writes a CSV file. The first item decides about the columns, unless ``fields_to_export`` does."""
+    """Writes a CSV file. Its columns are ``fields_to_export``, or else the fields of the first item."""
 
     def __init__(
         self, file: BinaryIO, include_headers_line: bool = True, join_multivalued: str = ",", errors: str | None = None,

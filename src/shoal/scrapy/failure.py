@@ -32,8 +32,8 @@ class Failure:
         return self.value.__traceback__
 
     def check(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
-        """The first of the exception types that the error is an instance of; None if it is none of them. A type may
-        also be named."""
+        """Return the first of these exception types that the error is an instance of; None if there is none. A type may
+        be given by name."""
         for kind in kinds:
             if isinstance(kind, str):
                 if any(kind in (each.__name__, f"{each.__module__}.{each.__name__}") for each in self.type.__mro__):
@@ -43,7 +43,7 @@ class Failure:
         return None
 
     def trap(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
-        """The same as ``check``, but the error is raised if it is none of these."""
+        """Like ``check``, but raise the error if it is none of these types."""
         found = self.check(*kinds)
         if found is None:
             raise self.value
@@ -84,7 +84,7 @@ _NETWORK: dict[str, type[Exception]] = {
 
 
 def exception_of(error: errors.ShoalError) -> Exception:
-    """The exception that Scrapy's users know for an error of a fetch."""
+    """The exception that Scrapy raises for an error of a fetch."""
     cause = error.__cause__
     if isinstance(cause, Exception) and isinstance(error, ScrapyFetchError):
         return cause
@@ -102,7 +102,7 @@ def exception_of(error: errors.ShoalError) -> Exception:
 
 
 class ScrapyFetchError(errors.FetchError):
-    """A fetch that a middleware or a rule of Scrapy ended. Its cause is the exception that the errback receives.
-    ``request`` is the request with the changes of the middlewares."""
+    """A fetch that a middleware or a rule of Scrapy ended. Its ``__cause__`` is what the errback receives. ``request``
+    has the changes of the middlewares."""
 
     request: Request | None = None

@@ -83,7 +83,7 @@ class XMLFeedSpider(_FeedSpider):
 
 
 class CSVFeedSpider(_FeedSpider):
-    """Calls ``parse_row`` with a dict for each row. The first row has the names unless ``headers`` has them."""
+    """Calls ``parse_row`` with a dict for each row. Its keys are ``headers``, or else the first row."""
 
     delimiter: str | None = None
     quotechar: str | None = None
@@ -135,7 +135,7 @@ def csv_rows(
     headers: Sequence[str] | None = None,
     quotechar: str | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV text as dicts. A row with another number of columns than the header is left out."""
+    """Yield the rows of a CSV text as dicts. A row is left out if it has more or fewer columns than the header."""
     if isinstance(source, TextResponse):
         source = source.text
     elif isinstance(source, Response):

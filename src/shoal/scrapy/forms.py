@@ -55,7 +55,8 @@ class FormRequest(Request):
         formcss: str | None = None,
         **options: Any,
     ) -> Self:
-        """Return the request that submits a form of the page: its own fields, the button, and ``formdata`` over them.
+        """Return the request that submits a form of the page: its fields, the button, and ``formdata``, which replaces
+        fields.
 
         A value of None leaves the field out. ValueError or IndexError if the page has no such form or button.
         """
@@ -113,7 +114,7 @@ class _Fields:
         self._controls = form.select(_CONTROLS) or _parted_by_a_table(form)
 
     def values(self) -> Iterator[Pair]:
-        """Yield the fields with a name, as a browser would send them, but also disabled ones."""
+        """Yield the named fields as a browser would send them, and also disabled ones."""
         for control in self._controls:
             name, kind = control.attr("name"), (control.attr("type") or "").lower()
             if not name or control.tag == "button" or kind in ("submit", "image", "reset"):
@@ -128,7 +129,8 @@ class _Fields:
                 yield name, control.attr("value") or "on"
 
     def button(self, wanted: Mapping[str, str | int] | None) -> Element | None:
-        """Return the first button, or the control that has these attributes. ValueError if not exactly one has."""
+        """Return the first button, or the one control that has these attributes. ValueError if none or several have
+        them."""
         if wanted is None:
             return next(filter(_is_submit, self._controls), None)
         if not any(map(_is_submit, self._controls)):
@@ -144,7 +146,7 @@ class _Fields:
 
 
 def _parted_by_a_table(form: Element) -> list[Element]:
-    """Return the controls of a form between the parts of a table, where the parser cannot keep them inside the form."""
+    """Return the controls that follow a form inside a table. The parser cannot keep them inside the form."""
     parent = form.parent
     if not isinstance(parent, Element) or parent.tag not in _TABLE_PARTS:
         return []

@@ -1,4 +1,4 @@
-"""Headers with bytes values, as Scrapy has them."""
+"""Scrapy's headers: their names and values are bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Source: TypeAlias = "Mapping[str, object] | Mapping[bytes, object] | Iterable[tu
 
 
 class Headers(MutableMapping[object, object]):
-    """A mapping from header names, in any case, to values. Names and values are bytes; a name may have several values.
+    """A mapping from header names to values, both bytes. The case of a name does not matter. A name may have several
+    values.
 
     ``headers[name]`` and ``get`` return the last value, ``getlist`` all of them.
     """

@@ -65,7 +65,7 @@ __all__ = [
 
 
 def get_project_settings() -> Settings:
-    """The settings of the project around the working directory; Scrapy's defaults if there is none."""
+    """The settings of the project that contains the working directory; Scrapy's defaults if there is none."""
     from shoal.scrapy.project import find_root, project_settings
 
     root = find_root(Path.cwd())
@@ -109,7 +109,7 @@ def is_listlike(value: object) -> bool:
 
 
 def arg_to_iter(value: object) -> Iterable[object]:
-    """The value as something to iterate over: nothing for None, one element for a dict, an item or text."""
+    """Return an iterable: empty for None, one element for a dict, an item or text, and otherwise the value itself."""
     if value is None:
         return []
     if isinstance(value, Iterable) and not isinstance(value, dict | str | bytes) and not hasattr(value, "fields"):

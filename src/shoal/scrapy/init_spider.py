@@ -11,7 +11,7 @@ from shoal.scrapy.spider import Spider
 
 
 class InitSpider(Spider):
-    """Starts with ``init_request``. A callback of it returns ``initialized()``, which starts the crawl itself."""
+    """Starts with ``init_request``. Its callback returns ``initialized()``, which starts the crawl."""
 
     def start_requests(self) -> Iterable[object]:
         return each_result(self.init_request())

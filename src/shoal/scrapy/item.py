@@ -74,12 +74,12 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in type(self).fields:
-            raise AttributeError(f"fields are no attributes: read item[{name!r}]")
+            raise AttributeError(f"fields are not attributes: read item[{name!r}]")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
-            raise AttributeError(f"fields are no attributes: write item[{name!r}] = ...")
+            raise AttributeError(f"fields are not attributes: write item[{name!r}] = ...")
         super().__setattr__(name, value)
 
     __hash__ = object.__hash__
@@ -111,7 +111,8 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
 
 
 def serialized(item: object) -> object:
-    """Return the item as outputs store it: with what the ``serializer`` of its fields return. Others are unchanged."""
+    """Return the item as outputs store it: the ``serializer`` of each field is applied. Other objects are returned
+    unchanged."""
     if not isinstance(item, Item) or not item._serializers:
         return item
     made = item.copy()
@@ -122,7 +123,7 @@ def serialized(item: object) -> object:
 
 
 def support_item_adapter() -> None:
-    """Let ``itemadapter.ItemAdapter`` handle our items, if a project has imported it.
+    """Let ``itemadapter.ItemAdapter`` handle Shoal's items, if a project has imported it.
 
     It knows the items of Scrapy only if it could import ``scrapy`` itself.
     """

@@ -1,7 +1,7 @@
 """``LinkExtractor`` and ``Link``: the links of a page, chosen by their URL, their place and their text.
 
-Most links of a page stand on many other pages of the site. So the decision about a link is kept by its href and the
-part of the base URL that matters, and most links cost one look into a dictionary.
+Most links occur on many pages of a site. The decision about a link is cached by its href and the relevant part of the
+base URL, so most links cost one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ xls xlsm xlsx xltm xltx potm potx ppt pptm pptx pps doc docb docm docx dotm dotx
 css pdf exe bin rss dmg iso apk jar sh rb js hta bat cpl msi msp py
 """
 IGNORED_EXTENSIONS = _EXTENSIONS.split()
-"""Ends of paths that are not followed unless ``deny_extensions`` says otherwise."""
+"""File endings that are not followed, unless ``deny_extensions`` is set."""
 
 _SPACE = " \t\n\x0c\r"
 _DEPENDENT = _SPACE + "?#"  # with these, or empty, an href depends on the whole URL of its page
@@ -187,7 +187,7 @@ class LinkExtractor:
                 yield selector.root
 
     def _resolver(self, response: TextResponse) -> Callable[[str], str | None]:
-        """Return what turns an href of this page into a URL to follow, or into None."""
+        """Return a function that turns an href of this page into a URL to follow, or into None."""
         base = response.page.base_url
         encoding = response.encoding.lower()
         if self.process_value is not None:
@@ -228,9 +228,9 @@ class LinkExtractor:
         return _join(base, href.strip(_SPACE) if self.strip else href, encoding)
 
     def _processed(self, base: str, page: str, href: str, encoding: str) -> str | None:
-        """Return the absolute URL of what the user's function makes of a link.
+        """Return the absolute URL of what ``process_value`` returns for a link.
 
-        It gets every link, also one that is no address of a page: ``javascript:open('/p')``.
+        It receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
         """
         try:
             value = self.process_value and self.process_value(urljoin(base, href.strip(_SPACE) if self.strip else href))
@@ -253,7 +253,7 @@ class LinkExtractor:
 
 
 LxmlLinkExtractor = LinkExtractor
-"""The name that Scrapy's module ``linkextractors.lxmlhtml`` has."""
+"""Its name in Scrapy's module ``linkextractors.lxmlhtml``."""
 
 
 class _Source:
@@ -295,7 +295,7 @@ def _escaped(name: str) -> str:
 
 
 def _join(base: str, href: str, encoding: str) -> str | None:
-    """Return the absolute URL of an href with its fragment; None if it is not one of a page."""
+    """Return the absolute URL of an href with its fragment; None if it is not the URL of a page."""
     address, mark, fragment = href.partition("#")
     if " " in address or (encoding not in _UTF_8 and not address.isascii()):
         path, question, query = address.partition("?")

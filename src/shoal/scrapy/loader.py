@@ -1,6 +1,6 @@
 """``ItemLoader``: fills an item from queries, through the library ``itemloaders``.
 
-The common cases take a shorter way than there: one query, an ``Item`` or a dict, and no statistics of rules.
+Common cases bypass the library, for speed: one query, an ``Item`` or a dict, and no statistics of rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ support_item_adapter()
 
 
 class ItemLoader(itemloaders.ItemLoader):
-    """Collects values for the fields of an item. ``response`` gives the selector unless there is one."""
+    """Collects values for the fields of an item. Without a ``selector``, that of ``response`` is used."""
 
     default_item_class: type = Item
     default_selector_class: type = Selector

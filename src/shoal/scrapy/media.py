@@ -1,7 +1,7 @@
 """The pipelines that download files and images: their requests become `File` outputs of the page.
 
-Shoal names and stores the files itself, and the item is stored when they are there. So ``file_path`` and
-``item_completed`` of a project's own pipeline are not called; a warning says so.
+Shoal names and stores the files itself. It stores the item when all its files are stored or have failed. So
+``file_path`` and ``item_completed`` of a project's own pipeline are not called. A warning says so.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ImagesPipeline(FilesPipeline):
 
 
 class MediaPipelines:
-    """Turns an item into the files that it waits for."""
+    """Finds the files that an item waits for."""
 
     def __init__(self, components: Iterable[Component]) -> None:
         self._pipelines = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
@@ -80,7 +80,7 @@ class MediaPipelines:
         return bool(self._pipelines)
 
     def files_of(self, item: object) -> list[http.File]:
-        """The files of an item; none if it has none."""
+        """The files of an item; empty if it has none."""
         found: list[http.File] = []
         for pipeline in self._pipelines:
             requests = pipeline.get_media_requests(item, None)

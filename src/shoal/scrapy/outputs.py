@@ -1,4 +1,4 @@
-"""What a callback returned, as the engine takes it: requests, batches of links, and items."""
+"""Converts what a callback returned for the engine: requests, batches of links, and items."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class PageOutputs:
         self._batches: dict[tuple[str | None, str | None, int], http.LinkBatch] = {}
 
     def add(self, output: object, place: Callable[[], str]) -> None:
-        """Take one output. ``place`` returns the line of the spider that made it."""
+        """Add one output. ``place`` returns the line of the spider that made it."""
         if output is None:
             return
         if not isinstance(output, Request):
@@ -128,7 +128,7 @@ class PageOutputs:
             self._batch(link).hrefs.append(output.url)
 
     def _add_item(self, item: object) -> None:
-        """Take an item, or its files. An error of a media pipeline costs this item."""
+        """Add an item, or its files. If a media pipeline fails, this item is left out."""
         media = self._converter.media
         try:
             files = media.files_of(item) if media else []
@@ -151,8 +151,8 @@ class PageOutputs:
         return batch
 
     def all(self) -> list[object]:
-        """Everything, for the engine: the items in their order, and the requests in reverse, because Scrapy sends the
-        last one first."""
+        """Return all outputs for the engine: the items in their order, and the requests in reverse order, because
+        Scrapy sends the last one first."""
         links, self._links = self._links[::-1], []
         for each in links:
             if isinstance(each, http.LinkBatch):
@@ -182,7 +182,7 @@ async def each_output(result: object) -> AsyncIterator[object]:
 
 
 def place_of(function: object, result: object) -> str:
-    """The line of a callback that yields just now, or where the callback begins."""
+    """The line at which a callback yields, or the line where it begins."""
     frame = None
     if isinstance(result, GeneratorType):
         frame = result.gi_frame

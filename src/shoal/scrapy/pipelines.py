@@ -39,7 +39,7 @@ class ItemPipelines:
             await hook()
 
     async def close(self, spider: object) -> None:
-        """Close all, also if one of them fails. The first error is raised at the end."""
+        """Close all pipelines, even if one of them fails. Then raise the first error."""
         failure: Exception | None = None
         hooks, self._close = self._close, []  # at most once
         for hook in reversed(hooks):

@@ -50,7 +50,7 @@ class CrawlerRunner:
 
     _together = False
     waiting: list[CrawlerRunner] = []
-    """Those whose crawls have not run."""
+    """Runners whose crawls have not run yet."""
 
     def __init__(self, settings: Mapping[str, object] | None = None, **options: object) -> None:
         self.settings = settings if isinstance(settings, Settings) else Settings(settings)
@@ -67,7 +67,7 @@ class CrawlerRunner:
         return SpiderLoader(self.settings)
 
     def crawl(self, crawler_or_spidercls: type[Spider] | str | Crawler, *args: object, **kwargs: object) -> Deferred:
-        """Plan a crawl of a spider class, or of the spider of the project with this name."""
+        """Plan a crawl of a spider class, or of the project's spider with this name."""
         run = RecordedRun(self._spider_class(crawler_or_spidercls), dict(kwargs), self.settings)
         recording = recorded_runs.current()
         if recording is not None:
@@ -94,7 +94,7 @@ class CrawlerRunner:
         return given
 
     def join(self) -> Deferred:
-        """A result that is there when all crawls have ended."""
+        """Return a Deferred that has its result when all crawls have ended."""
         made = Deferred()
         self._ended.append(made)
         return made
@@ -130,7 +130,7 @@ class CrawlerProcess(CrawlerRunner):
         self.run_all()
 
     def stop(self) -> Deferred:
-        """Nothing runs outside of ``start``."""
+        """Do nothing: crawls run only inside ``start``."""
         return Deferred()
 
 

@@ -48,7 +48,7 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
         try:
             found = _classes(path, root, as_main=runs.as_main)
         except recorded_runs.FileRun:
-            log.info("%s starts a crawl itself: that one runs, and the code after it does not", path)
+            log.info("%s starts a crawl itself: Shoal runs this crawl, and skips the code after it", path)
     for run in runs.runs:
         if not wanted or wanted in (run.kind.__name__, getattr(run.kind, "name", None)):
             made = _adapted(run.kind, run.settings if len(run.settings) else settings)
@@ -70,10 +70,12 @@ def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Spide
 
 def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
     if not folder.is_dir():
-        raise SpiderError(f"{folder} is no folder: pass FILE.py, or the folder of a Scrapy project and a spider's name")
+        raise SpiderError(
+            f"{folder} is not a folder: pass FILE.py, or the folder of a Scrapy project and a spider's name"
+        )
     root = find_root(folder.resolve())
     if root is None:
-        raise SpiderError(f"{folder} is no Scrapy project: it has no scrapy.cfg")
+        raise SpiderError(f"{folder} is not a Scrapy project: it has no scrapy.cfg")
     settings = project_settings(root)
     return _adapted(find_spider_class(settings, wanted, str(folder)), settings)
 
@@ -85,12 +87,12 @@ def _adapted(kind: type[Spider], settings: Settings) -> type[ScrapyAdapter]:
 
 
 def find_root(folder: Path) -> Path | None:
-    """The folder of the Scrapy project that contains this one; None if there is none."""
+    """The folder of the Scrapy project that contains this folder; None if there is none."""
     return next((each for each in (folder, *folder.parents) if (each / "scrapy.cfg").is_file()), None)
 
 
 def project_settings(root: Path) -> Settings:
-    """The settings module of a project, over Scrapy's defaults."""
+    """The settings of a project: those of its module replace Scrapy's defaults."""
     config = ConfigParser()
     try:
         config.read(root / "scrapy.cfg")
@@ -133,7 +135,7 @@ def _import(name: str, path: Path) -> ModuleType:
 
 
 def _module_name(path: Path, root: Path) -> str | None:
-    """The dotted name of a file below the root; None if a folder on the way is no package."""
+    """The dotted name of a file below the root; None if a folder on the way is not a package."""
     if not path.is_relative_to(root):
         return None
     parts = path.relative_to(root).with_suffix("").parts
@@ -209,5 +211,5 @@ def _choose(found: list[type[Spider]], wanted: str, where: str) -> type[Spider]:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a class of scrapy.Spider")
+        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a subclass of scrapy.Spider")
     raise SpiderError(f"{where} has several spiders; choose one: {', '.join(f'{where}:{e.__name__}' for e in found)}")

@@ -14,7 +14,7 @@ _SAFE_URL = re.compile(r"[a-zA-Z][\w+.\-]*://[\w\-.~!$&'()*+,;=:@/?%#]*", re.ASC
 
 
 def NO_CALLBACK(*args: object, **kwargs: object) -> NoReturn:
-    """The callback of a request that is not meant to have one."""
+    """Marks a request that must not have a callback."""
     raise RuntimeError("NO_CALLBACK was called: this request is not meant to have a callback")
 
 
@@ -114,7 +114,7 @@ class Request(Message):
         self._headers = value if isinstance(value, Headers) else Headers(value, self._encoding)
 
     def to_dict(self, *, spider: object = None) -> Values:
-        """The attributes by name. Callbacks of the spider are named."""
+        """The attributes by name. Methods of the spider are replaced by their names."""
         found: Values = {name: getattr(self, name) for name in self.attributes}
         found["headers"] = dict(self.headers.items())
         for name in ("callback", "errback"):
@@ -164,7 +164,7 @@ class JsonRequest(Request):
 
 
 def _safe_url(url: str, encoding: str) -> str:
-    """The URL with everything quoted that cannot be sent. ValueError without a scheme."""
+    """Quote what a URL must not contain. ValueError if it has no scheme."""
     try:
         if _SAFE_URL.fullmatch(url):
             return url

@@ -56,7 +56,7 @@ class Response(Message):
         self._flags = list(flags) if flags else None
         self.request = request
         self._page: http.Response | None = None
-        """The page that Shoal fetched. It has the headers, if ``_headers`` is None."""
+        """The page that Shoal fetched. Its headers count while ``_headers`` is None."""
         if certificate is not None or ip_address is not None or protocol is not None:
             self.certificate, self.ip_address, self.protocol = certificate, ip_address, protocol
 
@@ -322,7 +322,8 @@ _KINDS: dict[str, type[Response]] = {
 
 
 def response_class(content_type: str, url: str = "", body: bytes = b"") -> type[Response]:
-    """The class for a content type. Without a known one, the file name in the URL and then the body decide."""
+    """Return the class for a content type. If the type is unknown, the file name in the URL decides, and then the
+    body."""
     kind = content_type.partition(";")[0].strip().lower()
     found = _KINDS.get(kind)
     if found is not None:

@@ -13,8 +13,8 @@ _MAX_HOSTS = 100_000
 
 
 class OffsiteFilter:
-    """Allows the domains and their subdomains; without any, everything. A domain with a scheme, a path or a port
-    matches no host, as in Scrapy; a warning says what to write."""
+    """Allows the domains and their subdomains, or everything if there are none. A domain with a scheme, a path or a
+    port matches no host, as in Scrapy. A warning says what to write."""
 
     def __init__(self, domains: object) -> None:
         if isinstance(domains, str):

@@ -117,7 +117,7 @@ class BaseSettings(MutableMapping[str, Any]):
         return found
 
     def getwithbase(self, name: str) -> BaseSettings:
-        """The value of a setting that is a mapping. Shoal has no base components, so there is nothing to add."""
+        """The value of a setting that is a mapping. Shoal has no base components to add."""
         return BaseSettings(self.getdict(name), "default")
 
     def getpriority(self, name: str) -> int | None:
@@ -128,7 +128,7 @@ class BaseSettings(MutableMapping[str, Any]):
         return max((priority for _, priority in self._values.values()), default=0)
 
     def source(self, name: str) -> str:
-        """What set this value; empty for a default."""
+        """Where this value was set; empty for a default."""
         return self._sources.get(name, "")
 
     def set(self, name: str, value: object, priority: int | str = "project", source: str = "") -> None:
@@ -157,7 +157,7 @@ class BaseSettings(MutableMapping[str, Any]):
         self.setdict(values, priority)
 
     def setmodule(self, module: ModuleType | str, priority: int | str = "project", source: str = "") -> None:
-        """Take the names in capitals of a module."""
+        """Set every name of a module that is written in capitals."""
         if isinstance(module, str):
             from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""The signals, and who listens to them."""
+"""The signals of a crawl, and the functions that are connected to them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ SENT = frozenset(
     {engine_started, engine_stopped, spider_opened, spider_idle, spider_closed, spider_error, request_scheduled,
      request_reached_downloader, response_received, response_downloaded, item_scraped, item_dropped, item_error}
 )  # fmt: skip
-"""The signals that Shoal sends. Nobody is called for the others."""
+"""The signals that Shoal sends. Functions that are connected to others are never called."""
 
 
 class SignalManager:
     """Calls the functions that are connected to a signal."""
 
     of_all_crawls: ClassVar[SignalManager]
-    """What is connected with ``pydispatch``: it is called by all managers of the process."""
+    """The functions that are connected with ``pydispatch``. All managers of the process call them."""
 
     def __init__(self) -> None:
         self._receivers: dict[object, list[Function]] = {}
@@ -80,7 +80,7 @@ class SignalManager:
         return (*self._receivers.get(signal, ()), *self.of_all_crawls._receivers.get(signal, ()))
 
     def send_catch_log(self, signal: object, **arguments: object) -> list[tuple[object, object]]:
-        """Call the receivers. An error is logged, and is the receiver's result."""
+        """Call the receivers. If one raises an error, it is logged and becomes the receiver's result."""
         results: list[tuple[object, object]] = []
         for receiver in self._receivers_of(signal):
             try:
@@ -91,8 +91,8 @@ class SignalManager:
         return results
 
     async def send(self, signal: object, *passing: type[Exception], **arguments: object) -> None:
-        """Call the receivers and await those that are coroutines. Errors are logged; those of the types ``passing``
-        are raised after all were called."""
+        """Call the receivers, and await those that are coroutines. Errors are logged. The first error of the types
+        ``passing`` is raised after all were called."""
         raised: Exception | None = None
         for receiver in self._receivers_of(signal):
             try:

@@ -23,8 +23,8 @@ _GZIP = b"\x1f\x8b"
 class SitemapSpider(Spider):
     """Starts at ``sitemap_urls`` (sitemaps, or a robots.txt) and requests the pages that match ``sitemap_rules``.
 
-    The first rule whose pattern is found in a URL decides about its callback. ``sitemap_follow`` has the patterns of
-    sitemaps in an index that are followed.
+    The first rule whose pattern matches a URL sets its callback. ``sitemap_follow`` has patterns for the URLs of
+    sitemaps in an index: those that match one of them are followed.
     """
 
     sitemap_urls: Sequence[str] = ()
@@ -60,18 +60,18 @@ class SitemapSpider(Spider):
             return
         body = self._get_sitemap_body(response)
         if not body:
-            log.warning("ignored %s: it is no sitemap", response)
+            log.warning("ignored %s: it is not a sitemap", response)
             return
         try:
             yield from self._requests(response, SitemapReader(body))
         except SitemapError as exc:
-            log.warning("ignored %s, or its rest: %s", response, exc)
+            log.warning("stopped reading the sitemap %s: %s", response, exc)
 
     def _requests(self, response: Response, reader: SitemapReader) -> Iterator[Request]:
         entries = iter(reader)
         first = list(next(([each] for each in entries), []))  # the format is known after it
         if reader.format not in ("urlset", "sitemapindex"):
-            raise SitemapError(f"it is a file of the kind {reader.format}")
+            raise SitemapError(f"its format is {reader.format}")
         for url in self._urls(self.sitemap_filter(map(_as_dict, chain(first, entries)))):
             if reader.format == "sitemapindex":
                 if any(each.search(url) for each in self._follow):

@@ -1,4 +1,4 @@
-"""Spider, as Scrapy has it: the base class of the spiders that an adapter runs."""
+"""Scrapy's Spider: the base class of the spiders that an adapter runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SpiderLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Spider:
-    """Base class of Scrapy spiders. It is no `shoal.Spider`: its subclasses may use any names."""
+    """Base class of Scrapy spiders. It is not a `shoal.Spider`, so its subclasses may use any names."""
 
     custom_settings: Values | None = None
     crawler: Crawler
@@ -57,7 +57,7 @@ class Spider:
 
     @classmethod
     def update_settings(cls, settings: Settings) -> None:
-        """Put the spider's own settings over those of the project."""
+        """Let the spider's own settings replace those of the project."""
         settings.setdict(cls.custom_settings or {}, "spider", f"custom_settings of {cls.__name__}")
 
     @property

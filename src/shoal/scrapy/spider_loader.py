@@ -10,7 +10,7 @@ from shoal.scrapy.spider import Spider
 
 
 class SpiderLoader:
-    """Finds the spiders in SPIDER_MODULES. It imports their modules when it is asked for the first time."""
+    """Finds the spiders in SPIDER_MODULES. It imports their modules on first use."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

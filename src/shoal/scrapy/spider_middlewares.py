@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class BaseSpiderMiddleware:
-    """A base class for the middlewares of a project: one call for each request and for each item. None drops it."""
+    """A base class for middlewares of a project. Its methods handle one request or one item, and return None to drop
+    it."""
 
     def __init__(self, crawler: Crawler) -> None:
         self.crawler = crawler
@@ -54,7 +55,7 @@ class BaseSpiderMiddleware:
 
 class SpiderMiddlewares:
     """Calls ``process_spider_input``, ``process_spider_output``, ``process_spider_exception``, ``process_start`` and
-    ``process_start_requests`` in Scrapy's order. Those of Scrapy itself are part of the adapter."""
+    ``process_start_requests`` in Scrapy's order. Scrapy's own middlewares are part of the adapter."""
 
     def __init__(self, adapter: ScrapyAdapter) -> None:
         named = adapter.scrapy_settings.getdict("SPIDER_MIDDLEWARES")

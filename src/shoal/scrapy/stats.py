@@ -18,7 +18,7 @@ _LIVE = {
     "retry/count": "retried",
     "dupefilter/filtered": "duplicates",
 }
-"""Names of Scrapy, and the counter of Shoal that has the value."""
+"""Scrapy's names, and Shoal's counter for each of them."""
 
 
 class StatsCollector:
@@ -66,10 +66,10 @@ class StatsCollector:
         self._values.clear()
 
     def open_spider(self, spider: object = None) -> None:
-        """Scrapy calls it; nothing is to do here."""
+        """Do nothing: it is here for projects that call it."""
 
     def close_spider(self, spider: object = None, reason: str = "") -> None:
-        """Scrapy calls it; nothing is to do here."""
+        """Do nothing: it is here for projects that call it."""
 
     def _counted(self) -> Values:
         own = self._shown

@@ -1,4 +1,4 @@
-"""Scrapy's settings as Shoal's: which key each of them becomes, and what is not used."""
+"""Translates Scrapy's settings to Shoal's, and finds those that Shoal does not use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Translated(Struct):
     settings: dict[str, object]
     """By dotted key."""
     sources: dict[str, str]
-    """For each of them, the setting of Scrapy that it comes from, and where that is set."""
+    """By the same key, the setting of Scrapy that it comes from, and where that is set."""
     outputs: list[str]
     notes: list[str]
     """What Shoal does differently, for the log."""
@@ -79,7 +79,7 @@ _ALWAYS: dict[str, tuple[str, Convert]] = {
     "AUTOTHROTTLE_ENABLED": ("throttle.enabled", _bool),
     "URLLENGTH_LIMIT": ("scope.max_url_length", lambda value: int(value) or _ANY_LENGTH),
 }
-"""Settings that are used also with Scrapy's default."""
+"""Settings that are used even if only Scrapy's default is known."""
 _IF_SET: dict[str, tuple[str, Convert]] = {
     "USER_AGENT": ("user_agent", str),
     "DEPTH_LIMIT": ("scope.max_depth", _or_none),
@@ -113,8 +113,8 @@ _NO_FILTER = ("scrapy.dupefilters.BaseDupeFilter", "scrapy.dupefilter.BaseDupeFi
 
 
 def translate(settings: Settings, user_agent: str | None = None) -> Translated:
-    """The settings of a spider as Shoal's. ``user_agent``: the spider's own. ConfigError names a setting with a bad
-    value."""
+    """Translate the settings of a spider. ``user_agent`` is the spider's own. ConfigError names a setting with an
+    invalid value."""
     made = Translated({"cookies": False}, {"cookies": "the spider's own jars (COOKIES_ENABLED)"}, [], [])
     for table, needs_value in ((_ALWAYS, False), (_IF_SET, True)):
         for name, (key, convert) in table.items():
@@ -155,7 +155,8 @@ def _source(settings: Settings, name: str) -> str:
 
 
 def unused_settings(settings: Settings) -> list[tuple[str, str]]:
-    """The settings that somebody set and Shoal does not use, each with where it is set. ``self.settings`` has them."""
+    """The settings of the project that Shoal does not use, each with where it is set. The spider can read them from
+    ``self.settings``."""
     known = _ALWAYS.keys() | _IF_SET.keys() | DONE_HERE
     return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in known]
 

@@ -1,4 +1,5 @@
-"""What Shoal cannot do of Scrapy: found when a spider is loaded, with its name, its line, and what to do."""
+"""Finds features of Scrapy that Shoal does not support when a spider is loaded: their names, their lines, and what to
+do."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ class Finding(Struct, frozen=True):
 
 
 def check_file(path: Path) -> None:
-    """SpiderError that lists every import of Scrapy in the file that Shoal does not have. Other things are logged."""
+    """Raise SpiderError if the file imports something from Scrapy that Shoal does not have; it lists all of them. Keys
+    of ``meta`` without effect are logged."""
     try:
         tree = ast.parse(path.read_text(errors="replace"))
     except (SyntaxError, ValueError, OSError):
@@ -114,7 +116,7 @@ def check_file(path: Path) -> None:
 
 
 def missing_imports(tree: ast.AST, path: str) -> Iterator[Finding]:
-    """The imports that would fail. Those that the file expects to fail are left out."""
+    """The imports that would fail. Those in a ``try`` block, or for type checkers, are left out."""
     optional = {
         id(inner)
         for node in ast.walk(tree)

@@ -39,7 +39,7 @@ def is_scalar(value: object) -> bool:
 
 
 def encode(value: object, path: str, depth: int = 0) -> object:
-    """The value as plain data. NotStorableError names the part that cannot be stored."""
+    """Return the value as plain data. NotStorableError names the part that cannot be stored."""
     kind = type(value)
     if kind in _SCALARS:
         return value if is_scalar(value) else {MARK: "int", "v": str(value)}
@@ -63,7 +63,7 @@ def encode(value: object, path: str, depth: int = 0) -> object:
 
 
 def decode(value: object) -> Any:
-    """The value that ``encode`` made this of."""
+    """Return the value that ``encode`` has encoded."""
     if type(value) is list:
         return [decode(each) for each in value]
     if type(value) is not dict:
@@ -108,7 +108,7 @@ def item_fields(value: object) -> Given | None:
 
 
 def fields_of(item: object) -> Given:
-    """The fields of an item of any kind; none of anything else."""
+    """The fields of an item of any kind; empty for anything else."""
     return item if isinstance(item, Mapping) else item_fields(item) or {}
 
 

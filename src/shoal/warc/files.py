@@ -32,7 +32,7 @@ class WarcFile:
     """A file that is being written. All methods block."""
 
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
-        """``path`` is the name that it will have. ``info`` is its first record."""
+        """``path`` is its final name. ``info`` is its first record."""
         self.path = path
         self._file = GrowingFile(path + OPEN, run_id)
         self._file.open(0, fresh=True)
@@ -61,13 +61,13 @@ class WarcFile:
         return parts
 
     def finish(self) -> None:
-        """Give it its name. A file without a page is removed."""
+        """Give the file its final name. A file without a page is removed."""
         self._file.sync()
         publish(self.path, self._first, self._file.size, self.dropped)
         self._file.close()
 
     def abandon(self) -> None:
-        """Leave it as a dead process would."""
+        """Close the file without finishing it, as if the process had died."""
         self._file.close()
 
 
@@ -101,7 +101,7 @@ class Leftover(NamedTuple):
     """What a dead process left in an open file."""
 
     first: int
-    """Where the pages begin. 0: there is not even a first record."""
+    """Where the pages begin. 0 if even the first record is missing."""
     size: int
     """Where the last whole page ends. The rest was being written when the process died."""
     pages: list[tuple[Part, LeaseKey]]
@@ -111,9 +111,8 @@ class Leftover(NamedTuple):
 
 @contextmanager
 def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
-    """The open file of this name, locked; None if its process lives, or another process has finished it.
-
-    On a file system without locks nobody can tell that a process is dead, so it is always None."""
+    """Lock and return the open file of this name; None if its process is alive, or another process has finished it.
+    Without locks a dead process cannot be detected, so on such a file system the result is always None."""
     with ExitStack() as stack:
         found: BinaryIO | None = None
         with suppress(OSError):
@@ -144,7 +143,7 @@ def _kind_of(record: bytes) -> bytes:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The whole gzip members of a file: where each ends, and its content, shortened if it is no metadata."""
+    """The complete gzip members of a file: where each ends, and its content, shortened unless it is metadata."""
     at, rest = 0, b""
     while True:
         unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0

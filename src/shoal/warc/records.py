@@ -31,11 +31,11 @@ _LEASE_FIELD = "shoalLease"
 _LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
 _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
 _LEVEL = 6
-"""Of the compression. Level 9 takes far longer for one percent."""
+"""The level of compression. Level 9 takes far longer and saves one percent."""
 _SECRET = frozenset({b"proxy-authorization"})
-"""Headers for a proxy. They are no part of what the site was sent."""
+"""Headers for a proxy. They were not sent to the site."""
 _ORIGINAL = b"X-Orig-"
-"""In front of the name of a header that does not describe the body in the record."""
+"""The prefix for the name of a header that does not describe the body in the record."""
 
 
 class Original(Struct, frozen=True):
@@ -51,7 +51,7 @@ class PageRecords(Struct, frozen=True):
 
     data: bytes
     digest: str
-    """Of the payload."""
+    """The digest of the payload."""
     response: Original
 
 

@@ -62,7 +62,8 @@ class AppriseService:
 
 
 class _Captured(logging.Handler):
-    """Takes the warnings of apprise. Nothing that it or its HTTP library logs reaches the log: URLs are secrets."""
+    """Collects the warnings of apprise. What it and its HTTP library log does not reach the log, because URLs are
+    secrets."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

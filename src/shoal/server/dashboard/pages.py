@@ -108,7 +108,7 @@ def _common(request: Request) -> dict[str, object]:
 
 
 def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
-    """Serve a screen at ``path``: its page, its live part for updates, and an event stream of that part.
+    """Serve a screen at ``path``: its page, its live part, and an event stream with updates of that part.
 
     ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). With
     ``is_final`` among them, the page stays as it is.

@@ -1,4 +1,4 @@
-"""One snapshot of the store for all who look at the dashboard."""
+"""One snapshot of the store for all readers of the dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _TIMEOUT = 5.0
 
 
 class SharedSnapshot:
-    """Takes a snapshot when someone asks and the last one is old. It never fails: it says why the store is away."""
+    """Takes a snapshot on request, if the last one is old. It never fails: if the store is unavailable, the snapshot
+    says why."""
 
     def __init__(self, taker: SnapshotTaker) -> None:
         self._taker = taker

@@ -17,7 +17,9 @@ _SESSIONS = 50
 def check_serves(server: Server) -> None:
     """ProblemError if batches belong to other processes."""
     if server.visits:
-        raise ProblemError(404, "no batches", "Batches are shown by `shoal serve`: this server only looks at a store.")
+        raise ProblemError(
+            404, "no batches", "Batches are shown by `shoal serve`: this server only shows the runs of a store."
+        )
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:

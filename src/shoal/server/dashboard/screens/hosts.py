@@ -16,7 +16,7 @@ router = APIRouter()
 _PAGE = 100
 _MAX_SEARCHED = 1000
 _MAX_RUNS = 10
-"""Runs whose hosts are compared: each costs the store a question."""
+"""How many runs are asked for their hosts. Each costs a call of the store."""
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:

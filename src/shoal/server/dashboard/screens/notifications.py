@@ -1,4 +1,4 @@
-"""Notifications: the problems of now, what was reported, channels and rules."""
+"""Notifications: current problems, what was reported, channels and rules."""
 
 from __future__ import annotations
 

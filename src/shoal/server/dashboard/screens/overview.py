@@ -38,7 +38,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
 
 
 async def find_problems(server: Server, snapshot: Snapshot) -> list[Problem]:
-    """What needs attention. Nothing if the store is away: the snapshot says so."""
+    """What needs attention. Empty if the store is unavailable: the snapshot says so."""
     try:
         return await server.cache.get("problems", _PROBLEMS_FRESH, lambda: server.attention.find(snapshot))
     except ShoalError:

@@ -56,7 +56,7 @@ def _zones() -> list[str]:
 
 
 def _next_times(schedule: Schedule, count: int) -> list[float]:
-    """The next times, without jitter. None while it is paused, or if another program stored it wrongly."""
+    """The next times, without jitter. Empty while it is paused, or if another program stored an invalid schedule."""
 
     def times() -> Iterator[float]:
         at = schedule.next_due

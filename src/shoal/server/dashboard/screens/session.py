@@ -75,7 +75,7 @@ def _number(text: str) -> int | None:
 
 
 async def _read_result(session: Session, number: int) -> dict[str, object] | None:
-    """One result with everything that was asked for; None while it is not there."""
+    """One result with all the forms that were requested; None if it does not exist yet."""
     found = await SessionResults(session).read(max(0, number - 1), 1, _MAX_RESULT)
     if not found or found[0][0] != number:
         return None
