@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from shoal.browser.devtools import Watch
+from shoal.browser.devtools import PageWatch
 from shoal.browser.gateway import Gateway, Listener
 from shoal.browser.process import BrowserProcess, tolerated
 from shoal.config import BrowserSettings
@@ -68,7 +68,7 @@ class Tab(Struct, kw_only=True, eq=False):
     """A page object of the browser. It shows one page after the other."""
 
     page: Page
-    watch: Watch
+    watch: PageWatch
     context: Context
     console: list[str] = []
 
@@ -235,7 +235,7 @@ class Pages:
     async def _open_tab(self, context: Context) -> Tab:
         page = await context.browser_context.new_page()
         session = await context.browser_context.new_cdp_session(page)
-        watch = Watch(page, session, self._settings, context.see)
+        watch = PageWatch(page, session, self._settings, context.see)
         tab = Tab(page=page, watch=watch, context=context)
         page.on("crash", lambda _: watch.crash())
         page.on("dialog", _dismiss)

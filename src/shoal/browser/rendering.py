@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from shoal.browser.devtools import Document, too_large
+from shoal.browser.devtools import LoadedDocument, too_large
 from shoal.browser.pages import Tab
 from shoal.browser.process import shortage
 from shoal.config import BrowserSettings
@@ -44,7 +44,7 @@ _HEIGHT = "() => document.scrollingElement.scrollHeight"
 class _NotAPageError(Exception):
     """The navigation ended with something that is not shown in the page."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: LoadedDocument) -> None:
         super().__init__()
         self.document = document
 
@@ -240,7 +240,7 @@ class Rendering:
             return await self._page.locator(what).first.screenshot(timeout=timeout)
         return await self._page.screenshot(full_page=what == "full", timeout=timeout)
 
-    def _other(self, document: Document) -> Response:
+    def _other(self, document: LoadedDocument) -> Response:
         """A redirect, or a file."""
         self._keep_exchange(self._watch.source if document.url else document.body, None)
         response = RenderedResponse(

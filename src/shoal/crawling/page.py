@@ -72,7 +72,7 @@ def _is_robots(exchange: Exchange, lease: Lease) -> bool:
     return exchange.url != lease.request.url and urlsplit(exchange.url).path == "/robots.txt"
 
 
-class Handler:
+class PageHandler:
     """Turns leases into settlements. Many tasks may call it at the same time."""
 
     def __init__(

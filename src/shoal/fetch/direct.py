@@ -19,7 +19,7 @@ from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, sys
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher, LimitedFetcher, default_headers, without_verification
-from shoal.fetch.http_connection import HttpConnection, Limits
+from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
@@ -91,7 +91,7 @@ class DirectFetcher:
         if request.timeout is not None:
             read_timeout = total = request.timeout
         deadline = asyncio.get_running_loop().time() + total
-        limits = Limits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
+        limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
         message = self._message(request)
         try:
             # Nothing may await between this and `_response`: the connection can be used again, for another response.
@@ -105,7 +105,7 @@ class DirectFetcher:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
         return _response(request, connection, elapsed, max_body_bytes)
 
-    async def _exchange(self, request: Request, message: bytes, limits: Limits) -> HttpConnection:
+    async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
         origin, head_only = origin_of(request.url), request.method == "HEAD"
         connection = self._take(origin)
@@ -120,7 +120,7 @@ class DirectFetcher:
         await self._use(connection, message, limits, head_only)
         return connection
 
-    async def _use(self, connection: HttpConnection, message: bytes, limits: Limits, head_only: bool) -> None:
+    async def _use(self, connection: HttpConnection, message: bytes, limits: ResponseLimits, head_only: bool) -> None:
         self._in_use.add(connection)
         try:
             await connection.exchange(message, limits, head_only=head_only)

@@ -9,7 +9,7 @@ from shoal.errors import RunError
 from shoal.frontier.rules import is_retried
 from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mark, RunFailure, RunResult
 from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
-from shoal.monitoring.snapshot import RunSnapshot, Snapshot
+from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.queries import run_options
 
@@ -34,7 +34,7 @@ class FactReader:
         self._active: set[str] = set()
 
     async def read(
-        self, snapshot: Snapshot, *, since: float = 0.0, marks: Mapping[str, Mark] = {}, bad: Collection[str] = ()
+        self, snapshot: StoreSnapshot, *, since: float = 0.0, marks: Mapping[str, Mark] = {}, bad: Collection[str] = ()
     ) -> Facts:
         """The facts at the time of a snapshot. ``bad``: runs that no other run is compared with. StoreAwayError if the
         store does not answer."""
@@ -61,7 +61,7 @@ class FactReader:
             forbidden=forbidden,
         )  # fmt: skip
 
-    async def _ended_runs(self, snapshot: Snapshot, since: float) -> list[Run]:
+    async def _ended_runs(self, snapshot: StoreSnapshot, since: float) -> list[Run]:
         """Runs that ended since a time: the newest ones, and those that were active in the snapshot before."""
         listed = await self._store.list_runs(project=self._config.project_name, states=("finished",), limit=_ENDED)
         found = {run.run_id: run for run in listed if run.spider not in self._without}

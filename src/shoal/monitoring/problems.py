@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from shoal.monitoring.snapshot import OutputState, RunSnapshot, Snapshot
+from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Run, Stats
 from shoal.printable import printable
 
@@ -46,7 +46,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     """The worker, output, schedule or channel that it is about."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class ProblemLimits(Struct, frozen=True, kw_only=True):
     """From when on something is a problem."""
 
     stalled_after: float = 600.0
@@ -138,16 +138,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Per run, the failed pages that robots.txt or the scope forbids."""
 
 
-LimitsFor: TypeAlias = Callable[[str, str], Limits]
+LimitsFor: TypeAlias = Callable[[str, str], ProblemLimits]
 """The limits for a run by its id and its spider."""
 
 
-def default_limits(run_id: str, spider: str) -> Limits:
-    return Limits()
+def default_limits(run_id: str, spider: str) -> ProblemLimits:
+    return ProblemLimits()
 
 
 def find_problems(
-    snapshot: Snapshot, before: Snapshot | None = None, facts: Facts = Facts(), limits: LimitsFor = default_limits
+    snapshot: StoreSnapshot,
+    before: StoreSnapshot | None = None,
+    facts: Facts = Facts(),
+    limits: LimitsFor = default_limits,
 ) -> list[Problem]:
     """All problems at the time of a snapshot, each under its own key. ``before``: the snapshot before."""
     found: dict[str, Problem] = {}
@@ -160,7 +163,7 @@ def find_problems(
 
 
 def _all_problems(
-    snapshot: Snapshot, earlier: Mapping[str, RunSnapshot], facts: Facts, limits: LimitsFor
+    snapshot: StoreSnapshot, earlier: Mapping[str, RunSnapshot], facts: Facts, limits: LimitsFor
 ) -> Iterator[Problem]:
     if snapshot.away:
         yield store_away(snapshot.at, snapshot.away)
@@ -183,7 +186,9 @@ def _all_problems(
     yield from map(_channel_failing, facts.channels)
 
 
-def _run_problems(seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: Limits) -> Iterator[Problem]:
+def _run_problems(
+    seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
+) -> Iterator[Problem]:
     yield from _stalled(seen, facts.marks, limits)
     yield from _failure_rate(seen, facts.forbidden.get(seen.run.run_id, 0), limits)
     yield from _lost_workers(seen, before, facts.since)
@@ -204,7 +209,7 @@ def _run_problems(seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, l
 # -- active runs
 
 
-def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: Limits) -> Iterator[Problem]:
+def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: ProblemLimits) -> Iterator[Problem]:
     stats = seen.stats
     since = _unchanged_since(marks, seen.run.run_id, stats.done + stats.dead, seen.changed_at)
     silence = seen.at - since
@@ -226,7 +231,7 @@ def _all_wait(hosts: Iterable[HostState], seconds: float) -> bool:
     return bool(busy) and all(host.blocked_for > 0 or host.delay >= seconds for host in busy)
 
 
-def _failure_rate(seen: RunSnapshot, forbidden: int, limits: Limits) -> Iterator[Problem]:
+def _failure_rate(seen: RunSnapshot, forbidden: int, limits: ProblemLimits) -> Iterator[Problem]:
     dead = max(0, seen.stats.dead - forbidden)
     ended = seen.stats.done + dead
     if ended < limits.failure_pages or dead <= limits.failure_rate * ended:
@@ -261,7 +266,7 @@ def _worker_lost(run_id: str, spider: str, name: str, at: float) -> Problem:
 
 
 def _output_lagging(
-    seen: RunSnapshot, output: OutputState, marks: Mapping[str, Mark], limits: Limits
+    seen: RunSnapshot, output: OutputState, marks: Mapping[str, Mark], limits: ProblemLimits
 ) -> Iterator[Problem]:
     if output.finished or not output.lag:
         return
@@ -291,7 +296,7 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 # -- ended runs
 
 
-def _ending_problems(ending: Ending, ended_at: float, limits: Limits) -> Iterator[Problem]:
+def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
     run, stats = ending.result.run, ending.result.stats
     if not stats.done:
         failed = "its only request failed" if stats.dead == 1 else f"all {stats.dead} requests failed"
@@ -354,7 +359,7 @@ def _channel_failing(channel: FailingChannel) -> Problem:
     )  # fmt: skip
 
 
-def advance_marks(marks: Mapping[str, Mark], snapshot: Snapshot) -> dict[str, Mark]:
+def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
     """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
     the last snapshot."""
     found: dict[str, Mark] = {}

@@ -33,7 +33,7 @@ from shoal.monitoring.reports import (
     process_key,
     recent_items_key,
 )
-from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.monitoring.samples import RunSample, SampleHistory
 from shoal.ports import Stats, Store
 
 log = logging.getLogger("shoal.monitoring")
@@ -141,7 +141,7 @@ class RunRecorder:
 
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()
-        sample = Sample.of(stats, now)
+        sample = RunSample.of(stats, now)
         taken = await self._history.add(sample, self._process.name, final=last and stats.finished)
         self._next_sample = 0.0 if taken else now + random.uniform(*_STANDBY)
         if taken and not last and now >= self._next_fold:

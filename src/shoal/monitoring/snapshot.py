@@ -72,7 +72,7 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
         return self.stats.remaining / self.pages_per_second
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class StoreSnapshot(Struct, frozen=True, kw_only=True):
     """The active runs of a store at one moment, newest first."""
 
     at: float
@@ -98,7 +98,7 @@ class SnapshotTaker:
         self._frontiers: dict[str, Frontier] = {}
         self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
 
-    async def take(self, now: float | None = None) -> Snapshot:
+    async def take(self, now: float | None = None) -> StoreSnapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
         now = time.time() if now is None else now
         project = self._config.project_name
@@ -121,7 +121,7 @@ class SnapshotTaker:
             self._last[run.run_id] = taken
             found.append(taken)
         self._forget_all_but({each.run.run_id for each in found})
-        return Snapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
 
     def _forget_all_but(self, names: set[str]) -> None:
         for known in (self._seen, self._changed, self._details, self._last, self._frontiers):

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import ItemError
 from shoal.item import decode_item
-from shoal.monitoring.samples import SKEW, Sample, read_history
+from shoal.monitoring.samples import SKEW, RunSample, read_history
 from shoal.ports import Documents, Frontier, History, LoggedItem
 
 MAX_ITEMS = 5
@@ -43,7 +43,7 @@ async def read_url_items(documents: Documents, frontier: Frontier, run_id: str, 
     return [_as_json(item) for item in found[:wanted]]
 
 
-def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[int, int]:
+def find_range(samples: Sequence[RunSample], at: float | None, last: int) -> tuple[int, int]:
     """The range of items that were logged around a time: after the first number, up to and including the second."""
     if at is None:
         return max(0, last - _MAX_SEARCHED), last
@@ -57,7 +57,7 @@ def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[
     return max(first, middle - _MAX_SEARCHED // 2), min(end, middle + _MAX_SEARCHED // 2)
 
 
-def _items_at(samples: Sequence[Sample], at: float, last: int) -> int:
+def _items_at(samples: Sequence[RunSample], at: float, last: int) -> int:
     """Estimate how many items there were at a time, from the samples before and after it."""
     after = bisect_left([sample.at for sample in samples], at)
     if after == len(samples):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from shoal.monitoring.problems import Limits, Problem
+from shoal.monitoring.problems import Problem, ProblemLimits
 from shoal.notifications.settings import Rule
 
 QUIET = frozenset({"finished"})
@@ -15,10 +15,10 @@ EVERYTHING = Rule()
 """The rule of settings without rules: all problems through all channels."""
 
 
-def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> Limits:
+def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> ProblemLimits:
     """The limits for a run. A rule for the run takes precedence over one for its spider, and that over one for all
     runs."""
-    limits = Limits()
+    limits = ProblemLimits()
     matching = [rule for rule in rules if _matches(rule, run_id, spider)]
     for rule in sorted(matching, key=lambda rule: (rule.run is not None, rule.spider is not None)):
         limits = replace(limits, **rule.limits)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.monitoring.problems import Limits
+from shoal.monitoring.problems import ProblemLimits
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.delivery import ChannelState, read_channel_states, read_reports
 from shoal.notifications.messages import make_test_message
@@ -67,7 +67,7 @@ class Notifications:
         self._watcher: Watcher | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def limits(self, run_id: str, spider: str) -> Limits:
+    def limits(self, run_id: str, spider: str) -> ProblemLimits:
         """The limits for this run: from when on something is a problem."""
         return limits_for(self._settings.rules.values(), run_id, spider)
 

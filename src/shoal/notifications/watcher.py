@@ -18,7 +18,7 @@ from shoal.errors import FrontierError
 from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.monitoring.facts import FactReader
 from shoal.monitoring.problems import Mark, advance_marks, find_problems, store_away
-from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+from shoal.monitoring.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.notifications.channels import Channel
 from shoal.notifications.delivery import Delivery
 from shoal.notifications.missed_times import read_missed
@@ -86,7 +86,7 @@ class Watcher:
         self._held: Watch | None = None
         """The document as this server wrote it last. None if another one is in charge."""
         self._marks: dict[str, Mark] = {}
-        self._before: Snapshot | None = None
+        self._before: StoreSnapshot | None = None
         self._away_since: float | None = None
 
     async def run(self) -> None:

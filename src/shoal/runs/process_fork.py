@@ -47,7 +47,7 @@ class WorkerProcess(NamedTuple):
     """Where its standard error can be read. None: it goes where that of this process goes."""
 
 
-class Ownership(msgspec.Struct, frozen=True):
+class OwnedStore(msgspec.Struct, frozen=True):
     """What an owner owns: see `shoal.frontier.local.owner.open_owned`."""
 
     name: str
@@ -62,7 +62,7 @@ class ForkedOwner:
 
     def own(self, file: str | None, name: str) -> PendingOwner:
         """Let it own a SQLite file, or a new frontier in memory."""
-        self._connection.sendall(msgspec.json.encode(Ownership(name, file)) + b"\n")
+        self._connection.sendall(msgspec.json.encode(OwnedStore(name, file)) + b"\n")
         return PendingOwner(self._connection.makefile("rb"))
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
         near.close()
         _detach()
         os.dup2(0, 1)
-        asked = msgspec.json.decode(_wait_for_line(far), type=Ownership)
+        asked = msgspec.json.decode(_wait_for_line(far), type=OwnedStore)
         run_owner(asked.name, asked.file, far.detach())
         os._exit(0)
     far.close()

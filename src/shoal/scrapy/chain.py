@@ -17,7 +17,7 @@ from shoal.errors import FetchError, RequestError
 from shoal.http.files import FILE_CALLBACK
 from shoal.middleware import Postponed, Replaced
 from shoal.ports import Fetch
-from shoal.scrapy.components import Component, Hook, class_path, hooks_of, load_components
+from shoal.scrapy.components import Hook, ProjectComponent, class_path, hooks_of, load_components
 from shoal.scrapy.downloader import DownloaderLayer, FinalResponse, http_error, page_of
 from shoal.scrapy.exceptions import IgnoreRequest
 from shoal.scrapy.failure import ScrapyFetchError, exception_of
@@ -146,19 +146,21 @@ class _RefreshStep:
 class _StepHook(Hook):
     """A hook of a built-in step."""
 
-    def __init__(self, component: Component, method: str) -> None:
+    def __init__(self, component: ProjectComponent, method: str) -> None:
         super().__init__(component, method, None)
 
 
 class MiddlewareChain:
     """Runs all hooks for a request. It is a layer of the engine."""
 
-    def __init__(self, adapter: ScrapyAdapter, layer: DownloaderLayer, components: Sequence[Component]) -> None:
+    def __init__(self, adapter: ScrapyAdapter, layer: DownloaderLayer, components: Sequence[ProjectComponent]) -> None:
         self._conversion = adapter.conversion
         self._layer = layer
         disabled, orders = _built_in(adapter.scrapy_settings)
         steps = [
-            Component(orders[name], "", step) for name, step in _steps(adapter, layer).items() if name not in disabled
+            ProjectComponent(orders[name], "", step)
+            for name, step in _steps(adapter, layer).items()
+            if name not in disabled
         ]
         both = sorted([*steps, *components], key=lambda each: each.order)
         self._requests = _hooks(both, "process_request", adapter.spider)
@@ -287,7 +289,7 @@ def _checked(hook: Hook, result: object) -> Request | Response:
     return result
 
 
-def _hooks(components: list[Component], method: str, spider: Spider) -> list[Hook]:
+def _hooks(components: list[ProjectComponent], method: str, spider: Spider) -> list[Hook]:
     return [
         _StepHook(each, method) if not each.name else hooks_of([each], method, spider)[0]
         for each in components

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.scrapy")
 
 
-class Component(NamedTuple):
+class ProjectComponent(NamedTuple):
     """A pipeline, middleware or extension, with its order."""
 
     order: float
@@ -62,13 +62,13 @@ def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> An
     return kind(*args, **kwargs)
 
 
-def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[Component]:
+def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[ProjectComponent]:
     """Create the components of a setting, in their order.
 
     A component is left out if its order is None, or if it raises NotConfigured. SpiderError if one cannot be imported
     or created.
     """
-    found: list[Component] = []
+    found: list[ProjectComponent] = []
     chosen = [(key, order) for key, order in named.items() if order is not None]
     for key, order in chosen:
         if not isinstance(order, Real):
@@ -76,7 +76,7 @@ def load_components(named: Mapping[object, float | None], setting: str, crawler:
     for key, order in sorted(chosen, key=lambda p: p[1]):
         name = class_path(key)
         try:
-            found.append(Component(float(order), name, build(load_object(key), crawler)))
+            found.append(ProjectComponent(float(order), name, build(load_object(key), crawler)))
         except NotConfigured as exc:
             log.warning("%s: %s is not used%s", setting, name, f": {exc}" if str(exc) else "")
         except SpiderError:
@@ -98,7 +98,7 @@ def takes(function: Function, name: str) -> bool:
 class Hook:
     """A method of a component. It is awaited if it is a coroutine, and gets the spider if it takes one."""
 
-    def __init__(self, component: Component, method: str, spider: Spider | None) -> None:
+    def __init__(self, component: ProjectComponent, method: str, spider: Spider | None) -> None:
         self.name = f"{component.name}.{method}"
         self.order = component.order
         self._function: Function = getattr(component.instance, method)
@@ -114,6 +114,6 @@ class Hook:
         return await result if isawaitable(result) else result
 
 
-def hooks_of(components: list[Component], method: str, spider: Spider | None) -> list[Hook]:
+def hooks_of(components: list[ProjectComponent], method: str, spider: Spider | None) -> list[Hook]:
     """The components' methods of this name, in their order."""
     return [Hook(each, method, spider) for each in components if hasattr(each.instance, method)]

@@ -56,7 +56,7 @@ class FinalResponse(http.Response):
         return made
 
 
-class Rules:
+class StatusRules:
     """What the settings and the spider say about statuses and retries."""
 
     def __init__(self, settings: Settings, spider: Spider, handled: Collection[int]) -> None:
@@ -100,7 +100,7 @@ class DownloaderLayer:
     def __init__(self, conversion: Conversion, settings: Settings, spider: Spider, offsite: OffsiteFilter) -> None:
         self._conversion = conversion
         self._offsite = offsite
-        self.rules = Rules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
+        self.rules = StatusRules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
         self.jars = CookieJars() if settings.getbool("COOKIES_ENABLED") else None
 
     async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:

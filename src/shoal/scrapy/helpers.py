@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 from collections.abc import AsyncIterable, Iterable, Iterator
-from datetime import date, datetime, time
-from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,14 +22,12 @@ from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
 from shoal.scrapy.shared_types import HasUrl, Values
 from shoal.scrapy.spider import SpiderLogger as SpiderLoggerAdapter
-from shoal.scrapy.values import item_fields
 
 if TYPE_CHECKING:
     from shoal.scrapy.spider import Spider
     from shoal.selector import Selector
 
 __all__ = [
-    "ScrapyJSONEncoder",
     "SpiderLoggerAdapter",
     "add_http_if_no_scheme",
     "arg_to_iter",
@@ -86,22 +81,6 @@ def to_bytes(text: str | bytes, encoding: str | None = None, errors: str = "stri
 
 
 to_native_str = to_unicode
-
-
-class ScrapyJSONEncoder(json.JSONEncoder):
-    """Encodes items, sets, dates and Decimals too."""
-
-    def default(self, o: object) -> object:
-        if isinstance(o, set | frozenset):
-            return list(o)
-        if isinstance(o, datetime):
-            return o.strftime("%Y-%m-%d %H:%M:%S")
-        if isinstance(o, date | time):
-            return o.isoformat()
-        if isinstance(o, Decimal):
-            return str(o)
-        fields = item_fields(o)
-        return super().default(o) if fields is None else dict(fields)
 
 
 def is_listlike(value: object) -> bool:

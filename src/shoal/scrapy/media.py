@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal import http
-from shoal.scrapy.components import Component
+from shoal.scrapy.components import ProjectComponent
 from shoal.scrapy.conversion import text_headers
 from shoal.scrapy.exceptions import NotConfigured
 from shoal.scrapy.request import Request
@@ -66,7 +66,7 @@ class ImagesPipeline(FilesPipeline):
 class MediaPipelines:
     """Finds the files that an item waits for."""
 
-    def __init__(self, components: Iterable[Component]) -> None:
+    def __init__(self, components: Iterable[ProjectComponent]) -> None:
         self._pipelines = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
         for pipeline in self._pipelines:
             own = [name for name in _NOT_CALLED if hasattr(type(pipeline), name)]

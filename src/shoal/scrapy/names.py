@@ -77,7 +77,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (f"scrapy.utils.{name}"
          for name in ("project", "log", "python", "misc", "request", "response", "url", "httpobj", "spider", "gz",
-                      "trackref", "conf", "serialize")),
+                      "trackref", "conf")),
         ("helpers", "@w3lib.url"),
     ),
     "scrapy.utils.markup": ("@w3lib.html",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.crawling.callbacks import describe
 from shoal.errors import DropItem, ItemError
 from shoal.scrapy import signals
-from shoal.scrapy.components import Component, hooks_of
+from shoal.scrapy.components import ProjectComponent, hooks_of
 from shoal.scrapy.item import serialized
 from shoal.scrapy.media import FilesPipeline
 from shoal.scrapy.values import fields_of
@@ -23,7 +23,7 @@ log = logging.getLogger("shoal.scrapy")
 class ItemPipelines:
     """Passes each item through ``process_item`` of all pipelines. One that returns nothing drops the item."""
 
-    def __init__(self, adapter: ScrapyAdapter, components: list[Component]) -> None:
+    def __init__(self, adapter: ScrapyAdapter, components: list[ProjectComponent]) -> None:
         self._adapter = adapter
         self._components = components
         spider = adapter.spider

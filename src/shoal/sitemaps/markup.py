@@ -24,7 +24,7 @@ _MAX_MARKS = 20
 """How many ``>`` the attribute values of a tag may contain."""
 
 
-class Handler(Protocol):
+class MarkupHandler(Protocol):
     """What receives the parts of a file. Names are without their namespace, in lower case."""
 
     def start(self, name: str, attributes: str) -> None:
@@ -39,7 +39,7 @@ class Handler(Protocol):
 class Scanner:
     """Splits text that arrives in portions into tags and texts."""
 
-    def __init__(self, handler: Handler, max_tags: int) -> None:
+    def __init__(self, handler: MarkupHandler, max_tags: int) -> None:
         """SitemapError after ``max_tags`` tags, complete or not."""
         self._handler = handler
         self._max_tags = self._left = max_tags

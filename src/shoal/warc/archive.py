@@ -20,7 +20,7 @@ from shoal.errors import FrontierError, SinkError
 from shoal.http.exchange import Exchange
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
 from shoal.sinks.storage import in_thread
-from shoal.warc.files import OPEN, Part, WarcFile, left_by_dead, publish, read_leftover
+from shoal.warc.files import OPEN, PagePart, WarcFile, left_by_dead, publish, read_leftover
 from shoal.warc.records import Original, PageRecords, RecordMaker, check_installed
 
 log = logging.getLogger("shoal.warc")
@@ -74,7 +74,7 @@ class WarcArchive:
         self._process = secrets.token_hex(4)
         self._number = 0
         self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[Part, PageRecords]] = {}
+        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
         """Pages in the file that may or may not be done: the frontier has not answered yet."""
         self._originals: dict[str, Original] = {}
 

@@ -21,7 +21,7 @@ _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """The records of one page in a file."""
 
     begin: int
@@ -43,17 +43,17 @@ class WarcFile:
             self._file.close()
             raise
         self._first = self._file.size
-        self.dropped: list[Part] = []
+        self.dropped: list[PagePart] = []
 
     @property
     def size(self) -> int:
         return self._file.size
 
-    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[Part]:
+    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[PagePart]:
         """Append the records of pages."""
         begin, parts = self._file.size, []
         for page in pages:
-            parts.append(Part(begin, begin + len(page)))
+            parts.append(PagePart(begin, begin + len(page)))
             begin += len(page)
         self._file.append(b"".join(pages))
         if durable:
@@ -71,7 +71,7 @@ class WarcFile:
         self._file.close()
 
 
-def publish(path: str, first: int, size: int, dropped: Sequence[Part]) -> None:
+def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> None:
     """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin."""
     with storage_errors(path):
         if size - sum(part.end - part.begin for part in dropped) <= first:
@@ -86,9 +86,9 @@ def publish(path: str, first: int, size: int, dropped: Sequence[Part]) -> None:
         sync_folder(path)
 
 
-def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[Part]) -> None:
+def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[PagePart]) -> None:
     at = 0
-    for part in (*dropped, Part(size, size)):
+    for part in (*dropped, PagePart(size, size)):
         old.seek(at)
         left = part.begin - at
         while left > 0 and (block := old.read(min(left, _BLOCK))):
@@ -104,7 +104,7 @@ class Leftover(NamedTuple):
     """Where the pages begin. 0 if even the first record is missing."""
     size: int
     """Where the last whole page ends. The rest was being written when the process died."""
-    pages: list[tuple[Part, LeaseKey]]
+    pages: list[tuple[PagePart, LeaseKey]]
     info: bytes
     """The first record."""
 
@@ -126,13 +126,13 @@ def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
 def read_leftover(file: BinaryIO) -> Leftover:
     """Read an open file up to its last whole page."""
     first, size, info = 0, 0, b""
-    pages: list[tuple[Part, LeaseKey]] = []
+    pages: list[tuple[PagePart, LeaseKey]] = []
     for end, record in _members(file):
         kind = _kind_of(record)
         if kind == b"warcinfo" and not first:
             first, size, info = end, end, record
         elif kind == b"metadata" and (lease := read_lease(record)) is not None:
-            pages.append((Part(size, end), lease))
+            pages.append((PagePart(size, end), lease))
             size = end
     return Leftover(first, size, pages, info)
 

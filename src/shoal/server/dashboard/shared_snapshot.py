@@ -8,7 +8,7 @@ import time
 from msgspec.structs import replace
 
 from shoal.errors import ShoalError
-from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+from shoal.monitoring.snapshot import SnapshotTaker, StoreSnapshot
 
 _FRESH = 1.0  # seconds
 _TIMEOUT = 5.0
@@ -20,11 +20,11 @@ class SharedSnapshot:
 
     def __init__(self, taker: SnapshotTaker) -> None:
         self._taker = taker
-        self._last = Snapshot(at=0.0)
+        self._last = StoreSnapshot(at=0.0)
         self._taken_at = -_FRESH
         self._lock = asyncio.Lock()
 
-    async def get(self) -> Snapshot:
+    async def get(self) -> StoreSnapshot:
         async with self._lock:
             if time.monotonic() - self._taken_at >= _FRESH:
                 try:

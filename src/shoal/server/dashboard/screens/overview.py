@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from shoal.batch.redaction import redacted
 from shoal.errors import ShoalError
 from shoal.monitoring.problems import Problem
-from shoal.monitoring.snapshot import Snapshot
+from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -37,7 +37,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     }
 
 
-async def find_problems(server: Server, snapshot: Snapshot) -> list[Problem]:
+async def find_problems(server: Server, snapshot: StoreSnapshot) -> list[Problem]:
     """What needs attention. Empty if the store is unavailable: the snapshot says so."""
     try:
         return await server.cache.get("problems", _PROBLEMS_FRESH, lambda: server.attention.find(snapshot))
@@ -45,7 +45,7 @@ async def find_problems(server: Server, snapshot: Snapshot) -> list[Problem]:
         return []
 
 
-def _total(snapshot: Snapshot) -> dict[str, float]:
+def _total(snapshot: StoreSnapshot) -> dict[str, float]:
     runs = snapshot.runs
     return {
         "running": sum(each.run.state == "running" for each in runs),
@@ -56,7 +56,7 @@ def _total(snapshot: Snapshot) -> dict[str, float]:
     }
 
 
-def _waiting_hosts(snapshot: Snapshot) -> list[HostState]:
+def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     """Hosts whose requests wait: those that are blocked, the longest block first, then those whose queue takes longest
     because of their delay."""
     found = {
