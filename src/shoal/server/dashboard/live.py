@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
-from shoal.server.errors import ProblemError
 
 log = logging.getLogger("shoal.server")
 
@@ -34,6 +33,10 @@ class Rendered(NamedTuple):
 
 
 Render = Callable[[], Awaitable[Rendered]]
+Errors = tuple[type[Exception], ...]
+
+STORE_AWAY: Errors = (ShoalError, OSError)
+"""Errors of an update that are not defects."""
 
 
 class _View:
@@ -68,11 +71,12 @@ class LiveViews:
     def is_full(self) -> bool:
         return self._streams >= MAX_STREAMS
 
-    async def stream(self, key: object, render: Render) -> AsyncIterator[str]:
-        """The messages of an event stream: the view now, and again whenever it changed."""
+    async def stream(self, key: object, render: Render, *, expected: Errors = STORE_AWAY) -> AsyncIterator[str]:
+        """The messages of an event stream: the view now, and again whenever it changed. ``expected``: errors of an
+        update that are not defects."""
         self._streams += 1
         try:
-            view = await self._join(key, render)
+            view = await self._join(key, render, expected)
             try:
                 async for message in self._follow(view):
                     yield message
@@ -81,14 +85,14 @@ class LiveViews:
         finally:
             self._streams -= 1
 
-    async def _join(self, key: object, render: Render) -> _View:
+    async def _join(self, key: object, render: Render, expected: Errors) -> _View:
         view = self._views.get(key)
         if view is None:
             content = await render()
             view = self._views.get(key)
             if view is None:
                 view = self._views[key] = _View(content)
-                view.task = asyncio.create_task(self._refresh(view, render))
+                view.task = asyncio.create_task(self._refresh(view, render, expected))
         view.streams += 1
         return view
 
@@ -99,12 +103,12 @@ class LiveViews:
             if view.task is not None:
                 view.task.cancel()
 
-    async def _refresh(self, view: _View, render: Render) -> None:
+    async def _refresh(self, view: _View, render: Render, expected: Errors) -> None:
         while not view.content.is_final:
             await asyncio.sleep(self._interval)
             try:
                 view.show(await render())
-            except (ShoalError, ProblemError, OSError) as exc:  # the store is away, or the run was deleted
+            except expected as exc:  # the store is away, or the run was deleted
                 log.debug("the dashboard could not be refreshed: %s", exc)
             except Exception:  # a defect must not end the updates: the page shows its last state
                 log.exception("the dashboard could not be refreshed")

@@ -22,7 +22,7 @@ from shoal import __version__
 from shoal.errors import ShoalError, StoreAwayError
 from shoal.server.auth import ROLES, allows
 from shoal.server.dashboard import formats
-from shoal.server.dashboard.live import Rendered
+from shoal.server.dashboard.live import STORE_AWAY, Rendered
 from shoal.server.errors import ProblemError, public_message
 from shoal.server.state import Server, server_of
 
@@ -136,7 +136,11 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
 
         if "text/event-stream" in request.headers.get("accept", ""):
             key = (path, str(request.url), request.state.role, request.state.caller)
-            return StreamingResponse(server.views.stream(key, live), media_type="text/event-stream", headers=HEADERS)
+            return StreamingResponse(
+                server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError)),
+                media_type="text/event-stream",
+                headers=HEADERS,
+            )
         if request.headers.get("x-part") == "live":
             return HTMLResponse((await live()).html, headers=HEADERS)
         return page(request, f"{name}.html", await load(server, request))
