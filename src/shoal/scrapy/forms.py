@@ -110,7 +110,6 @@ class _Fields:
     """The fields and buttons of a form."""
 
     def __init__(self, form: Element) -> None:
-        self._form = form
         self._controls = form.select(_CONTROLS) or _parted_by_a_table(form)
 
     def values(self) -> Iterator[Pair]:

@@ -25,7 +25,6 @@ class ItemPipelines:
 
     def __init__(self, adapter: ScrapyAdapter, components: list[ProjectComponent]) -> None:
         self._adapter = adapter
-        self._components = components
         spider = adapter.spider
         self._process = hooks_of(components, "process_item", spider)
         self._open = hooks_of(components, "open_spider", spider)
