@@ -22,8 +22,8 @@ from shoal.http import Request, Response
 from shoal.middleware import Postponed, cookies, robots, throttle, wrap
 from shoal.middleware.cache import Cache
 from shoal.middleware.cookies import Cookies, read_cookie
-from shoal.middleware.retry import RetryPolicy, StatusCheck, parse_retry_after
 from shoal.middleware.robots import Robots, read_rules
+from shoal.middleware.status_check import RetryPolicy, StatusCheck, parse_retry_after
 from shoal.middleware.throttle import LearnedDelay, Throttle, after_answer, after_overload
 from shoal.ports import Frontier, HostUpdate, Lease, Middleware
 from shoal.testing import FakeClock

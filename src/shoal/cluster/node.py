@@ -24,9 +24,9 @@ from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
-from shoal.runs.last_questions import last_stats
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.start import default_run_id, ensure_run, find_run
+from shoal.runs.summary_stats import last_stats
 from shoal.runs.worker import Worker, WorkerOptions
 from shoal.runs.worker_session import new_worker_id
 from shoal.spider import Spider

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from shoal.config import ThrottleSettings
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.middleware.retry import parse_retry_after
+from shoal.middleware.status_check import parse_retry_after
 from shoal.ports import Fetch, HostUpdate, Lease
 from shoal.urls.normalize import host_of
 

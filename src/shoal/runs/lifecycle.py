@@ -28,8 +28,8 @@ from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
-from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.plan import Output, Plan
+from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 
