@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 from urllib.parse import urlencode
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Request
+from shoal.http.request import Callback, LinkOptions, Request
 
 if TYPE_CHECKING:
     from turbohtml import Element
@@ -114,7 +114,12 @@ class Form:
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
     def submit(
-        self, callback: Callable[..., object] | str | None = None, *, button: str | None = None, **options: Any
+        self,
+        callback: Callback | None = None,
+        *,
+        button: str | None = None,
+        errback: Callback | None = None,
+        **options: Unpack[LinkOptions],
     ) -> Request:
         """Return the request. ``button`` is the name, the value or the text of a button (default: the first one).
 
@@ -131,10 +136,10 @@ class Form:
             texts = [(name, value if isinstance(value, str) else value[0]) for name, value in pairs]
             query = urlencode(texts, encoding=charset, errors="xmlcharrefreplace")
             path = url.partition("?")[0]
-            return Request(f"{path}?{query}" if query else path, callback, **options)
+            return Request(f"{path}?{query}" if query else path, callback, errback=errback, **options)
         body, kind = _encode(pairs, self._attribute(pressed, "enctype").lower(), charset)
-        headers = {**options.pop("headers", {}), "Content-Type": kind}
-        return Request(url, callback, method="POST", body=body, headers=headers, **options)
+        options["headers"] = {**options.get("headers", {}), "Content-Type": kind}
+        return Request(url, callback, method="POST", body=body, errback=errback, **options)
 
     def _attribute(self, pressed: Element | None, name: str) -> str:
         own = pressed.attr("form" + name) if pressed is not None else None

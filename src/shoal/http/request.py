@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import urlencode
 
 import msgspec
@@ -26,6 +26,30 @@ _UNSAFE_IN_COOKIE = re.compile("[\0-\x1f\x7f;\ud800-\udfff]")
 _MAX_PRIORITY = 1e300
 _MAX_TIMEOUT = 1e9
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class LinkOptions(TypedDict, total=False):
+    """Options of requests and of batches of links, by name."""
+
+    priority: float
+    headers: dict[str, str]
+    cookies: dict[str, str]
+    meta: Values
+    cb_kwargs: Values
+    dont_filter: bool
+    timeout: float | None
+    proxy: str | None
+    render: RenderChoice
+
+
+class RequestOptions(LinkOptions, total=False):
+    """Options of requests, by name."""
+
+    errback: Callback | None
+    method: str
+    body: bytes
+    json: object
+    form: object
 
 
 class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Callback, LinkBatch, Request, Values, callback_name
+from shoal.http.request import Callback, LinkBatch, LinkOptions, Request, RequestOptions, Values, callback_name
 from shoal.urls.normalize import join_url, resolve
 
 if TYPE_CHECKING:
@@ -269,7 +269,9 @@ class Response:
 
         return find_form(self, css, id, name)
 
-    def follow(self, link: str | Selector, callback: Callback | None = None, **options: Any) -> Request:
+    def follow(
+        self, link: str | Selector, callback: Callback | None = None, **options: Unpack[RequestOptions]
+    ) -> Request:
         """Return a request for a link: a URL, relative or absolute, or a selected element or attribute."""
         href = href_of(link)
         if href is None:
@@ -284,7 +286,8 @@ class Response:
         allow: Patterns = (),
         deny: Patterns = (),
         restrict_css: str | None = None,
-        **options: Any,
+        errback: Callback | None = None,
+        **options: Unpack[LinkOptions],
     ) -> LinkBatch:
         """Follow many links with the same options. ``links`` is a CSS query, or URLs, elements or attributes.
 
@@ -292,8 +295,9 @@ class Response:
         must match one of ``allow``, if there are any, and none of ``deny``. ``restrict_css`` takes only the links
         inside the elements that this query finds. The result is one object for all links. Yield it as it is.
         """
-        for each in options.keys() & {"css", "xpath"}:  # the arguments of Scrapy
-            query = f"{options[each]!r}" if each == "css" else f"response.xpath({options[each]!r})"
+        given: Mapping[str, object] = options
+        for each in given.keys() & {"css", "xpath"}:  # the arguments of Scrapy
+            query = f"{given[each]!r}" if each == "css" else f"response.xpath({given[each]!r})"
             raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
         if isinstance(links, str):
             hrefs = self._hrefs(links if restrict_css is None else _inside(restrict_css, links))
@@ -306,7 +310,6 @@ class Response:
 
             hrefs = LinkFilter(allow, deny).of(resolve(self.base_url, hrefs))
         name = callback if callback is None or isinstance(callback, str) else callback_name(callback)
-        errback = options.pop("errback", None)
         if errback is not None and not isinstance(errback, str):
             errback = callback_name(errback)
         return LinkBatch(base=self.base_url, hrefs=hrefs, callback=name, errback=errback, **options)

@@ -48,7 +48,7 @@ class XMLFeedSpider(_FeedSpider):
     itertag: str = "item"
     namespaces: Sequence[tuple[str, str]] = ()
 
-    def parse_node(self, response: Response, selector: Selector) -> Any:
+    def parse_node(self, response: Response, selector: Any) -> Any:
         """Handle one node."""
         if hasattr(self, "parse_item"):  # its name in older projects
             return self.parse_item(response, selector)
