@@ -129,8 +129,8 @@ class PageWatch:
         if self._settings.block_urls:
             await session.send("Network.setBlockedURLs", {"urls": list(self._settings.block_urls)})
         patterns: list[Event] = [
-            {"resourceType": "LoadedDocument", "requestStage": "Request"},
-            {"resourceType": "LoadedDocument", "requestStage": "Response"},
+            {"resourceType": "Document", "requestStage": "Request"},
+            {"resourceType": "Document", "requestStage": "Response"},
         ]
         patterns += [{"resourceType": _TYPES[kind]} for kind in self._settings.block]
         await session.send("Fetch.enable", {"patterns": patterns})
@@ -244,7 +244,7 @@ class PageWatch:
         """Continue, change or end a request that DevTools stopped."""
         request = event["requestId"]
         kind = event.get("resourceType")
-        if kind != "LoadedDocument":
+        if kind != "Document":
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "BlockedByClient"})
         elif event.get("frameId") != self._frame:
             await self._session.send("Fetch.continueRequest", {"requestId": request})
